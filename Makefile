@@ -1,0 +1,89 @@
+# The two commands: `make demo` and `make test`. Each sets up .venv by itself and can be repeated.
+#
+#   make setup    .venv with all that development needs, and the compiled core built in place
+#   make demo     Spark pushes a real data set into a PyTorch training loop
+#   make test     the tests (`make test ARGS="tests/cli -k push"`; the slow ones: `make test-slow`)
+#   make check    ruff, mypy, import-linter, cython-lint, codespell
+#   make bench    the benchmarks (`make bench ARGS="--case push_pull --size 64"`)
+#   make build    the compiled core again, if its sources changed
+#   make clean    removes what was built, .venv too
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+ARGS ?=
+
+# The pinned torch is the CPU build. PyPI's torch for Linux x86-64 brings gigabytes of CUDA libraries,
+# so the build named "+cpu" is asked for: first where pip looks anyway (a local wheel folder), then on
+# PyTorch's own index. TORCH_WHEEL= takes PyPI's build instead.
+TORCH_VERSION ?= 2.13.0
+TORCH_WHEEL ?= +cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+SETUP_DONE := $(VENV)/.setup-done
+CORE_DONE := transports/native/.built
+CORE_SOURCES := $(wildcard transports/native/*.pyx transports/native/*.pxd transports/native/*.h)
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+
+.PHONY: setup demo test test-slow check format bench build clean
+.DELETE_ON_ERROR:
+
+setup: $(SETUP_DONE) $(CORE_DONE)
+
+$(PY):
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "transfer needs Python 3.11 or newer: apt install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "transfer needs Python 3.11 or newer; name one: make PYTHON=python3.12 setup" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "Python cannot make a virtual environment: apt install python3-venv" >&2; exit 1; }
+
+$(SETUP_DONE): pyproject.toml setup.py Makefile | $(PY)
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@$(PIP) install "setuptools>=77" "wheel" "Cython>=3.1"
+	@$(PY) -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "$(TORCH_VERSION)")' \
+	  2>/dev/null \
+	  || $(PIP) install "torch==$(TORCH_VERSION)$(TORCH_WHEEL)" 2>/dev/null \
+	  || $(PIP) install --extra-index-url "$(TORCH_INDEX)" "torch==$(TORCH_VERSION)$(TORCH_WHEEL)" \
+	  || { echo "torch $(TORCH_VERSION) could not be installed; another build: make TORCH_WHEEL= setup" >&2; exit 1; }
+	@TRANSFER_NO_NATIVE=1 $(PIP) install --no-build-isolation --editable ".[dev,bench]"
+	@touch $@
+
+# Kept beside the modules, so that removing them (git clean) builds them again. Not made when the
+# core could not be built: the next `make` tries again.
+$(CORE_DONE): $(CORE_SOURCES) setup.py | $(SETUP_DONE)
+	@mkdir -p build
+	@$(PY) setup.py --quiet build_ext --inplace 2>build/core.log || { cat build/core.log >&2; exit 1; }
+	@if grep -s WARNING build/core.log >&2; then echo "(the compiler's words: build/core.log)" >&2; else touch $@; fi
+
+build: $(CORE_DONE)
+
+demo: setup
+	@$(PY) -m transfer demo $(ARGS)
+
+test: setup
+	@$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup
+	@$(PY) -m pytest -m slow --timeout 900 $(ARGS)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/cython-lint transports/native
+	$(BIN)/codespell
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	@$(PY) -m bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f transports/native/*.so transports/native/*.c transports/native/.built
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,81 @@
+"""Builds the compiled core, if it can. All else stands in pyproject.toml.
+
+Without Cython, a C compiler or Python's headers the install goes through, prints one warning, and
+the Python twin (`transports/twin`) does the work.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+NATIVE = Path("transports/native")
+#: set to 1 to install the Python twin only
+SWITCH = "TRANSFER_NO_NATIVE"
+
+
+def warn(reason: str) -> None:
+    """The one warning of a build without the compiled core."""
+    print(
+        f"WARNING: tensor-transfer is built without its compiled core ({reason}). "
+        "It works, several times slower. Install gcc and python3-dev, then run `make build` "
+        "(or `pip install --force-reinstall tensor-transfer`).",
+        file=sys.stderr,
+    )
+
+
+class BuildCore(build_ext):
+    """Builds every extension or gives up on all: half a core would be neither one nor the other."""
+
+    def build_extensions(self) -> None:
+        try:
+            super().build_extensions()
+        # Compilers fail with errors of distutils, of the linker wrapper and of the system alike.
+        except Exception as error:
+            for extension in self.extensions:
+                Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
+            self.extensions = []
+            warn(str(error).strip().splitlines()[-1] if str(error) else type(error).__name__)
+            if os.environ.get("TRANSFER_NEED_NATIVE") == "1":
+                raise
+
+
+def extensions() -> list[Any]:
+    """The compiled modules, translated to C if their sources changed."""
+    sources = sorted(ROOT.joinpath(NATIVE).glob("*.pyx"))
+    if not sources:
+        return []
+    if os.environ.get(SWITCH) == "1":
+        warn(f"{SWITCH}=1")
+        return []
+    if sys.platform != "linux":
+        warn("it needs Linux")
+        return []
+    try:
+        from Cython.Build import cythonize
+    except ImportError:
+        warn("Cython is not installed")
+        return []
+    headers = [str(path.relative_to(ROOT)) for path in ROOT.joinpath(NATIVE).glob("*.h")]
+    modules = [
+        Extension(
+            ".".join(source.relative_to(ROOT).with_suffix("").parts),
+            [str(source.relative_to(ROOT))],
+            include_dirs=[str(NATIVE)],
+            depends=headers,
+            extra_compile_args=["-O3", "-g0", "-fvisibility=hidden", "-Wno-unused-function"],
+            extra_link_args=["-pthread"],
+        )
+        for source in sources
+    ]
+    return list(cythonize(modules, build_dir="build/cython", nthreads=0, language_level=3))
+
+
+os.chdir(ROOT)
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildCore})
