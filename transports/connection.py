@@ -1,0 +1,147 @@
+"""From an endpoint to a connection that both sides agreed on, and back again when it is lost.
+
+`serve` binds and hands out every connection whose hello was good; `reach` connects, and connects
+again with growing, jittered pauses. Both return an object with `address` and `close()`. All
+callbacks run in the reactor's thread, one at a time, and must not block; they may call any method
+of the reactor, of the acceptor and of the connector.
+
+    transport = registry.open_transport(address.scheme, options)
+    acceptor = serve(reactor, transport, address, hello=make_hello, on_connected=..., on_failed=...)
+    connector = reach(reactor, transport, address, hello=make_hello, on_connected=..., on_failed=...)
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from transports.address import Address
+from transports.base import Stream, Transport
+from transports.errors import TransferError
+from transports.hello import Agreement, Hello
+from transports.reactor import Reactor
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A connection after its handshake. Whoever gets it owns `fd` or `stream` from that moment.
+
+    fd: a connected, non-blocking stream socket, detached from Python's socket object, for
+        `core.Stream(fd, ...)`; -1 if there is a `stream`. Nothing behind the hello was read from it.
+    stream: the foreign stream of a transport without descriptors (inproc), else None.
+    agreement: what both sides agreed on; `agreement.remote` is the peer's hello.
+    endpoint: the bound or connected endpoint that it came by.
+    peer: where the peer is, as text, for people ("127.0.0.1:40312").
+    """
+
+    fd: int
+    stream: Stream | None
+    agreement: Agreement
+    endpoint: Address
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectOptions:
+    """How patient a connector is. Everything is in seconds.
+
+    connect_timeout: for look-up and connect together, each attempt.
+    handshake_timeout: from the connect to the end of the hello.
+    reconnect_first: the first pause is a random time up to this; each further one up to twice that.
+    reconnect_limit: no pause is longer; 0: the pauses do not grow (as in pyzmq).
+    """
+
+    connect_timeout: float = 30.0
+    handshake_timeout: float = 30.0
+    reconnect_first: float = 0.1
+    reconnect_limit: float = 5.0
+
+
+HelloFactory = Callable[[], Hello]  # a fresh nonce for each connection: see identity.make_hello
+OnConnected = Callable[[Connected], object]
+#: (error, where from). HandshakeError or ProtocolError: the peer; OutOfDescriptors: the listener rests
+OnRefused = Callable[[TransferError, str], object]
+#: one attempt failed (Broken: no connection; HandshakeError: no agreement; AddressError: no such
+#: name). The connector tries again by itself; only after Fatal (policy `require`) it does not.
+OnFailed = Callable[[TransferError], object]
+OnDelayed = Callable[[], object]  # the connect is under way and not done at once
+OnRetried = Callable[[float], object]  # the next attempt begins after so many seconds
+
+
+class Acceptor(Protocol):
+    """A bound endpoint with its handshakes. Thread-safe."""
+
+    #: the endpoint as bound, with the real port
+    address: Address
+
+    def close(self) -> None:
+        """Stops listening at once and ends unfinished handshakes; what was handed out lives on.
+
+        Idempotent, never waits. A callback that runs at this moment in the reactor's thread may
+        still finish.
+        """
+
+
+class Connector(Protocol):
+    """A wish to be connected to one endpoint. Thread-safe. It begins with its construction."""
+
+    address: Address
+
+    def lost(self) -> None:
+        """Tell it that the connection it handed out is gone: it connects again, after a pause.
+
+        Ignored when no connection is handed out, so telling twice is fine.
+        """
+
+    def close(self) -> None:
+        """Gives up. Idempotent, never waits; a connection that was handed out lives on."""
+
+
+class DirectTransport(Transport):
+    """A transport that makes foreign streams and needs no descriptors to meet its peer."""
+
+    @abstractmethod
+    def serve(
+        self, reactor: Reactor, address: Address, hello: HelloFactory, on_connected: OnConnected,
+        on_failed: OnRefused,
+    ) -> Acceptor: ...
+
+    @abstractmethod
+    def reach(
+        self, reactor: Reactor, address: Address, hello: HelloFactory, on_connected: OnConnected,
+        on_failed: OnFailed, on_retried: OnRetried | None, options: ConnectOptions,
+    ) -> Connector: ...
+
+
+def serve(
+    reactor: Reactor,
+    transport: Transport,
+    address: Address,
+    *,
+    hello: HelloFactory,
+    on_connected: OnConnected,
+    on_failed: OnRefused,
+    backlog: int = 1024,
+    handshake_timeout: float = 30.0,
+) -> Acceptor:
+    """Binds `address` now, in the calling thread, and accepts until `close`.
+
+    Raises AddressInUse, AddressNotAvailable, AddressError, OutOfDescriptors.
+    """
+
+
+def reach(
+    reactor: Reactor,
+    transport: Transport,
+    address: Address,
+    *,
+    hello: HelloFactory,
+    on_connected: OnConnected,
+    on_failed: OnFailed,
+    on_delayed: OnDelayed | None = None,
+    on_retried: OnRetried | None = None,
+    options: ConnectOptions = ConnectOptions(),
+) -> Connector:
+    """Begins to connect and returns at once. Raises AddressError for a wildcard."""
