@@ -1,0 +1,26 @@
+"""PAIR: exactly one peer at a time, both ways."""
+
+from __future__ import annotations
+
+from patterns.base import Pattern, ReceiveMode, SendMode
+from transports.errors import HandshakeError
+from transports.wire import SocketType
+
+
+class Pair(Pattern):
+    """A second peer is refused as long as the first is there."""
+
+    socket_type = SocketType.PAIR
+    peer_types = frozenset({SocketType.PAIR})
+    send_mode = SendMode.ROUND_ROBIN
+    receive_mode = ReceiveMode.FAIR
+    confirms = True
+
+    def check(self, socket_type: int, identity: bytes = b"") -> None:
+        super().check(socket_type, identity)
+        if self.peers:
+            raise HandshakeError(
+                "pair_busy",
+                "this PAIR has its peer already",
+                hint="a PAIR is one to one; use PUSH/PULL or ROUTER/DEALER for more peers",
+            )

@@ -1,0 +1,130 @@
+"""PUB and SUB: subscriptions travel to the publisher, filter there, and are acknowledged.
+
+On the wire a subscription is a control frame: kind (1 byte), a number chosen by the subscriber
+(4 bytes), the prefix. The publisher answers SUBSCRIBED with that number, so that the subscriber
+knows when it can miss nothing any more.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from patterns.base import Pattern, Peer, ReceiveMode, SendMode
+from patterns.subscriptions import Subscriptions
+from transports.errors import ProtocolError, UsageError
+from transports.wire import MAX_TOPIC, Control, SocketType
+
+_ORDER = struct.Struct("<BI")
+
+
+def encode_order(kind: Control, number: int, prefix: bytes = b"") -> bytes:
+    """The data of a SUBSCRIBE, UNSUBSCRIBE or SUBSCRIBED control frame."""
+    return _ORDER.pack(kind, number) + prefix
+
+
+def decode_order(data: bytes) -> tuple[int, int, bytes]:
+    """(kind, number, prefix). Raises ProtocolError."""
+    if len(data) < _ORDER.size:
+        raise ProtocolError("control", f"a subscription of {len(data)} bytes")
+    kind, number = _ORDER.unpack_from(data)
+    prefix = bytes(data[_ORDER.size :])
+    if len(prefix) > MAX_TOPIC:
+        raise ProtocolError("control", f"a subscription of {len(prefix)} bytes")
+    return kind, number, prefix
+
+
+class Publisher(Pattern):
+    """Gives a message to every peer with a matching subscription; never blocks."""
+
+    socket_type = SocketType.PUB
+    peer_types = frozenset({SocketType.SUB})
+    send_mode = SendMode.FANOUT
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._subscriptions: dict[Peer, Subscriptions] = {}
+
+    def attach(self, peer: Peer, socket_type: SocketType, identity: bytes = b"") -> Peer | None:
+        super().attach(peer, socket_type, identity)
+        self._subscriptions[peer] = Subscriptions()
+        return None
+
+    def detach(self, peer: Peer) -> bool:
+        self._subscriptions.pop(peer, None)
+        return super().detach(peer)
+
+    def subscribe(self, peer: Peer, prefix: bytes) -> None:
+        """The peer wants what begins with the prefix."""
+        if peer in self._subscriptions:
+            self._subscriptions[peer].add(prefix)
+
+    def unsubscribe(self, peer: Peer, prefix: bytes) -> bool:
+        """One subscription less. False if there was none."""
+        known = self._subscriptions.get(peer)
+        return known is not None and known.remove(prefix)
+
+    def interested(self, topic: bytes) -> list[Peer]:
+        """The peers that get a message of this topic (the compiled fan-out does the same)."""
+        return [peer for peer, known in self._subscriptions.items() if known.matches(topic)]
+
+    @property
+    def ready(self) -> int:
+        """How many peers have told a subscription."""
+        return sum(1 for known in self._subscriptions.values() if len(known))
+
+
+class Subscriber(Pattern):
+    """Tells each publisher its subscriptions, and checks again what arrives."""
+
+    socket_type = SocketType.SUB
+    peer_types = frozenset({SocketType.PUB})
+    receive_mode = ReceiveMode.FILTERED
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.subscriptions = Subscriptions()
+        self._waiting: dict[Peer, set[int]] = {}
+        self._number = 0
+
+    def attach(self, peer: Peer, socket_type: SocketType, identity: bytes = b"") -> Peer | None:
+        super().attach(peer, socket_type, identity)
+        self._waiting[peer] = set()
+        return None
+
+    def detach(self, peer: Peer) -> bool:
+        self._waiting.pop(peer, None)
+        return super().detach(peer)
+
+    def introduce(self, peer: Peer) -> list[bytes]:
+        """The control frames that tell a new peer all subscriptions."""
+        return [self._order(peer, prefix) for prefix in self.subscriptions]
+
+    def subscribe(self, prefix: bytes) -> list[tuple[Peer, bytes]]:
+        """Adds a subscription; returns the control frame for each peer."""
+        if len(prefix) > MAX_TOPIC:
+            raise UsageError(f"a subscription has at most {MAX_TOPIC} bytes, not {len(prefix)}")
+        self.subscriptions.add(prefix)
+        return [(peer, self._order(peer, prefix)) for peer in self.peers]
+
+    def unsubscribe(self, prefix: bytes) -> list[tuple[Peer, bytes]]:
+        """Takes a subscription back. Raises UsageError if there is none."""
+        if not self.subscriptions.remove(prefix):
+            raise UsageError(f"{prefix!r} is not subscribed")
+        return [(peer, encode_order(Control.UNSUBSCRIBE, 0, prefix)) for peer in self.peers]
+
+    def acknowledged(self, peer: Peer, number: int) -> None:
+        """The publisher holds the subscription of this number."""
+        if peer in self._waiting:
+            self._waiting[peer].discard(number)
+
+    @property
+    def ready(self) -> int:
+        """How many publishers hold all our subscriptions."""
+        if not len(self.subscriptions):
+            return 0
+        return sum(1 for missing in self._waiting.values() if not missing)
+
+    def _order(self, peer: Peer, prefix: bytes) -> bytes:
+        self._number = (self._number + 1) & 0xFFFFFFFF
+        self._waiting[peer].add(self._number)
+        return encode_order(Control.SUBSCRIBE, self._number, prefix)

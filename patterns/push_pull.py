@@ -1,0 +1,23 @@
+"""PUSH and PULL: each message to one of the pullers, in turn."""
+
+from __future__ import annotations
+
+from patterns.base import Pattern, ReceiveMode, SendMode
+from transports.wire import SocketType
+
+
+class Pusher(Pattern):
+    """Round robin that skips full and dead peers. Blocks when there is nobody with room."""
+
+    socket_type = SocketType.PUSH
+    peer_types = frozenset({SocketType.PULL})
+    send_mode = SendMode.ROUND_ROBIN
+
+
+class Puller(Pattern):
+    """Fair receive, and credits back to the pushers."""
+
+    socket_type = SocketType.PULL
+    peer_types = frozenset({SocketType.PUSH})
+    receive_mode = ReceiveMode.FAIR
+    confirms = True

@@ -1,0 +1,178 @@
+"""REQ and REP: one request, its own answer, no other.
+
+On the wire a request carries its number in the header's sequence field and no envelope, and the
+reply carries the same number. A DEALER as the requester's peer writes ZeroMQ's envelope itself
+(parts up to the first empty one), which REP keeps and puts before its reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from patterns.base import (
+    ANYONE,
+    Admitted,
+    Anyone,
+    InFrame,
+    OutFrame,
+    Pattern,
+    Peer,
+    ReceiveMode,
+    SendMode,
+)
+from transports.errors import Broken, StateError
+from transports.wire import SocketType
+
+#: set in the number of a request whose sender wants it in the envelope that a ROUTER shows
+#: (ZeroMQ's REQ_CORRELATE); below the sign bit, so that every language can hold it
+CORRELATED = 1 << 62
+
+
+class Requester(Pattern):
+    """Sends a request, then waits for its reply. The peer's death fails the request at once."""
+
+    socket_type = SocketType.REQ
+    peer_types = frozenset({SocketType.REP, SocketType.ROUTER})
+    send_mode = SendMode.ROUND_ROBIN
+    receive_mode = ReceiveMode.FAIR
+    ordered = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: number of the request that waits for its reply; 0: none does
+        self.waiting = 0
+        #: who has it
+        self.peer: Peer | None = None
+        #: why no reply can come any more
+        self.failure: BaseException | None = None
+        #: a new request may replace one that was never answered
+        self.relaxed = False
+        #: the number is shown in a ROUTER's envelope
+        self.correlate = False
+        self._last = 0
+        self._next = 0
+
+    def may_send(self) -> bool:
+        return not self.waiting or self.relaxed
+
+    def may_receive(self) -> bool:
+        return bool(self.waiting)
+
+    def begin(self) -> int:
+        """The number of the request about to be sent. Raises StateError while one waits."""
+        if self.waiting and not self.relaxed:
+            raise StateError(
+                "this REQ waits for the reply to its last request",
+                hint="receive the reply first; req_relaxed = True lets a new request replace it",
+            )
+        self._last += 1
+        self._next = self._last | CORRELATED if self.correlate else self._last
+        return self._next
+
+    def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
+        number = self.begin()
+        return ANYONE, [(flags, number, topic, meta, data) for flags, _, topic, meta, data in frames]
+
+    def sent(self, peer: Peer) -> None:
+        self.waiting = self._next
+        self.peer = peer
+        self.failure = None
+        if peer not in self.peers:  # it went between the write and this line
+            self.failure = Broken("the peer went before it could answer")
+
+    def expect(self) -> None:
+        if not self.waiting:
+            raise StateError("this REQ has sent no request", hint="send one first")
+        failure = self.failure
+        if failure is not None:
+            self.waiting = 0
+            self.failure = None
+            raise Broken(
+                "the peer went before it answered this request",
+                hint="send it again if it may be done twice; resend = True does so by itself",
+            ) from failure
+
+    def admit(self, peer: Peer, frames: Sequence[InFrame]) -> Admitted | None:
+        if frames[0].sequence == self.waiting and peer is self.peer and self.waiting:
+            self.waiting = 0
+            return frames
+        self.drop("late_reply")
+        return None
+
+    def fail(self, peer: Peer, error: BaseException) -> bool:
+        """The peer is lost. True if the open request was with it."""
+        if self.waiting and peer is self.peer:
+            self.failure = error
+            return True
+        return False
+
+
+class Replier(Pattern):
+    """Receives a request, then sends the reply to that requester and nobody else."""
+
+    socket_type = SocketType.REP
+    peer_types = frozenset({SocketType.REQ, SocketType.DEALER})
+    receive_mode = ReceiveMode.FAIR
+    ordered = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peer: Peer | None = None
+        self._open = False
+        self._number = 0
+        self._envelope: tuple[OutFrame, ...] = ()
+
+    def may_send(self) -> bool:
+        return self._open
+
+    def may_receive(self) -> bool:
+        return not self._open
+
+    def expect(self) -> None:
+        if self._open:
+            raise StateError("this REP owes a reply", hint="send it before the next receive")
+
+    def admit(self, peer: Peer, frames: Sequence[InFrame]) -> Admitted | None:
+        if self.peers.get(peer) is SocketType.DEALER:
+            cut = _delimiter(frames)
+            if cut < 0:
+                self.drop("no_envelope")
+                return None
+            self._envelope = tuple((0, 0, None, None, bytes(f.data)) for f in frames[: cut + 1])
+            self._number = 0
+            frames = frames[cut + 1 :]
+        else:
+            self._envelope = ()
+            self._number = frames[0].sequence
+        self.peer = peer
+        self._open = True
+        return frames
+
+    def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
+        if not self._open:
+            raise StateError("this REP has no request to answer", hint="receive one first")
+        if self.peer not in self.peers:
+            self._open = False
+            self.drop("requester_gone")
+            return None, frames
+        if self._envelope:
+            return self.peer, [*self._envelope, *frames]
+        number = self._number
+        return self.peer, [(flags, number, topic, meta, data) for flags, _, topic, meta, data in frames]
+
+    def sent(self, peer: Peer) -> None:
+        self._open = False
+        self._envelope = ()
+
+    def gone(self) -> None:
+        """The requester went while its reply was being sent: dropped and counted."""
+        self._open = False
+        self.drop("requester_gone")
+
+
+def _delimiter(frames: Sequence[InFrame]) -> int:
+    """Where the first empty part is that has a part behind it, or -1."""
+    for index in range(len(frames) - 1):
+        if len(frames[index].data) == 0:
+            return index
+    return -1

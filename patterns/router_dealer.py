@@ -1,0 +1,128 @@
+"""ROUTER and DEALER: requests and replies without lock-step, by identity.
+
+A REQ sends no envelope, so a ROUTER makes it: the caller sees `[identity, b"", parts...]`, or
+`[identity, number, b"", parts...]` where the REQ asked for correlation, and sends the same back.
+Thus a proxy of ROUTER and DEALER in front of REP works as it does with ZeroMQ.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from patterns.base import (
+    Admitted,
+    Anyone,
+    InFrame,
+    OutFrame,
+    Pattern,
+    Peer,
+    ReceiveMode,
+    SendMode,
+)
+from patterns.req_rep import CORRELATED
+from transports.errors import Unroutable, UsageError
+from transports.wire import SocketType
+
+_NUMBER = struct.Struct("<Q")
+MAX_IDENTITY = 255
+
+
+class Dealer(Pattern):
+    """Round robin out, fair queue in."""
+
+    socket_type = SocketType.DEALER
+    peer_types = frozenset({SocketType.REP, SocketType.DEALER, SocketType.ROUTER})
+    send_mode = SendMode.ROUND_ROBIN
+    receive_mode = ReceiveMode.FAIR
+    confirms = True
+
+
+class Router(Pattern):
+    """Addresses each message by its first part, the peer's identity."""
+
+    socket_type = SocketType.ROUTER
+    peer_types = frozenset({SocketType.REQ, SocketType.DEALER, SocketType.ROUTER})
+    receive_mode = ReceiveMode.FAIR
+    ordered = True
+    confirms = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mandatory = False
+        self._identities: dict[Peer, bytes] = {}
+        self._by_identity: dict[bytes, Peer] = {}
+        #: number of the last request of each REQ peer
+        self._requests: dict[Peer, int] = {}
+        self._count = 0
+
+    def attach(self, peer: Peer, socket_type: SocketType, identity: bytes = b"") -> Peer | None:
+        super().attach(peer, socket_type, identity)
+        if not identity:
+            self._count += 1
+            identity = b"\0" + struct.pack(">I", self._count & 0xFFFFFFFF)
+        # The newest wins: after a restart the old connection may look alive for a long time.
+        replaced = self._by_identity.get(identity)
+        self._identities[peer] = identity
+        self._by_identity[identity] = peer
+        return replaced
+
+    def detach(self, peer: Peer) -> bool:
+        identity = self._identities.pop(peer, None)
+        if identity is not None and self._by_identity.get(identity) is peer:
+            del self._by_identity[identity]
+        self._requests.pop(peer, None)
+        return super().detach(peer)
+
+    def may_send(self) -> bool:
+        return True
+
+    def identity_of(self, peer: Peer) -> bytes:
+        """The identity under which the caller sees this peer; empty if it is not attached."""
+        return self._identities.get(peer, b"")
+
+    def admit(self, peer: Peer, frames: Sequence[InFrame]) -> Admitted | None:
+        identity = self._identities.get(peer)
+        if identity is None:
+            self.drop("peer_gone")
+            return None
+        if self.peers[peer] is not SocketType.REQ:
+            return [identity, *frames]
+        number = frames[0].sequence
+        self._requests[peer] = number
+        if number & CORRELATED:
+            return [identity, _NUMBER.pack(number), b"", *frames]
+        return [identity, b"", *frames]
+
+    def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
+        if len(frames) < 2:
+            raise UsageError(
+                "a ROUTER's message begins with the identity of the peer",
+                hint="send_multipart([identity, ...])",
+            )
+        identity = bytes(frames[0][4])
+        peer = self._by_identity.get(identity)
+        if peer is None:
+            if self.mandatory:
+                raise Unroutable(
+                    f"no peer has the identity {identity!r}",
+                    hint="wait_for_peers(), or set router_mandatory = False to drop such messages",
+                )
+            self.drop("unroutable")
+            return None, frames
+        if self.peers[peer] is SocketType.REQ:
+            return peer, self._answer(peer, frames[1:])
+        return peer, frames[1:]
+
+    def _answer(self, peer: Peer, frames: Sequence[OutFrame]) -> Sequence[OutFrame]:
+        """Turns the envelope that `admit` made back into the header's number."""
+        number = self._requests.get(peer, 0)
+        if len(frames) > 2 and len(frames[0][4]) == _NUMBER.size and not len(frames[1][4]):
+            (number,) = _NUMBER.unpack(bytes(frames[0][4]))
+            frames = frames[1:]
+        if len(frames) < 2 or len(frames[0][4]):
+            raise UsageError(
+                "an answer to a REQ needs the empty part after its identity",
+                hint='send_multipart([identity, b"", ...]), as the request was received',
+            )
+        return [(flags, number, topic, meta, data) for flags, _, topic, meta, data in frames[1:]]
