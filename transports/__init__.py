@@ -1,0 +1,1 @@
+"""Bytes between two processes: frames, memory, errors, transports. Importing it loads nothing else."""

@@ -1,0 +1,208 @@
+"""Endpoints as users write them: `scheme://where?options`. Pure: nothing is looked up here.
+
+tcp://127.0.0.1:5555   tcp://*:5555   tcp://[::1]:5555   tcp://eth0:5555   tcp://localhost:*
+rdma://node7:5555?policy=require      ucx://node7:5555
+ipc:///tmp/queue.sock  ipc://@name (abstract, Linux)      inproc://name
+node7:5555             without a scheme only where the caller allows it
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import re
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl
+
+from transports.errors import AddressError
+
+#: auto: the best that both have. prefer: fall back, and say so. require: fail instead.
+POLICIES = ("auto", "prefer", "require")
+
+#: endpoints whose part behind `://` is a name and not a host and a port
+_NAMED = frozenset({"ipc", "inproc"})
+
+#: sun_path holds 108 bytes: the path and its NUL, or the NUL of the abstract space and the name
+MAX_IPC_PATH = 107
+#: libzmq's limit for names too
+MAX_INPROC_NAME = 255
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*\Z")
+# Host names, with the underscore that many private networks use; interface names (eth0, br-1a, eth0.100).
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.@-]*[A-Za-z0-9_])?\.?\Z")
+_MAX_HOST = 253
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One endpoint, taken apart. `str()` gives it back in its plainest form.
+
+    scheme: in small letters. host: a name, a number without brackets, an interface, or "*"; empty
+    for ipc and inproc. port: 0 stands for any free one. path: of ipc (with "@" for an abstract
+    name) or the name of inproc. policy: from `?policy=`, or None.
+    """
+
+    scheme: str
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    policy: str | None = None
+
+    def __str__(self) -> str:
+        query = f"?policy={self.policy}" if self.policy else ""
+        if self.scheme in _NAMED:
+            return f"{self.scheme}://{self.path}{query}"
+        return f"{self.scheme}://{format_host(self.host)}:{self.port}{query}"
+
+    @property
+    def is_named(self) -> bool:
+        """It has a path or a name, and no host and port."""
+        return self.scheme in _NAMED
+
+    @property
+    def is_abstract(self) -> bool:
+        return self.path.startswith("@")
+
+    @property
+    def is_wildcard(self) -> bool:
+        """It can be bound and not connected to: every interface, or a port still to be found."""
+        return not self.is_named and (self.host == "*" or self.port == 0)
+
+    @property
+    def needs_lookup(self) -> bool:
+        """The host is a name, so to find its number may take long."""
+        return not self.is_named and self.host not in ("*", "localhost") and not is_numeric(self.host)
+
+    def with_port(self, port: int, host: str | None = None) -> Address:
+        """The same endpoint with the port (and host) that binding found."""
+        return replace(self, port=port, host=self.host if host is None else host)
+
+
+def parse(endpoint: str | bytes, *, default_scheme: str | None = None) -> Address:
+    """Takes an endpoint apart. Raises AddressError, with a hint.
+
+    default_scheme: for endpoints without one ("node7:5555"); None: they are refused.
+    """
+    text = _text(endpoint)
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        if default_scheme is None:
+            raise AddressError(
+                f"the endpoint {text!r} has no scheme",
+                hint=f"write tcp://{text}" if ":" in text else "write for instance tcp://host:port",
+            )
+        scheme, rest = default_scheme, text
+    scheme = scheme.lower()
+    if not _SCHEME.match(scheme):
+        raise AddressError(f"{scheme!r} in {text!r} is no scheme", hint="tcp, ipc and inproc are schemes")
+    if scheme == "inproc":  # its name is opaque, as in ZeroMQ: nothing in it is special
+        return Address(scheme, path=_name(rest, text))
+    rest, policy = _split_query(rest, text)
+    if scheme == "ipc":
+        return Address(scheme, path=_path(rest, text), policy=policy)
+    host, port = _host_and_port(rest, text)
+    return Address(scheme, host, port, policy=policy)
+
+
+def format_host(host: str) -> str:
+    """The host as it stands before ":port": IPv6 numbers in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def is_numeric(host: str) -> bool:
+    """True for an IPv4 or IPv6 number, also with a zone (fe80::1%eth0)."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+# --- the parts --------------------------------------------------------------------------------
+
+
+def _text(endpoint: str | bytes) -> str:
+    if isinstance(endpoint, bytes):
+        try:
+            endpoint = endpoint.decode()
+        except UnicodeDecodeError as error:
+            raise AddressError(f"the endpoint {endpoint!r} is not UTF-8") from error
+    if not isinstance(endpoint, str):
+        raise AddressError(f"an endpoint is text, not {type(endpoint).__name__}")
+    if not endpoint:
+        raise AddressError("the endpoint is empty", hint="write for instance tcp://127.0.0.1:5555")
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in endpoint):
+        raise AddressError(f"the endpoint {endpoint!r} has control characters in it")
+    return endpoint
+
+
+def _split_query(rest: str, text: str) -> tuple[str, str | None]:
+    where, _, query = rest.partition("?")
+    policy: str | None = None
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if key != "policy":
+            raise AddressError(f"unknown option {key!r} in {text!r}", hint="?policy= is the only one")
+        if value not in POLICIES:
+            raise AddressError(f"unknown policy {value!r} in {text!r}", hint="one of " + ", ".join(POLICIES))
+        policy = value
+    if query and policy is None:
+        raise AddressError(f"cannot read the options of {text!r}", hint="write ?policy=require")
+    return where, policy
+
+
+def _host_and_port(rest: str, text: str) -> tuple[str, int]:
+    where = rest.rstrip("/")
+    if "/" in where:
+        raise AddressError(f"{text!r} has a path behind its port", hint="write scheme://host:port")
+    host, colon, port = where.rpartition(":")
+    if not colon or port.endswith("]"):
+        raise AddressError(f"{text!r} has no port", hint="add one, or :* for any free port when binding")
+    return _host(host, text), _port(port, text)
+
+
+def _host(host: str, text: str) -> str:
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        if not is_numeric(host) or ":" not in host:
+            raise AddressError(f"{host!r} in {text!r} is no IPv6 address")
+        return host
+    if host == "*":
+        return host
+    if not host:
+        raise AddressError(f"{text!r} has no host", hint="* binds every interface")
+    if ":" in host:
+        raise AddressError(
+            f"{text!r} has more than one colon in its host",
+            hint="put an IPv6 address in brackets: tcp://[::1]:5555",
+        )
+    if len(host) > _MAX_HOST or not _HOST.match(host):
+        raise AddressError(f"{host!r} in {text!r} is no host name, number or interface")
+    return host
+
+
+def _port(port: str, text: str) -> int:
+    if port == "*":
+        return 0
+    if not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > 65535:
+        raise AddressError(f"{port!r} in {text!r} is no port", hint="0 to 65535; 0 or * when any will do")
+    return int(port)
+
+
+def _path(path: str, text: str) -> str:
+    if path in ("", "@"):
+        raise AddressError(f"{text!r} has no path", hint="write ipc:///tmp/name.sock or ipc://@name")
+    if len(path.encode("utf-8", "surrogateescape")) > MAX_IPC_PATH:
+        raise AddressError(
+            f"the path of {text!r} is longer than {MAX_IPC_PATH} bytes",
+            hint="a Unix socket has no room for more; use a shorter directory, or ipc://@name",
+            errno=errno.ENAMETOOLONG,
+        )
+    return path
+
+
+def _name(name: str, text: str) -> str:
+    if not name:
+        raise AddressError(f"{text!r} has no name", hint="write inproc://name")
+    if len(name.encode("utf-8", "surrogateescape")) > MAX_INPROC_NAME:
+        raise AddressError(f"the name of {text!r} is longer than {MAX_INPROC_NAME} bytes")
+    return name

@@ -1,0 +1,36 @@
+"""Pauses between attempts: they double up to a limit, and each is a random part of that.
+
+With the full range random ("full jitter"), a thousand clients whose server restarted do not come
+back in waves.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+
+class Backoff:
+    """Gives the next pause, in seconds. Not thread-safe.
+
+    first: the first pause is a random time up to this. limit: no pause is longer; 0 or less than
+    `first`: the pauses do not grow. draw: gives a number from 0 to 1.
+    """
+
+    __slots__ = ("_draw", "_range", "first", "limit")
+
+    def __init__(self, first: float, limit: float, draw: Callable[[], float] = random.random) -> None:
+        self.first = max(0.0, first)
+        self.limit = max(self.first, limit)
+        self._draw = draw
+        self._range = self.first
+
+    def next(self) -> float:
+        """The pause before the next attempt."""
+        pause = self._range * self._draw()
+        self._range = min(self.limit, self._range * 2)
+        return pause
+
+    def reset(self) -> None:
+        """The peer is well: begin with short pauses again."""
+        self._range = self.first

@@ -1,0 +1,95 @@
+"""Which transport carries a pair's data: one pure function over what both sides offer and wish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transports.address import POLICIES
+from transports.errors import HandshakeError
+
+#: best first; every pair has the last, since hello travels on it
+RANKING = ("rdma", "ucx", "tcp")
+BASE = RANKING[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one side has, and what it wishes.
+
+    transports: the usable ones; the connection's own need not be named. protocol: "auto", or the
+    one wished for. policy: "auto", "prefer", "require". source: what made the wish, for people
+    (the name of a variable, "endpoint", "argument").
+    """
+
+    transports: tuple[str, ...] = ()
+    protocol: str = "auto"
+    policy: str = "auto"
+    source: str = "default"
+
+    @property
+    def strictness(self) -> int:
+        # To name a transport means to prefer it, whatever the policy says.
+        return max(POLICIES.index(self.policy), 0 if self.protocol == "auto" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """transport: the chosen one. reason: why, in words. unused: better ones that both sides have.
+    fallback: the wish could not be met (to be logged once and counted)."""
+
+    transport: str
+    reason: str
+    unused: tuple[str, ...] = ()
+    fallback: bool = False
+
+
+def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = BASE) -> Choice:
+    """Decides; both sides come to the same transport. Raises HandshakeError("policy").
+
+    policy: a stricter one from the endpoint, for our side. base: the transport that the
+    connection uses already, which both have. A transport named by either side is taken if both
+    have it. If the sides name different ones, the stricter side wins; between equals the base
+    wins, since it always works.
+    """
+    strict = max(local.strictness, remote.strictness, POLICIES.index(policy or "auto"))
+    both = _common(local, remote, base)
+    wish, whose = _wish(local, remote, base)
+    if wish is None:
+        raise HandshakeError("policy", whose, hint="let both sides ask for the same transport")
+    if wish == "auto":
+        best = both[0]
+        return Choice(best, f"the best that both have: {', '.join(both)}")
+    if wish in both:
+        unused = both[: both.index(wish)]
+        return Choice(wish, f"{wish} was asked for by {whose}", unused)
+    lacking = "this side" if wish not in local.transports else "the peer"
+    reason = f"{wish} was asked for by {whose}, and {lacking} does not have it"
+    if strict >= POLICIES.index("require"):
+        raise HandshakeError("policy", reason, hint="the policy prefer falls back to another transport")
+    return Choice(both[0], reason, fallback=True)
+
+
+def _common(local: Offer, remote: Offer, base: str) -> tuple[str, ...]:
+    """What both have, best first. Names that we do not know are no use to us."""
+    ranking = RANKING if base in RANKING else (*RANKING[:-1], base)
+    common = set(local.transports) & set(remote.transports) | {base}
+    return tuple(name for name in ranking if name in common)
+
+
+def _wish(local: Offer, remote: Offer, base: str) -> tuple[str | None, str]:
+    """(transport or "auto", who wishes it); (None, why) if both require what cannot be had together."""
+    named = [
+        (offer, f"{side} ({offer.source})")
+        for offer, side in ((local, "this side"), (remote, "the peer"))
+        if offer.protocol != "auto"
+    ]
+    if not named:
+        return "auto", ""
+    if len(named) == 1 or named[0][0].protocol == named[1][0].protocol:
+        return named[0][0].protocol, named[0][1]
+    (first, who), (second, who_else) = named
+    if first.strictness != second.strictness:
+        return (first.protocol, who) if first.strictness > second.strictness else (second.protocol, who_else)
+    if first.strictness == POLICIES.index("require"):
+        return None, f"{who} requires {first.protocol} and {who_else} {second.protocol}"
+    return base, f"nobody, but {who} wishes {first.protocol}, {who_else} {second.protocol}; {base}"

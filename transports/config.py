@@ -1,0 +1,75 @@
+"""What the environment says about transports. Nothing else in `transports/` reads it.
+
+| variable | values | meaning |
+|---|---|---|
+| TRANSFER_PROTOCOL | auto, tcp, rdma, ucx | the transport wished for; wins over the next |
+| MC_RPC_PROTOCOL | auto, tcp, rdma, ucx | the same, read by Mooncake processes too |
+| MC_RPC_POLICY | auto, prefer, require | what to do when the wish cannot be met |
+| TRANSFER_CORE | auto, native, twin | the compiled core, or its Python twin |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from transports.address import POLICIES
+from transports.errors import OptionError
+
+PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
+CORES = ("auto", "native", "twin")
+
+
+@dataclass(frozen=True, slots=True)
+class TransportConfig:
+    """The wish and who made it, so that a log line can name the variable that decided."""
+
+    protocol: str = "auto"
+    protocol_source: str = "default"
+    policy: str = "auto"
+    policy_source: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class SocketOptions:
+    """What a descriptor is told before it connects or listens. -1 (or 0 for sizes): the system's own.
+
+    send_buffer, receive_buffer: kernel buffers, in bytes.
+    keepalive: 1 on, 0 off. keepalive_idle, keepalive_interval: seconds. keepalive_count: probes.
+    """
+
+    send_buffer: int = 0
+    receive_buffer: int = 0
+    keepalive: int = -1
+    keepalive_idle: int = -1
+    keepalive_interval: int = -1
+    keepalive_count: int = -1
+
+
+def load(environ: Mapping[str, str] | None = None) -> TransportConfig:
+    """Reads the environment (or the mapping given). Raises OptionError for a value it does not know."""
+    environ = os.environ if environ is None else environ
+    protocol, protocol_source = _choice(environ, ("TRANSFER_PROTOCOL", "MC_RPC_PROTOCOL"), PROTOCOLS)
+    policy, policy_source = _choice(environ, ("MC_RPC_POLICY",), POLICIES)
+    return TransportConfig(protocol, protocol_source, policy, policy_source)
+
+
+def core_choice(environ: Mapping[str, str] | None = None) -> str:
+    """ "auto", "native" or "twin", from TRANSFER_CORE. Raises OptionError."""
+    return _choice(os.environ if environ is None else environ, ("TRANSFER_CORE",), CORES)[0]
+
+
+def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, str]:
+    """(value, variable it came from) of the first variable that is set and not empty."""
+    for name in names:
+        value = environ.get(name, "").strip().lower()
+        if not value:
+            continue
+        if value not in allowed:
+            raise OptionError(
+                f"the environment variable {name} is {environ[name]!r}",
+                hint="unset it, or set it to one of " + ", ".join(allowed),
+            )
+        return value, name
+    return allowed[0], "default"

@@ -1,0 +1,166 @@
+"""The exchange of hellos as a state machine: fed with bytes, it says what to send and how it ended.
+
+It reads exactly what belongs to the handshake, so that nothing of the first message is swallowed:
+
+    begin()  -> bytes to send          the connecting side's hello
+    peeking  -> show it the first header with `look`, without taking it off the connection
+    wants    -> how many bytes it takes next; give it at most so many with `feed`
+    outcome  -> None, an Agreement, or the HandshakeError; then what `output` still holds is sent
+"""
+
+from __future__ import annotations
+
+from transports.choice import BASE
+from transports.errors import HandshakeError
+from transports.hello import (
+    MAX_HELLO,
+    Agreement,
+    Hello,
+    decode_body,
+    encode,
+    encode_refusal,
+    negotiate,
+    plain_peer,
+)
+from transports.wire import (
+    HEADER,
+    HEADER_SIZE,
+    MAGIC,
+    MAX_DATA,
+    MAX_TOPIC,
+    TENSOR_HEADER_SIZE,
+    VERSION,
+    Flag,
+    SocketType,
+)
+
+_MAGIC = MAGIC.to_bytes(4, "little")
+_PLAIN_FLAGS = Flag.TENSOR | Flag.TOPIC | Flag.ACK
+
+
+class Handshake:
+    """One connection's handshake, from our side. Not thread-safe.
+
+    local: our hello, with a nonce of its own. connecting: whether we connected (and speak first).
+    policy: of the endpoint, if stricter. base: the transport that carries this.
+    """
+
+    def __init__(
+        self, local: Hello, *, connecting: bool, policy: str | None = None, base: str = BASE
+    ) -> None:
+        self.local = local
+        self.connecting = connecting
+        #: True until the first header was looked at: it may be that of a plain peer's first message
+        self.peeking = not connecting
+        self.wants = HEADER_SIZE
+        self.outcome: Agreement | HandshakeError | None = None
+        #: what is to be sent; the driver takes off what went out
+        self.output = bytearray()
+        self._policy = policy
+        self._base = base
+        self._input = bytearray()
+        self._socket_type: SocketType | None = None  # of the peer, once its header is here
+
+    def begin(self) -> None:
+        """The connecting side's hello goes to `output`."""
+        if self.connecting:
+            self.output += encode(self.local)
+
+    def look(self, header: bytes) -> bool:
+        """What peeking found of the first 34 bytes. False: too little, look again when more is there.
+
+        After True either `outcome` is set (a plain peer, or bytes that are no frame), and nothing
+        was taken, or the header is that of a hello and is to be read with the rest.
+        """
+        if not _MAGIC.startswith(header[:4]) and not header.startswith(_MAGIC):
+            self._fail(HandshakeError("magic", "the first bytes are not those of a frame"), tell=False)
+            return True
+        if len(header) < HEADER_SIZE:
+            return False
+        try:
+            self._look(header[:HEADER_SIZE])
+        except HandshakeError as error:
+            self._fail(error, tell=False)
+        self.peeking = False
+        return True
+
+    def feed(self, data: bytes) -> None:
+        """Takes what was read: at least one byte and at most `wants`."""
+        assert data and len(data) <= self.wants and not self.peeking and self.outcome is None
+        self._input += data
+        self.wants -= len(data)
+        if self.wants:
+            return
+        try:
+            if self._socket_type is None:
+                self._socket_type, self.wants = _hello_header(bytes(self._input))
+                self._input.clear()
+            else:
+                self._decide(decode_body(bytes(self._input), self._socket_type))
+        except HandshakeError as error:
+            self._fail(error, tell=not self.connecting)
+
+    def fail(self, reason: str, message: str, *, hint: str = "") -> None:
+        """The driver's own reasons: timeout, truncated. Nothing is said to the peer."""
+        self._fail(HandshakeError(reason, message, hint=hint), tell=False)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _look(self, header: bytes) -> None:
+        if HEADER.unpack(header)[3] & Flag.CONTROL:
+            return
+        socket_type = _plain_header(header, int(self.local.limits.get("max_message", MAX_DATA)))
+        self.wants = 0
+        self.outcome = negotiate(self.local, plain_peer(socket_type), base=self._base)
+
+    def _decide(self, remote: Hello) -> None:
+        agreement = negotiate(self.local, remote, policy=self._policy, base=self._base)
+        if not self.connecting:
+            self.output += encode(self.local)
+        self.outcome = agreement
+
+    def _fail(self, error: HandshakeError, *, tell: bool) -> None:
+        self.outcome = error
+        self.peeking = False
+        self.wants = 0
+        self.output.clear()
+        if tell:
+            self.output += encode_refusal(self.local.socket_type, error)
+
+
+def _hello_header(header: bytes) -> tuple[SocketType, int]:
+    """(socket type, length of the body) of a hello's or refusal's header. Raises HandshakeError."""
+    magic, version, kind, flags, sequence, topic_length, length, checksum = HEADER.unpack(header)
+    socket_type = _check_start(magic, version, kind)
+    if not flags & Flag.CONTROL:
+        raise HandshakeError("no_hello", "the peer sent a message where its hello was due")
+    if flags != Flag.CONTROL or sequence or topic_length or checksum:
+        raise HandshakeError("flags", "the header of the hello has more in it than a hello may have")
+    if not 1 < length <= MAX_HELLO + 1:
+        raise HandshakeError("length", f"a hello of {length} bytes; {MAX_HELLO + 1} are allowed")
+    return socket_type, length
+
+
+def _plain_header(header: bytes, max_data: int) -> SocketType:
+    """The socket type of a peer whose first bytes are this message's header. Raises HandshakeError."""
+    magic, version, kind, flags, _, topic_length, length, _ = HEADER.unpack(header)
+    socket_type = _check_start(magic, version, kind)
+    if flags & ~int(_PLAIN_FLAGS):
+        raise HandshakeError("flags", "flags that need a hello before them")
+    meta = TENSOR_HEADER_SIZE if flags & Flag.TENSOR else 0
+    if topic_length > MAX_TOPIC or length > max_data + meta:
+        raise HandshakeError(
+            "length", f"a first message with a topic of {topic_length}, data of {length} bytes"
+        )
+    return socket_type
+
+
+def _check_start(magic: int, version: int, kind: int) -> SocketType:
+    if magic != MAGIC:
+        raise HandshakeError("magic", "the first bytes are not those of a frame")
+    if version != VERSION:
+        raise HandshakeError("version", f"a frame of version {version}; this side understands {VERSION}")
+    try:
+        return SocketType(kind)
+    except ValueError as error:
+        raise HandshakeError("socket_type", f"{kind} is no socket type") from error

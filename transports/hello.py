@@ -1,0 +1,312 @@
+"""What two sides say to each other before the first message. Pure: bytes in, decisions out.
+
+The connecting side says hello first, the other answers with its own or refuses. Both are control
+frames whose data is the control byte and a JSON object:
+
+    hello    01 {"versions": [1, 1], "type": 4, "features": [...], "id": "hex", "nonce": "hex", ...}
+    refused  07 {"reason": "socket_type", "message": "..."}
+
+Keys that are not known are ignored, so that later releases can add some. `docs/wire.md` has them all.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from transports.address import POLICIES
+from transports.choice import BASE, Choice, Offer, choose
+from transports.errors import HandshakeError
+from transports.wire import HEADER, MAGIC, VERSION, Control, Flag, SocketType
+
+#: for the JSON of a hello or a refusal, in bytes: it comes from somebody not yet known
+MAX_HELLO = 16 * 1024
+MAX_TEXT = 1024
+MAX_LIST = 64
+MAX_ROUTING_ID = 255
+#: above it a JSON number is not exact everywhere
+_MAX_NUMBER = 1 << 53
+
+#: words that a refusal may carry; others are shown as "refused"
+REASONS = frozenset(
+    {"version", "socket_type", "token", "self_connect", "policy", "hello", "magic", "length", "flags", "busy"}
+)
+_WORD = re.compile(r"[a-z][a-z0-9_.:-]{0,63}\Z")
+
+_COMPATIBLE: dict[SocketType, frozenset[SocketType]] = {
+    SocketType.REQ: frozenset({SocketType.REP, SocketType.ROUTER}),
+    SocketType.REP: frozenset({SocketType.REQ, SocketType.DEALER}),
+    SocketType.PUB: frozenset({SocketType.SUB}),
+    SocketType.SUB: frozenset({SocketType.PUB}),
+    SocketType.PUSH: frozenset({SocketType.PULL}),
+    SocketType.PULL: frozenset({SocketType.PUSH}),
+    SocketType.PAIR: frozenset({SocketType.PAIR}),
+    SocketType.DEALER: frozenset({SocketType.REP, SocketType.DEALER, SocketType.ROUTER}),
+    SocketType.ROUTER: frozenset({SocketType.REQ, SocketType.DEALER, SocketType.ROUTER}),
+}
+
+
+def compatible(one: SocketType, other: SocketType) -> bool:
+    """Whether ZeroMQ lets these two talk."""
+    return other in _COMPATIBLE[one]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What one side says about itself.
+
+    socket_type: its own. versions: (oldest, newest) of the wire format that it understands.
+    features: words for what it can do beyond the version. routing_id: what a ROUTER calls it.
+    host_id: equal on one machine, user and network namespace; empty if unknown. epoch: random,
+    one for each process, so that a restart shows. nonce: random, one for each connection, hex.
+    token: a shared secret, or None; it travels as it is, so it keeps out mistakes, not listeners.
+    limits: name -> number, for instance {"max_message": 17179869184}. offer: transports and wish.
+    lazy: the sender queues before there is a peer. extra: whatever the owner adds (JSON values).
+    plain: True only for what `plain_peer` made up: the peer said no hello.
+    """
+
+    socket_type: SocketType
+    versions: tuple[int, int] = (VERSION, VERSION)
+    features: frozenset[str] = frozenset()
+    routing_id: bytes = b""
+    host_id: str = ""
+    epoch: str = ""
+    nonce: str = ""
+    token: str | None = field(default=None, repr=False)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    offer: Offer = field(default_factory=Offer)
+    lazy: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What both sides have in common.
+
+    version: of the wire format. features: those that both have. remote: the peer's hello (with
+    its token left out). choice: the transport for the data, and why. plain: the peer speaks plain
+    version 1 and must be sent no flag above ACK and no control frame.
+    """
+
+    version: int
+    features: frozenset[str]
+    remote: Hello
+    choice: Choice
+    plain: bool = False
+
+
+def plain_peer(socket_type: SocketType) -> Hello:
+    """The hello that stands for a peer who says none."""
+    return Hello(socket_type, plain=True)
+
+
+def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: str = BASE) -> Agreement:
+    """What the two agree on, or HandshakeError with one of REASONS. Both sides decide alike.
+
+    policy: a stricter one of the endpoint. base: the transport that the connection uses already.
+    """
+    if local.nonce and local.nonce == remote.nonce:
+        raise HandshakeError("self_connect", "the connection ends at the socket where it began")
+    if not compatible(local.socket_type, remote.socket_type):
+        good = ", ".join(sorted(kind.name for kind in _COMPATIBLE[local.socket_type]))
+        raise HandshakeError(
+            "socket_type",
+            f"{local.socket_type.name} cannot talk to {remote.socket_type.name}",
+            hint=f"{local.socket_type.name} talks to {good}",
+        )
+    if local.token is not None or (remote.token is not None and not remote.plain):
+        _check_token(local, remote)
+    version = min(local.versions[1], remote.versions[1])
+    if version < max(local.versions[0], remote.versions[0]):
+        raise HandshakeError(
+            "version",
+            f"this side understands versions {local.versions[0]} to {local.versions[1]}, "
+            f"the peer {remote.versions[0]} to {remote.versions[1]}",
+            hint="neighbouring releases always talk: bring the older side up to date",
+        )
+    if remote.plain:
+        choice = Choice(base, "the peer speaks plain version 1, without hello")
+    else:
+        choice = choose(local.offer, remote.offer, policy, base)
+    return Agreement(
+        version, local.features & remote.features, replace(remote, token=None), choice, remote.plain
+    )
+
+
+def _check_token(local: Hello, remote: Hello) -> None:
+    mine, theirs = (local.token or "").encode(), (remote.token or "").encode()
+    same = hmac.compare_digest(mine, theirs)  # takes equally long wherever they differ
+    if not same or local.token is None or remote.token is None:
+        what = "says no hello, so has no token" if remote.plain else "has another token, or none"
+        raise HandshakeError("token", f"the peer {what}", hint="give both sides the same token")
+
+
+# --- bytes ------------------------------------------------------------------------------------
+
+
+def frame(socket_type: SocketType, data: bytes) -> bytes:
+    """A control frame around `data`, without topic and checksum."""
+    return HEADER.pack(MAGIC, VERSION, socket_type, Flag.CONTROL, 0, 0, len(data), 0) + data
+
+
+def encode(hello: Hello) -> bytes:
+    """The hello as one frame. Raises HandshakeError("hello") if it is longer than MAX_HELLO."""
+    fields: dict[str, Any] = {
+        "versions": list(hello.versions),
+        "type": int(hello.socket_type),
+        "features": sorted(hello.features),
+        "id": hello.routing_id.hex(),
+        "host": hello.host_id,
+        "epoch": hello.epoch,
+        "nonce": hello.nonce,
+        "limits": dict(hello.limits),
+        "transports": list(hello.offer.transports),
+        "protocol": hello.offer.protocol,
+        "policy": hello.offer.policy,
+        "source": hello.offer.source,
+        "lazy": hello.lazy,
+        "extra": dict(hello.extra),
+    }
+    if hello.token is not None:
+        fields["token"] = hello.token
+    body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
+    if len(body) > MAX_HELLO:
+        raise HandshakeError("hello", f"the hello would be {len(body)} bytes long, {MAX_HELLO} are allowed")
+    return frame(hello.socket_type, bytes([Control.HELLO]) + body)
+
+
+def encode_refusal(socket_type: SocketType, error: HandshakeError) -> bytes:
+    """The refusal of a hello as one frame."""
+    message = str(error).split("\n", 1)[0][:MAX_TEXT]
+    body = json.dumps({"reason": error.reason, "message": message}).encode()
+    return frame(socket_type, bytes([Control.REFUSED]) + body)
+
+
+def decode_body(data: bytes, socket_type: SocketType) -> Hello:
+    """A hello from the data of its frame. Raises HandshakeError: "hello", or the peer's refusal.
+
+    socket_type: as in the frame's header; the hello must name the same.
+    """
+    kind, fields = data[:1], _object(data[1:])
+    if kind == bytes([Control.REFUSED]):
+        reason = fields.get("reason")
+        known = reason if isinstance(reason, str) and reason in REASONS else "refused"
+        message = fields.get("message", "")
+        shown = message[:MAX_TEXT] if isinstance(message, str) and message.isprintable() else ""
+        raise HandshakeError(known, f"the peer refused: {shown or known}")
+    if kind != bytes([Control.HELLO]):
+        _bad("the first control frame is no hello")
+    if _number(fields, "type", 255) != socket_type:
+        _bad("the hello and its frame name different socket types")
+    oldest, newest = _versions(fields)
+    protocol, policy = _word(fields, "protocol", "auto"), _word(fields, "policy", "auto")
+    if policy not in POLICIES:
+        _bad("an unknown policy")
+    transports = tuple(_words(fields, "transports"))
+    token = _string(fields, "token") if "token" in fields else None
+    return Hello(
+        socket_type,
+        (oldest, newest),
+        frozenset(_words(fields, "features")),
+        _hex(fields, "id", MAX_ROUTING_ID),
+        _string(fields, "host"),
+        _string(fields, "epoch"),
+        _hex(fields, "nonce", 64).hex(),
+        token,
+        _limits(fields),
+        Offer(transports, protocol, policy, _string(fields, "source")),
+        _boolean(fields, "lazy"),
+        _mapping(fields, "extra"),
+    )
+
+
+# --- strict reading: whatever is there has the right kind, or the hello is refused --------------
+
+
+def _bad(message: str) -> NoReturn:
+    raise HandshakeError("hello", message)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data.decode("utf-8"), parse_constant=_bad)
+    except (ValueError, RecursionError) as error:
+        raise HandshakeError("hello", "the hello is no JSON") from error
+    if not isinstance(value, dict):
+        _bad("the hello is no JSON object")
+    return value
+
+
+def _string(fields: Mapping[str, Any], key: str, default: str = "") -> str:
+    value = fields.get(key, default)
+    # json lets half a surrogate pair through, which no encoder takes afterwards
+    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+        _bad(f"{key!r} is not a short text")
+    return value
+
+
+def _word(fields: Mapping[str, Any], key: str, default: str) -> str:
+    value = fields.get(key, default)
+    if not isinstance(value, str) or not _WORD.match(value):
+        _bad(f"{key!r} is not a word")
+    return value
+
+
+def _words(fields: Mapping[str, Any], key: str) -> list[str]:
+    value = fields.get(key, [])
+    if not isinstance(value, list) or len(value) > MAX_LIST:
+        _bad(f"{key!r} is not a short list")
+    return [_word({key: word}, key, "") for word in value]
+
+
+def _number(fields: Mapping[str, Any], key: str, limit: int) -> int:
+    value = fields.get(key)
+    if type(value) is not int or not 0 <= value <= limit:  # True is an int too, and is no number here
+        _bad(f"{key!r} is not a number from 0 to {limit}")
+    return value
+
+
+def _boolean(fields: Mapping[str, Any], key: str) -> bool:
+    value = fields.get(key, False)
+    if not isinstance(value, bool):
+        _bad(f"{key!r} is neither true nor false")
+    return value
+
+
+def _hex(fields: Mapping[str, Any], key: str, limit: int) -> bytes:
+    try:
+        value = bytes.fromhex(_string(fields, key))
+    except ValueError as error:
+        raise HandshakeError("hello", f"{key!r} is not hexadecimal") from error
+    if len(value) > limit:
+        _bad(f"{key!r} is longer than {limit} bytes")
+    return value
+
+
+def _versions(fields: Mapping[str, Any]) -> tuple[int, int]:
+    value = fields.get("versions")
+    if not isinstance(value, list) or len(value) != 2:
+        _bad("'versions' is not a pair")
+    oldest, newest = (_number({"versions": number}, "versions", 1 << 16) for number in value)
+    if not 1 <= oldest <= newest:
+        _bad("'versions' is not an ascending pair")
+    return oldest, newest
+
+
+def _mapping(fields: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = fields.get(key, {})
+    if not isinstance(value, dict):
+        _bad(f"{key!r} is not an object")
+    return value
+
+
+def _limits(fields: Mapping[str, Any]) -> dict[str, int]:
+    value = _mapping(fields, "limits")
+    if len(value) > MAX_LIST:
+        _bad("'limits' is not a short object")
+    return {_word({"limits": key}, "limits", ""): _number(value, key, _MAX_NUMBER) for key in value}

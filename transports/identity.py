@@ -1,0 +1,83 @@
+"""Who this process is, as hellos tell it. Found out at the first use, not at import."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from transports.choice import Offer
+from transports.hello import Hello
+from transports.wire import MAX_DATA, SocketType
+
+#: words for what this release can do beyond version 1; a peer without one of them is served without it
+FEATURES = frozenset({"control", "multipart", "crc32", "extended_tensor", "lz4", "credit", "subscribe_ack"})
+
+
+@functools.cache
+def host_id() -> str:
+    """Equal for two processes if they may use the same-host ways: boot, user, network namespace.
+
+    Empty where the system does not tell, which equals nobody's.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        namespace = os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return ""
+    return f"{boot}:{os.getuid()}:{namespace}"
+
+
+@functools.cache
+def _epoch_of(pid: int) -> str:
+    return secrets.token_hex(8)
+
+
+def process_epoch() -> str:
+    """Random for each process, a forked child's too: a peer with another epoch is another peer."""
+    return _epoch_of(os.getpid())
+
+
+def new_nonce() -> str:
+    """128 random bits for one connection, hexadecimal."""
+    return secrets.token_hex(16)
+
+
+@functools.cache
+def host_name() -> str:
+    """For people; nothing is decided by it."""
+    return socket.gethostname()
+
+
+def make_hello(
+    socket_type: SocketType,
+    *,
+    routing_id: bytes = b"",
+    token: str | None = None,
+    max_message: int = MAX_DATA,
+    offer: Offer | None = None,
+    features: Iterable[str] = FEATURES,
+    lazy: bool = False,
+    extra: Mapping[str, Any] | None = None,
+) -> Hello:
+    """A hello of this process for one connection, with a nonce of its own.
+
+    max_message: the largest data of one frame that we take, in bytes.
+    """
+    return Hello(
+        socket_type,
+        features=frozenset(features),
+        routing_id=routing_id,
+        host_id=host_id(),
+        epoch=process_epoch(),
+        nonce=new_nonce(),
+        token=token,
+        limits={"max_message": max_message},
+        offer=Offer() if offer is None else offer,
+        lazy=lazy,
+        extra={} if extra is None else extra,
+    )
