@@ -104,14 +104,24 @@ class DirectTransport(Transport):
 
     @abstractmethod
     def serve(
-        self, reactor: Reactor, address: Address, hello: HelloFactory, on_connected: OnConnected,
+        self,
+        reactor: Reactor,
+        address: Address,
+        hello: HelloFactory,
+        on_connected: OnConnected,
         on_failed: OnRefused,
     ) -> Acceptor: ...
 
     @abstractmethod
     def reach(
-        self, reactor: Reactor, address: Address, hello: HelloFactory, on_connected: OnConnected,
-        on_failed: OnFailed, on_retried: OnRetried | None, options: ConnectOptions,
+        self,
+        reactor: Reactor,
+        address: Address,
+        hello: HelloFactory,
+        on_connected: OnConnected,
+        on_failed: OnFailed,
+        on_retried: OnRetried | None,
+        options: ConnectOptions,
     ) -> Connector: ...
 
 
@@ -130,6 +140,20 @@ def serve(
 
     Raises AddressInUse, AddressNotAvailable, AddressError, OutOfDescriptors.
     """
+    if isinstance(transport, DirectTransport):
+        return transport.serve(reactor, address, hello, on_connected, on_failed)
+    from transports.acceptor import SocketAcceptor  # which needs the names above
+
+    return SocketAcceptor(
+        reactor,
+        transport,
+        address,
+        hello,
+        on_connected,
+        on_failed,
+        backlog=backlog,
+        handshake_timeout=handshake_timeout,
+    )
 
 
 def reach(
@@ -142,6 +166,14 @@ def reach(
     on_failed: OnFailed,
     on_delayed: OnDelayed | None = None,
     on_retried: OnRetried | None = None,
-    options: ConnectOptions = ConnectOptions(),
+    options: ConnectOptions | None = None,
 ) -> Connector:
     """Begins to connect and returns at once. Raises AddressError for a wildcard."""
+    options = ConnectOptions() if options is None else options
+    if isinstance(transport, DirectTransport):
+        return transport.reach(reactor, address, hello, on_connected, on_failed, on_retried, options)
+    from transports.connector import SocketConnector  # which needs the names above
+
+    return SocketConnector(
+        reactor, transport, address, hello, on_connected, on_failed, on_delayed, on_retried, options
+    )

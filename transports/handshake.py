@@ -42,12 +42,10 @@ class Handshake:
     """One connection's handshake, from our side. Not thread-safe.
 
     local: our hello, with a nonce of its own. connecting: whether we connected (and speak first).
-    policy: of the endpoint, if stricter. base: the transport that carries this.
+    base: the transport that carries this.
     """
 
-    def __init__(
-        self, local: Hello, *, connecting: bool, policy: str | None = None, base: str = BASE
-    ) -> None:
+    def __init__(self, local: Hello, *, connecting: bool, base: str = BASE) -> None:
         self.local = local
         self.connecting = connecting
         #: True until the first header was looked at: it may be that of a plain peer's first message
@@ -56,7 +54,6 @@ class Handshake:
         self.outcome: Agreement | HandshakeError | None = None
         #: what is to be sent; the driver takes off what went out
         self.output = bytearray()
-        self._policy = policy
         self._base = base
         self._input = bytearray()
         self._socket_type: SocketType | None = None  # of the peer, once its header is here
@@ -114,7 +111,7 @@ class Handshake:
         self.outcome = negotiate(self.local, plain_peer(socket_type), base=self._base)
 
     def _decide(self, remote: Hello) -> None:
-        agreement = negotiate(self.local, remote, policy=self._policy, base=self._base)
+        agreement = negotiate(self.local, remote, base=self._base)
         if not self.connecting:
             self.output += encode(self.local)
         self.outcome = agreement

@@ -1,0 +1,117 @@
+"""Accepts connections of a listener in the reactor's thread and shakes hands with them."""
+
+from __future__ import annotations
+
+import threading
+
+from transports.address import Address
+from transports.base import Transport
+from transports.connection import Connected, HelloFactory, OnConnected, OnRefused
+from transports.errors import HandshakeError, TransferError
+from transports.exchange import Exchange, wished
+from transports.handshake import Handshake
+from transports.hello import Agreement
+from transports.reactor import READABLE, Reactor
+
+#: connections taken at one wake-up, so that a storm of them leaves room for timers and others
+_BATCH = 64
+#: seconds that a listener rests when there is no descriptor left: the backlog keeps who comes
+_REST = 0.1
+
+
+class SocketAcceptor:
+    """See `connection.Acceptor`; made by `connection.serve`."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        transport: Transport,
+        address: Address,
+        hello: HelloFactory,
+        on_connected: OnConnected,
+        on_failed: OnRefused,
+        *,
+        backlog: int,
+        handshake_timeout: float,
+    ) -> None:
+        self._reactor = reactor
+        self._base = transport.scheme
+        self._hello = hello
+        self._on_connected = on_connected
+        self._on_failed = on_failed
+        self._timeout = handshake_timeout
+        self._lock = threading.Lock()
+        self._closed = False
+        self._exchanges: set[Exchange] = set()
+        self._listener = transport.listen(address, backlog=backlog)
+        self.address = self._listener.address
+        try:
+            reactor.register(self._listener.fileno(), READABLE, self._ready)
+        except BaseException:
+            self._listener.close()
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._reactor.unregister(self._listener.fileno())
+            self._listener.close()
+            unfinished = list(self._exchanges)
+            self._exchanges.clear()
+        for exchange in unfinished:
+            exchange.cancel()
+
+    # ------------------------------------------------------------------------------------------
+
+    def _ready(self, _events: int) -> None:
+        for _ in range(_BATCH):
+            try:
+                if not self._accept():
+                    return
+            except TransferError as error:
+                self._rest()
+                self._on_failed(error, str(self.address))
+                return
+
+    def _accept(self) -> bool:
+        """Takes one connection; False if there is none. Raises OutOfDescriptors, InternalError."""
+        with self._lock:
+            if self._closed:
+                return False
+            accepted = self._listener.accept()
+            if accepted is None:
+                return False
+            connection, peer = accepted
+            try:
+                hello = wished(self._hello(), self.address, self._base)
+                handshake = Handshake(hello, connecting=False, base=self._base)
+                exchange = Exchange(self._reactor, connection, handshake, peer, self._ended)
+                exchange.start(self._timeout)
+            except BaseException:
+                connection.close()
+                raise
+            self._exchanges.add(exchange)
+            return True
+
+    def _ended(self, exchange: Exchange, outcome: Agreement | HandshakeError, fd: int) -> None:
+        with self._lock:
+            self._exchanges.discard(exchange)
+        # A connection that was agreed on while `close` ran is handed out: the peer counts on it.
+        if isinstance(outcome, Agreement):
+            self._on_connected(Connected(fd, None, outcome, self.address, exchange.peer))
+        elif not self._closed:
+            self._on_failed(outcome, exchange.peer)
+
+    def _rest(self) -> None:
+        # The listener stays readable, so without the pause the loop would do nothing but fail.
+        with self._lock:
+            if not self._closed:
+                self._reactor.modify(self._listener.fileno(), 0)
+                self._reactor.call_later(_REST, self._resume)
+
+    def _resume(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._reactor.modify(self._listener.fileno(), READABLE)

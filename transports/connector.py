@@ -1,0 +1,260 @@
+"""Connects in the reactor's thread, shakes hands, and does it again when the connection is lost."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from enum import Enum
+
+from transports.address import Address
+from transports.backoff import Backoff
+from transports.base import Transport
+from transports.connection import (
+    Connected,
+    ConnectOptions,
+    HelloFactory,
+    OnConnected,
+    OnDelayed,
+    OnFailed,
+    OnRetried,
+)
+from transports.errors import AddressError, Broken, Closed, Fatal, HandshakeError, TransferError
+from transports.exchange import Exchange, wished
+from transports.handshake import Handshake
+from transports.hello import Agreement
+from transports.reactor import EDGE, WRITABLE, Reactor, Timer
+from transports.tcp import connect_error, describe
+
+
+class _State(Enum):
+    WAITING = "waiting"  # for the next attempt
+    CONNECTING = "connecting"  # looking up the name, or the kernel connects
+    SHAKING = "shaking hands"
+    CONNECTED = "connected"  # the owner has the descriptor
+    ENDED = "ended"  # closed, or nothing can help
+
+
+class SocketConnector:
+    """See `connection.Connector`; made by `connection.reach`.
+
+    There is never more than one timer, one descriptor and one look-up, however long the peer is away.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        transport: Transport,
+        address: Address,
+        hello: HelloFactory,
+        on_connected: OnConnected,
+        on_failed: OnFailed,
+        on_delayed: OnDelayed | None,
+        on_retried: OnRetried | None,
+        options: ConnectOptions,
+    ) -> None:
+        if address.is_wildcard:
+            raise AddressError(f"{address} can be bound, not connected to", hint="name a host and a port")
+        self.address = address
+        self._reactor = reactor
+        self._transport = transport
+        self._hello = hello
+        self._on_connected = on_connected
+        self._on_failed = on_failed
+        self._on_delayed = on_delayed
+        self._on_retried = on_retried
+        self._options = options
+        self._backoff = Backoff(options.reconnect_first, options.reconnect_limit)
+        # Guards what follows; callbacks of the owner are never called under it.
+        self._lock = threading.Lock()
+        self._state = _State.WAITING
+        self._attempt = 0  # numbers the attempts, so that a late answer to an old one is known
+        self._timer: Timer | None = None
+        self._socket: socket.socket | None = None
+        self._exchange: Exchange | None = None
+        self._since = 0.0
+        reactor.call_soon(self._begin)
+
+    @property
+    def state(self) -> str:
+        """For people: waiting, connecting, shaking hands, connected, ended."""
+        return self._state.value
+
+    def lost(self) -> None:
+        with self._lock:
+            if self._state is not _State.CONNECTED:
+                return
+            self._state = _State.WAITING
+            if time.monotonic() - self._since >= self._backoff.limit:
+                # Else the pauses go on growing: a peer that takes us and drops us is not well.
+                self._backoff.reset()
+        try:
+            self._reactor.call_soon(self._retry)
+        except Closed:  # the context ends, so nobody waits for this connection
+            self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._state = _State.ENDED
+            exchange = self._drop()
+        if exchange is not None:
+            exchange.cancel()
+
+    # -- an attempt, step by step; all in the reactor's thread -----------------------------------
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._state is not _State.WAITING:
+                return
+            self._state = _State.CONNECTING
+            self._attempt += 1
+            number = self._attempt
+            self._timer = self._reactor.call_later(self._options.connect_timeout, self._late, number)
+        if self.address.needs_lookup:
+            # A look-up may block for many seconds, and others share the reactor's thread.
+            threading.Thread(
+                target=self._look_up, args=(number,), name="transfer-lookup", daemon=True
+            ).start()
+        else:
+            self._started(number, self._start())
+
+    def _start(self) -> socket.socket | TransferError:
+        try:
+            started = self._transport.start_connect(self.address)
+        except TransferError as error:
+            return error
+        assert isinstance(started, socket.socket)
+        return started
+
+    def _look_up(self, number: int) -> None:
+        started = self._start()
+        try:
+            self._reactor.call_soon(self._started, number, started)
+        except TransferError:  # the context was closed meanwhile
+            if isinstance(started, socket.socket):
+                started.close()
+
+    def _started(self, number: int, started: socket.socket | TransferError) -> None:
+        if isinstance(started, TransferError):
+            self._failed(number, started)
+            return
+        with self._lock:
+            if not self._is_current(number, _State.CONNECTING):
+                started.close()
+                return
+            self._socket = started
+            self._reactor.register(started.fileno(), WRITABLE | EDGE, lambda _events: self._writable(number))
+            delayed = _peer_name(started) is None
+        if delayed and self._on_delayed is not None:
+            self._on_delayed()
+
+    def _writable(self, number: int) -> None:
+        with self._lock:
+            if not self._is_current(number, _State.CONNECTING) or self._socket is None:
+                return
+            code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            peer = _peer_name(self._socket) if code == 0 else None
+            if code == 0 and peer is None:
+                return  # not done: some kernels report a fresh socket as writable
+            if peer is not None:
+                self._shake_hands(number, peer)
+        if code:
+            self._failed(number, connect_error(code, self.address))
+
+    def _shake_hands(self, number: int, peer: str) -> None:
+        assert self._socket is not None
+        connection, self._socket = self._socket, None
+        self._reactor.unregister(connection.fileno())
+        self._cancel_timer()
+        self._state = _State.SHAKING
+        base = self._transport.scheme
+        try:
+            handshake = Handshake(wished(self._hello(), self.address, base), connecting=True, base=base)
+            self._exchange = Exchange(
+                self._reactor, connection, handshake, peer,
+                lambda exchange, outcome, fd: self._ended(number, exchange, outcome, fd),
+            )  # fmt: skip
+            self._exchange.start(self._options.handshake_timeout)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _ended(self, number: int, exchange: Exchange, outcome: Agreement | HandshakeError, fd: int) -> None:
+        if isinstance(outcome, HandshakeError):
+            self._failed(number, outcome)
+            return
+        with self._lock:
+            current = self._is_current(number, _State.SHAKING)
+            if current:
+                self._exchange = None
+                self._state = _State.CONNECTED
+                self._since = time.monotonic()
+        if current:
+            self._on_connected(Connected(fd, None, outcome, self.address, exchange.peer))
+        else:
+            os.close(fd)
+
+    def _late(self, number: int) -> None:
+        seconds = self._options.connect_timeout
+        self._failed(
+            number,
+            Broken(
+                f"cannot connect to {self.address}: no answer within {seconds:g} s",
+                hint="is the host right, and does a firewall drop its packets?",
+            ),
+        )
+
+    def _failed(self, number: int, error: TransferError) -> None:
+        if isinstance(error, HandshakeError) and error.reason == "policy":
+            fatal = Fatal(f"{self.address}: {error}", hint=error.hint)
+            fatal.__cause__ = error
+            error = fatal
+        with self._lock:
+            if number != self._attempt or self._state is _State.ENDED:
+                return
+            self._state = _State.ENDED if isinstance(error, Fatal) else _State.WAITING
+            exchange = self._drop()
+        if exchange is not None:
+            exchange.cancel()
+        try:
+            self._on_failed(error)
+        finally:
+            self._retry()
+
+    def _retry(self) -> None:
+        with self._lock:
+            if self._state is not _State.WAITING:
+                return
+            pause = self._backoff.next()
+            self._timer = self._reactor.call_later(pause, self._begin)
+        if self._on_retried is not None:
+            self._on_retried(pause)
+
+    # -- under the lock ------------------------------------------------------------------------
+
+    def _is_current(self, number: int, state: _State) -> bool:
+        return number == self._attempt and self._state is state
+
+    def _drop(self) -> Exchange | None:
+        """Lets go of timer and socket; the exchange is cancelled by the caller, outside the lock."""
+        self._cancel_timer()
+        if self._socket is not None:
+            self._reactor.unregister(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        exchange, self._exchange = self._exchange, None
+        return exchange
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _peer_name(connection: socket.socket) -> str | None:
+    """Where it is connected to, or None if it is not."""
+    try:
+        return describe(connection.getpeername())
+    except OSError:
+        return None

@@ -1,0 +1,165 @@
+"""Drives one handshake over a non-blocking socket in the reactor's thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from transports.address import POLICIES, Address
+from transports.errors import HandshakeError
+from transports.handshake import Handshake
+from transports.hello import Agreement, Hello
+from transports.reactor import EDGE, ERROR, HANGUP, PEER_CLOSED, READABLE, WRITABLE, Reactor
+from transports.wire import HEADER_SIZE
+
+#: where the system has no edge-triggered readiness, an incomplete header is looked at this often (s)
+_LOOK_AGAIN = 0.01
+
+#: (the exchange, what came of it, the descriptor: the receiver's from now on, or -1 after an error)
+OnEnd = Callable[["Exchange", Agreement | HandshakeError, int], object]
+
+
+class Exchange:
+    """Owns the socket until the end, when `on_end` is called once, in the reactor's thread.
+
+    Nothing behind the handshake's bytes is read. Both the whole exchange and a peer that falls
+    silent in the middle of a header are bounded by `timeout` seconds. `cancel` from any thread.
+    """
+
+    def __init__(
+        self, reactor: Reactor, connection: socket.socket, handshake: Handshake, peer: str, on_end: OnEnd
+    ) -> None:
+        self.peer = peer
+        self._reactor = reactor
+        self._socket = connection
+        self._fd = connection.fileno()
+        self._handshake = handshake
+        self._on_end = on_end
+        self._events = 0
+        # Input and output happen under this lock, so that `cancel` never closes a descriptor whose
+        # number somebody else has got by the time that it is read.
+        self._lock = threading.Lock()
+        self._done = False
+
+    def start(self, timeout: float) -> None:
+        """Once, in the reactor's thread."""
+        self._handshake.begin()
+        self._timer = self._reactor.call_later(timeout, self._late, timeout)
+        self._events = self._wanted()
+        self._reactor.register(self._fd, self._events, self._ready)
+
+    def cancel(self) -> None:
+        """Ends it at once; `on_end` is not called any more. Idempotent."""
+        with self._lock:
+            if not self._done:
+                self._finish()
+                self._socket.close()
+
+    # ------------------------------------------------------------------------------------------
+
+    def _ready(self, events: int) -> None:
+        with self._lock:
+            if self._done:
+                return
+            try:
+                self._read(events)
+            except OSError as error:
+                self._handshake.fail("broken", f"the connection ended in the handshake: {error.strerror}")
+                self._handshake.outcome.__cause__ = error  # type: ignore[union-attr]
+            ended = self._ended()
+        self._tell(ended)
+
+    def _late(self, timeout: float) -> None:
+        with self._lock:
+            if self._done:
+                return
+            self._handshake.fail(
+                "timeout",
+                f"no hello from {self.peer} within {timeout:g} s",
+                hint="is a peer of this library at the other end? handshake_ivl sets the time",
+            )
+            ended = self._ended()
+        self._tell(ended)
+
+    def _tell(self, ended: tuple[Agreement | HandshakeError, int] | None) -> None:
+        if ended is not None:
+            self._on_end(self, *ended)
+
+    # -- under the lock ------------------------------------------------------------------------
+
+    def _read(self, events: int) -> None:
+        handshake = self._handshake
+        try:
+            while self._write() and handshake.outcome is None:
+                if handshake.peeking:
+                    data = self._socket.recv(HEADER_SIZE, socket.MSG_PEEK)
+                    if data and not handshake.look(data):
+                        if events & (PEER_CLOSED | HANGUP | ERROR):
+                            handshake.fail("truncated", "the peer closed in the middle of its first header")
+                        return
+                else:
+                    data = self._socket.recv(handshake.wants)
+                    if data:
+                        handshake.feed(data)
+                if not data:
+                    handshake.fail("closed", "the peer closed before its hello was complete")
+        except BlockingIOError:
+            return
+
+    def _write(self) -> bool:
+        """True when nothing is left to send."""
+        output = self._handshake.output
+        while output:
+            try:
+                del output[: self._socket.send(output)]
+            except BlockingIOError:
+                return False
+            except OSError:
+                if isinstance(self._handshake.outcome, HandshakeError):
+                    output.clear()  # the refusal cannot be told: its reason stands all the same
+                    return True
+                raise
+        return True
+
+    def _wanted(self) -> int:
+        return READABLE | PEER_CLOSED | EDGE | (WRITABLE if self._handshake.output else 0)
+
+    def _ended(self) -> tuple[Agreement | HandshakeError, int] | None:
+        """What to tell `on_end`, or None if the exchange goes on."""
+        outcome = self._handshake.outcome
+        if outcome is None or self._handshake.output:
+            self._go_on()
+            return None
+        self._finish()
+        if isinstance(outcome, Agreement):
+            return outcome, self._socket.detach()
+        self._socket.close()
+        return outcome, -1
+
+    def _go_on(self) -> None:
+        wanted = self._wanted()
+        if not EDGE and self._handshake.peeking:
+            # Without edges the bytes that were only looked at would wake the loop without end.
+            self._events = 0
+            self._reactor.modify(self._fd, 0)
+            self._reactor.call_later(_LOOK_AGAIN, self._ready, 0)
+        elif wanted != self._events:
+            self._events = wanted
+            self._reactor.modify(self._fd, wanted)
+
+    def _finish(self) -> None:
+        self._done = True
+        self._timer.cancel()
+        self._reactor.unregister(self._fd)
+
+
+def wished(hello: Hello, address: Address, base: str) -> Hello:
+    """The hello with what the endpoint says about the transport: its scheme, its `?policy=`."""
+    offer = hello.offer
+    if address.scheme != base:
+        offer = replace(offer, protocol=address.scheme, source=f"the endpoint {address}")
+    if address.policy is not None:
+        offer = replace(offer, policy=max(offer.policy, address.policy, key=POLICIES.index))
+    return hello if offer is hello.offer else replace(hello, offer=offer)
