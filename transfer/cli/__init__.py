@@ -1,0 +1,58 @@
+"""The command line. This module is light: typer and rich are loaded when `main` runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+#: what a shell script can tell apart
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_TIMEOUT = 3
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command and ends the process with its exit code.
+
+    0 done, 1 an error, 2 wrong usage, 3 a time-out passed, 130 Ctrl-C. Errors go to standard error
+    as one line and a hint; a traceback means a bug of ours.
+    """
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """What `main` does, but the exit code is returned. Raises only what is a bug."""
+    from transfer.cli.app import app
+    from transports import errors
+
+    try:
+        app(list(arguments), prog_name="transfer")
+    except SystemExit as end:  # how the parser says that it is done
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has left (`transfer pull | head`).
+        _silence_output()
+        return 0
+    except errors.Again as error:
+        return _complain(str(error) or "timed out", EXIT_TIMEOUT)
+    except errors.UsageError as error:
+        return _complain(str(error), EXIT_USAGE)
+    except (errors.TransferError, OSError) as error:
+        return _complain(str(error), EXIT_ERROR)
+    return 0
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"transfer: {text}", file=sys.stderr)
+    return code
+
+
+def _silence_output() -> None:
+    """Lets Python flush standard output at exit without a second complaint."""
+    import os
+
+    # Not closed: it is standard output until the process ends, which is now.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,110 @@
+"""What the sending commands read: files, standard input, text, as messages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from transports.errors import NotATensor, UsageError
+
+STDIN = Path("-")
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One message to send: bytes-like, a tensor, or a dict of tensors with small metadata."""
+
+    payload: Any
+    nbytes: int
+    kind: str = "bytes"  # bytes, tensor, tensors
+    meta: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What to send, as the options named it. Iterating reads it; files are read when it is their turn."""
+
+    files: Sequence[Path] = ()
+    texts: Sequence[str] = ()
+    lines: bool = False
+    whole: bool = False
+    chunk: int | None = None
+    repeat: int = 1
+    _sources: tuple[Path, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for files that are not there, before anything is sent."""
+        for path in self.files:
+            if path != STDIN and not path.is_file():
+                raise UsageError(f"there is no file {path}")
+        sources = tuple(self.files) or (() if self.texts else (STDIN,))
+        if self.repeat > 1 and STDIN in sources:
+            raise UsageError(
+                "standard input can be read once only", hint="leave out --repeat, or name a file"
+            )
+        object.__setattr__(self, "_sources", sources)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """How much there is to send, None when standard input is read."""
+        if STDIN in self._sources:
+            return None
+        size = sum(path.stat().st_size for path in self._sources) + sum(
+            len(text.encode()) for text in self.texts
+        )
+        return size * self.repeat
+
+    def __iter__(self) -> Iterator[Outgoing]:
+        for _ in range(self.repeat):
+            for text in self.texts:
+                data = text.encode()
+                yield Outgoing(data, len(data))
+            for path in self._sources:
+                yield from self._read(path)
+
+    def _read(self, path: Path) -> Iterator[Outgoing]:
+        if path == STDIN:
+            yield from self._split(sys.stdin.buffer, lines=not self.whole)
+        elif self.lines or self.chunk is not None:
+            with path.open("rb") as file:
+                yield from self._split(file, lines=self.lines)
+        elif path.suffix == ".npy":
+            yield _read_npy(path)
+        elif path.suffix == ".safetensors":
+            yield _read_safetensors(path)
+        else:
+            data = path.read_bytes()
+            yield Outgoing(data, len(data))
+
+    def _split(self, file: BinaryIO, *, lines: bool) -> Iterator[Outgoing]:
+        if self.chunk is not None:
+            while data := file.read(self.chunk):
+                yield Outgoing(data, len(data))
+        elif lines:
+            for line in file:
+                data = line.rstrip(b"\r\n")
+                yield Outgoing(data, len(data))
+        else:
+            data = file.read()
+            yield Outgoing(data, len(data))
+
+
+def _read_npy(path: Path) -> Outgoing:
+    """The array as it lies in the file, mapped and not read. Never unpickles."""
+    import numpy
+
+    try:
+        array = numpy.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise NotATensor(f"{path} holds no plain array: {error}") from error
+    return Outgoing(array, array.nbytes, "tensor")
+
+
+def _read_safetensors(path: Path) -> Outgoing:
+    from transfer import safetensors
+
+    tensors, meta = safetensors.load(path)
+    return Outgoing(tensors, sum(tensor.nbytes for tensor in tensors.values()), "tensors", meta)

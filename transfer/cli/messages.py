@@ -1,0 +1,192 @@
+"""The commands that send and receive: push, pull, pub, sub, req, rep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from transfer.cli.inputs import Inputs, Outgoing
+from transfer.cli.outputs import Incoming, Writer
+from transfer.cli.progress import Progress
+from transports.errors import Broken, UsageError
+
+if TYPE_CHECKING:
+    from transfer.socket import Socket
+
+#: how long the end of a command waits for what is still on its way, seconds, when no --timeout is given
+LINGER = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where a socket binds and connects, and how long it waits (seconds; None: endless)."""
+
+    bind: list[str] = field(default_factory=list)
+    connect: list[str] = field(default_factory=list)
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.bind and not self.connect:
+            raise UsageError(
+                "no endpoint", hint="give --connect or --bind, for instance tcp://127.0.0.1:5555"
+            )
+
+    @property
+    def milliseconds(self) -> int:
+        return -1 if self.timeout is None else round(self.timeout * 1000)
+
+
+@contextmanager
+def open_socket(kind: str, ends: Ends, report: Any = None, **options: Any) -> Iterator[Socket]:
+    """A socket of this type with its endpoints, closed at the end with its context.
+
+    report: called with each endpoint bound, which has the real port. After an error or Ctrl-C
+    nothing lingers.
+    """
+    import transfer
+
+    with transfer.Context() as context:
+        socket = context.socket(getattr(transfer, kind))
+        try:
+            socket.sndtimeo = socket.rcvtimeo = ends.milliseconds
+            for name, value in options.items():
+                setattr(socket, name, value)
+            for endpoint in ends.bind:
+                socket.bind(endpoint)
+                if report is not None:
+                    report(socket.last_endpoint)
+            for endpoint in ends.connect:
+                socket.connect(endpoint)
+            yield socket
+        finally:
+            socket.close(linger=0)
+
+
+def send_all(
+    kind: str,
+    ends: Ends,
+    inputs: Inputs,
+    progress: Progress,
+    *,
+    topic: str | None = None,
+    wait: int = 1,
+    interval: float = 0.0,
+    confirm: bool = False,
+    report: Any = None,
+    count: int | None = None,
+) -> None:
+    """PUSH or PUB: sends all inputs, then waits until they have left.
+
+    wait: peers that must be there first. confirm: return only after the peers consumed everything.
+    Raises Again if no peer took a message in time, Broken if messages were not sent or not consumed.
+    """
+    with open_socket(kind, ends, report) as socket:
+        socket.wait_for_peers(wait, timeout=ends.timeout if ends.timeout is not None else 1e9)
+        for message in _limited(inputs, count):
+            send(socket, message, topic)
+            progress.add(message.nbytes)
+            if interval:
+                time.sleep(interval)
+        if confirm:
+            _wait_confirmed(socket, ends.timeout)
+        lost = socket.close(linger=round((LINGER if ends.timeout is None else ends.timeout) * 1000))
+        if lost:
+            raise Broken(
+                f"{lost} messages were not sent", hint="give a longer --timeout, or look at the receiver"
+            )
+
+
+def send(socket: Socket, message: Outgoing, topic: str | None = None) -> None:
+    """One message in the form that suits it. Bytes with a topic go as two parts, as in pyzmq."""
+    if message.kind == "tensor":
+        socket.send_tensor(message.payload, topic=topic)
+    elif message.kind == "tensors":
+        socket.send_tensors(message.payload, meta=message.meta, topic=topic)
+    elif topic is not None:
+        socket.send_multipart([topic.encode(), message.payload])
+    else:
+        socket.send(message.payload)
+
+
+def receive_all(
+    kind: str,
+    ends: Ends,
+    writer: Writer,
+    progress: Progress,
+    *,
+    count: int | None = None,
+    topics: Iterable[str] | None = None,
+    report: Any = None,
+) -> None:
+    """PULL or SUB: hands each message to the writer, until `count` or Again after the time-out."""
+    with open_socket(kind, ends, report) as socket:
+        for topic in topics or ():
+            socket.subscribe(topic)
+        while count is None or progress.messages < count:
+            message = receive(socket)
+            writer.write(message)
+            progress.add(message.nbytes)
+
+
+def ask_all(
+    ends: Ends, inputs: Inputs, writer: Writer, progress: Progress, *, count: int | None = None
+) -> None:
+    """REQ: sends each input and writes its reply."""
+    with open_socket("REQ", ends) as socket:
+        for message in _limited(inputs, count):
+            send(socket, message)
+            reply = receive(socket)
+            writer.write(reply)
+            progress.add(reply.nbytes)
+
+
+def answer_all(
+    ends: Ends,
+    replies: list[Outgoing],
+    writer: Writer | None,
+    progress: Progress,
+    *,
+    count: int | None = None,
+    report: Any = None,
+) -> None:
+    """REP: answers each request with the next of `replies` (round and round), or with itself."""
+    with open_socket("REP", ends, report) as socket:
+        while count is None or progress.messages < count:
+            request = receive(socket)
+            if writer is not None:
+                writer.write(request)
+            if replies:
+                send(socket, replies[progress.messages % len(replies)])
+            else:
+                _echo(socket, request)
+            progress.add(request.nbytes)
+        # The last reply must leave before the socket goes.
+        socket.close(linger=round(LINGER * 1000))
+
+
+def receive(socket: Socket) -> Incoming:
+    """The next message, whatever it is. Raises Again after the socket's time-out."""
+    raise UsageError("not ready")
+
+
+def _echo(socket: Socket, request: Incoming) -> None:
+    if request.kind == "tensor":
+        socket.send_tensor(request.payload)
+    elif request.kind == "tensors":
+        socket.send_tensors(request.payload, meta=request.meta)
+    else:
+        socket.send_multipart(request.payload)
+
+
+def _limited(inputs: Inputs, count: int | None) -> Iterator[Outgoing]:
+    for number, message in enumerate(inputs):
+        if number == count:
+            return
+        yield message
+
+
+def _wait_confirmed(socket: Socket, timeout: float | None) -> None:
+    raise UsageError("not ready")

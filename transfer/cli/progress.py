@@ -1,0 +1,120 @@
+"""A progress bar for long work, on a terminal only, and the line that closes it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from transfer.cli.options import show_size
+
+#: work that ends sooner shows no bar, seconds
+PATIENCE = 1.0
+#: the bar is redrawn this often at most, seconds
+REDRAW = 0.1
+
+
+class Progress:
+    """Counts messages and bytes; draws them on standard error if that is a terminal.
+
+    verb: "sent" or "received". total_bytes, total_messages: how much there will be, None when nobody
+    knows. A context manager; not thread-safe.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        *,
+        total_bytes: int | None = None,
+        total_messages: int | None = None,
+        quiet: bool = False,
+        as_json: bool = False,
+    ) -> None:
+        self.messages = 0
+        self.nbytes = 0
+        self._verb = verb
+        self._totals = (total_messages, total_bytes)
+        self._quiet = quiet
+        self._json = as_json
+        self._began = time.monotonic()
+        self._due = self._began + PATIENCE
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._draw()
+            self._bar.stop()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def add(self, nbytes: int) -> None:
+        """One more message of so many bytes."""
+        self.messages += 1
+        self.nbytes += nbytes
+        if not self._quiet and time.monotonic() >= self._due:
+            self._due = time.monotonic() + REDRAW
+            self._draw()
+
+    def close(self, **more: Any) -> None:
+        """The last line: for a program on standard output (`--json`), else for a person."""
+        if self._json:
+            summary = {self._verb: self.messages, "bytes": self.nbytes, "seconds": round(self.seconds, 6)}
+            print(json.dumps(summary | more), flush=True)
+        elif not self._quiet:
+            rate = show_size(self.nbytes / max(self.seconds, 1e-9))
+            notes = "".join(
+                f", {value} {name}" for name, value in more.items() if isinstance(value, int) and value
+            )
+            plural = "" if self.messages == 1 else "s"
+            print(
+                f"{self._verb} {self.messages} message{plural}, {show_size(self.nbytes)} ({rate}/s){notes}",
+                file=sys.stderr,
+            )
+
+    def _draw(self) -> None:
+        if self._bar is None:
+            if not sys.stderr.isatty():
+                self._quiet_bar()
+                return
+            self._start_bar()
+        messages, nbytes = self._totals
+        done = self.messages if messages is not None and nbytes is None else self.nbytes
+        self._bar.update(self._task, completed=done, messages=self.messages)
+
+    def _quiet_bar(self) -> None:
+        self._due = float("inf")  # no terminal: never ask again
+
+    def _start_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+        from rich.progress import Progress as Bar
+
+        messages, nbytes = self._totals
+        counts_messages = messages is not None and nbytes is None
+        columns: list[Any] = [
+            TextColumn(self._verb),
+            BarColumn(),
+            TextColumn("{task.fields[messages]} messages"),
+        ]
+        if not counts_messages:
+            columns += [DownloadColumn(), TransferSpeedColumn()]
+        columns.append(TimeRemainingColumn())
+        self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task("", total=messages if counts_messages else nbytes, messages=0)
+        self._bar.start()

@@ -1,0 +1,88 @@
+"""The commands that are no sockets: demo, bench, doctor, version."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import sys
+from typing import Any
+
+from transports.errors import NotSupported
+
+_MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"), "off": ("-", "dim")}
+
+
+def run_demo(arguments: list[str]) -> int:
+    """The main job; see `transfer.demo`."""
+    try:
+        from transfer.demo import main
+    except ModuleNotFoundError as error:
+        raise NotSupported(
+            f"the demo needs {error.name}", hint="pip install 'tensor-transfer[demo]', and Java 17"
+        ) from error
+    result: Any = main(arguments)
+    return result if isinstance(result, int) else 0
+
+
+def run_bench(arguments: list[str]) -> int:
+    """`python -m bench`, from the repository: it is no part of the installed package."""
+    spec = importlib.util.find_spec("bench")
+    if spec is None or importlib.util.find_spec("bench.__main__") is None:
+        raise NotSupported("the benchmarks are not installed", hint="run `make bench` in the repository")
+    import runpy
+
+    sys.argv = ["bench", *arguments]
+    try:
+        runpy.run_module("bench", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def run_doctor(*, as_json: bool) -> int:
+    """0 when nothing failed, else 1."""
+    from transfer import doctor
+
+    checks = doctor.examine()
+    fine = doctor.healthy(checks)
+    if as_json:
+        print(json.dumps({"healthy": fine, "checks": doctor.as_data(checks)}, indent=2))
+    else:
+        _show(checks)
+        print(
+            "\nAll that this machine has works."
+            if fine
+            else "\nSomething does not work: see the lines with ✗."
+        )
+    return 0 if fine else 1
+
+
+def _show(checks: list[Any]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    group = ""
+    for check in checks:
+        if check.group != group:
+            group = check.group
+            console.print(Text(f"\n{group}", style="bold"))
+        mark, style = _MARKS[check.status]
+        console.print(Text(f"  {mark} ", style=style) + Text(f"{check.name:<18}") + Text(check.detail))
+        if check.hint:
+            console.print(Text(f"      → {check.hint}", style=style))
+
+
+def show_version(*, as_json: bool) -> None:
+    """Version, core and Python: what belongs into a bug report's first line."""
+    from importlib import metadata
+
+    from transports import core
+
+    try:
+        version = metadata.version("tensor-transfer")
+    except metadata.PackageNotFoundError:  # run from a tree that was never installed
+        version = "unknown"
+    told = {"transfer": version, "core": core.IMPLEMENTATION, "python": platform.python_version()}
+    print(json.dumps(told) if as_json else ", ".join(f"{name} {value}" for name, value in told.items()))
