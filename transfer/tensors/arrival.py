@@ -1,0 +1,281 @@
+"""Receiving: what is checked before the payload is read, and what is made of the frames after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from transfer.tensors.build import NUMPY, Builder, Recipe, Target, check_length, known_recipes, recipe_for
+from transfer.tensors.bundle import MAX_PACKED, BundleHeader, Index, unpack_bundle
+from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, KIND_TENSOR, kind_of
+from transports.errors import ProtocolError, TensorMismatch
+from transports.wire import Flag
+
+_LZ4: Final = int(Flag.LZ4)
+#: (tensor header or None, topic or None, bytes of payload) -> memory to read into, or None
+Sink = Callable[[bytes | None, bytes | None, int], Any]
+
+
+class _Receiver(Protocol):
+    def _recv_frames(self, flags: int, sink: Sink | None) -> list[Any]: ...
+
+
+# --- one tensor -------------------------------------------------------------------------------
+
+
+def receive_one(socket: _Receiver, flags: int, builder: Builder) -> Any:
+    """One tensor in memory of the pool. Raises as `TensorMethods.recv_tensor`."""
+    sink = _expect_for_numpy if builder is NUMPY else _sink_for(builder)
+    frame, recipe = _single(socket._recv_frames(flags, sink))
+    data = frame.data
+    if frame.flags & _LZ4:
+        data = _decompressed(data, recipe.nbytes)
+    if len(data) != recipe.nbytes:
+        check_length(recipe, len(data))
+    return builder.build(recipe, data)
+
+
+def receive_into(socket: _Receiver, flags: int, target: Target) -> Any:
+    """One tensor in memory of the caller. Raises as `TensorMethods.recv_tensor`."""
+    placed: Any = None
+
+    def sink(meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
+        nonlocal placed
+        recipe = _expect_tensor(meta)
+        _not_longer(recipe, nbytes)
+        target.check(recipe)
+        placed = target.buffer_for(recipe) if nbytes == recipe.nbytes else None
+        return placed
+
+    frame, recipe = _single(socket._recv_frames(flags, sink))
+    target.check(recipe)  # again, since a message that was read before shows itself to no sink
+    _take(frame, recipe, target, placed)
+    return target.out
+
+
+def _expect_tensor(meta: bytes | None) -> Recipe:
+    """The recipe of a single tensor. Raises TensorMismatch for anything else, or ProtocolError."""
+    recipe = known_recipes.get(meta)
+    if recipe is not None:
+        return recipe
+    if meta is None:
+        raise _no_tensor()
+    if kind_of(meta) == KIND_BUNDLE:
+        raise TensorMismatch("the next message is a dict of tensors", hint="receive it with recv_tensors()")
+    return recipe_for(meta)
+
+
+def _no_tensor() -> TensorMismatch:
+    return TensorMismatch("the next message is no tensor", hint="receive it with recv() or recv_multipart()")
+
+
+def _expect_for_numpy(meta: bytes | None, topic: bytes | None, nbytes: int) -> None:
+    """The sink of the common case: checks before the payload is read, leaves memory to the pool."""
+    recipe = known_recipes.get(meta)
+    if recipe is None or nbytes != recipe.nbytes or recipe.numpy_dtype is None:
+        recipe = _expect_tensor(meta)
+        _not_longer(recipe, nbytes)
+        NUMPY.check(recipe)
+
+
+def _sink_for(builder: Builder) -> Sink:
+    def sink(meta: bytes | None, topic: bytes | None, nbytes: int) -> None:
+        recipe = _expect_tensor(meta)
+        _not_longer(recipe, nbytes)
+        builder.check(recipe)
+
+    return sink
+
+
+def _not_longer(recipe: Recipe, nbytes: int) -> None:
+    """More bytes than the shape has are wrong; fewer may be compressed, the flags will tell."""
+    if nbytes > recipe.nbytes:
+        check_length(recipe, nbytes)
+
+
+def _single(frames: list[Any]) -> tuple[Any, Recipe]:
+    if len(frames) != 1:
+        raise TensorMismatch(f"a message of {len(frames)} parts", hint="receive it with recv_multipart()")
+    frame = frames[0]
+    recipe = _expect_tensor(frame.meta)
+    if frame.flags & EXTENDED_FLAGS != recipe.flags:
+        raise ProtocolError("tensor", f"flags {frame.flags:#04x} and tensor header disagree")
+    return frame, recipe
+
+
+def _take(frame: Any, recipe: Recipe, target: Target, placed: Any) -> None:
+    """Copies what could not be read straight into the target; else it is there already."""
+    data = frame.data
+    if frame.flags & _LZ4:
+        data = _decompressed(bytes(data) if data is placed else data, recipe.nbytes)
+    elif placed is not None and data is placed:
+        return
+    check_length(recipe, memoryview(data).nbytes)
+    target.fill(recipe, data)
+
+
+def _decompressed(data: Any, limit: int) -> bytearray:
+    from transfer.compress import decompress_writable
+
+    return decompress_writable(data, limit)
+
+
+# --- a dict of tensors ------------------------------------------------------------------------
+
+
+class BundleArrival:
+    """One message of `send_tensors` on its way in: `sink` for the socket, then `finish`."""
+
+    __slots__ = ("_builder", "_head", "_index", "_placed", "_position", "_targets")
+
+    def __init__(self, builder: Builder, targets: Mapping[str, Target] | None) -> None:
+        self._builder = builder
+        self._targets = targets
+        self._index: Index | None = None
+        self._head: tuple[BundleHeader, bytearray] | None = None
+        self._position = -1
+        self._placed: list[Any] = []
+
+    # -- before each frame is read
+
+    def sink(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
+        """Where the next frame goes. Raising leaves it unread."""
+        if meta is not None or self._position < 0:
+            return self._first(meta, nbytes)
+        position = self._position
+        self._position += 1
+        if self._head is not None:
+            self._read_head()
+        index = self._index
+        if index is None:
+            return None
+        if position >= len(index.own):
+            raise ProtocolError("tensor", f"more frames than the {len(index.own)} of the index")
+        entry = index.own[position]
+        if nbytes > entry.recipe.nbytes:
+            check_length(entry.recipe, nbytes)
+        if self._targets is None:
+            return None
+        buffer = None
+        if nbytes == entry.recipe.nbytes:
+            buffer = self._targets[entry.name].buffer_for(entry.recipe)
+        self._placed.append(buffer)
+        return buffer
+
+    def _first(self, meta: bytes | None, nbytes: int) -> Any:
+        header = _expect_bundle(meta)
+        self._position, self._placed, self._head = 0, [], None
+        self._index = header.index
+        limit = header.limit
+        if nbytes > (limit if limit is not None else header.start + MAX_PACKED):
+            raise ProtocolError("length", f"{nbytes} bytes in the first frame of a bundle")
+        if header.index is not None:
+            self._check(header.index)
+        elif self._targets is not None:
+            # the index is needed before the next frame, so it is read into memory of ours
+            self._head = header, bytearray(nbytes)
+            return self._head[1]
+        return None
+
+    def _read_head(self) -> None:
+        """The index from the first frame's data, if it is plain; a compressed one waits."""
+        assert self._head is not None
+        header, data = self._head
+        self._head = None
+        try:
+            index = header.index_of(data)
+        except ProtocolError:
+            return  # `finish` knows whether it was compressed or wrong
+        self._check(index)
+        self._index = index
+
+    def _check(self, index: Index) -> None:
+        targets = self._targets
+        if targets is None:
+            for entry in index.entries:
+                self._builder.check(entry.recipe)
+            return
+        names = {entry.name for entry in index.entries}
+        if names != targets.keys():
+            missing, unknown = sorted(names - targets.keys())[:5], sorted(targets.keys() - names)[:5]
+            raise TensorMismatch(f"out= has no {missing}" if missing else f"no {unknown} arrived for out=")
+        for entry in index.entries:
+            try:
+                targets[entry.name].check(entry.recipe)
+            except TensorMismatch as error:
+                raise TensorMismatch(f"{entry.name!r}: {error}") from error
+
+    # -- after all are read
+
+    def finish(self, frames: list[Any]) -> tuple[dict[str, Any], Any]:
+        """(tensors by name, metadata). Raises ProtocolError, TensorMismatch."""
+        first = frames[0]
+        header = _expect_bundle(first.meta)
+        if first.flags & EXTENDED_FLAGS != EXTENDED_FLAGS:
+            raise ProtocolError("tensor", f"flags {first.flags:#04x} and bundle header disagree")
+        data = first.data
+        if first.flags & _LZ4:
+            limit = header.limit
+            data = _decompressed(data, limit if limit is not None else header.start + MAX_PACKED)
+        index = header.index_of(data)
+        if len(data) != header.start + index.packed:
+            raise ProtocolError("length", f"{len(data)} bytes in the first frame of a bundle")
+        if len(frames) - 1 != len(index.own):
+            raise ProtocolError("tensor", f"{len(frames) - 1} frames for {len(index.own)} tensors")
+        metadata = header.metadata_of(data)
+        if type(data) is bytes and index.packed:
+            data = bytearray(data)
+        if self._targets is not None:
+            return self._fill(index, frames, data, header.start), metadata
+        return self._build(index, frames, data, header.start), metadata
+
+    def _build(self, index: Index, frames: list[Any], packed: Any, start: int) -> dict[str, Any]:
+        build = self._builder.build
+        tensors: dict[str, Any] = {}
+        position = 0
+        for entry in index.entries:
+            recipe = entry.recipe
+            if entry.offset is not None:
+                tensors[entry.name] = build(recipe, packed, start + entry.offset)
+                continue
+            position += 1
+            frame = frames[position]
+            if frame.meta is not None or frame.topic is not None:
+                _refuse_own(frame)
+            data = frame.data
+            if frame.flags & _LZ4:
+                data = _decompressed(data, recipe.nbytes)
+            if len(data) != recipe.nbytes:
+                check_length(recipe, len(data))
+            tensors[entry.name] = build(recipe, data)
+        return tensors
+
+    def _fill(self, index: Index, frames: list[Any], packed: Any, start: int) -> dict[str, Any]:
+        if self._index is not index:
+            self._check(index)
+        assert self._targets is not None
+        position = 0
+        for entry in index.entries:
+            target = self._targets[entry.name]
+            if entry.offset is not None:
+                target.fill(entry.recipe, packed, start + entry.offset)
+                continue
+            frame = frames[position + 1]
+            if frame.meta is not None or frame.topic is not None:
+                _refuse_own(frame)
+            placed = self._placed[position] if position < len(self._placed) else None
+            _take(frame, entry.recipe, target, placed)
+            position += 1
+        return {entry.name: self._targets[entry.name].out for entry in index.entries}
+
+
+def _expect_bundle(meta: bytes | None) -> BundleHeader:
+    if meta is None:
+        raise _no_tensor()
+    if kind_of(meta) == KIND_TENSOR:
+        raise TensorMismatch("the next message is a single tensor", hint="receive it with recv_tensor()")
+    return unpack_bundle(meta)
+
+
+def _refuse_own(frame: Any) -> None:
+    raise ProtocolError("tensor", "a header or a topic on a frame inside a bundle")

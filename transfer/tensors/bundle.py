@@ -1,0 +1,298 @@
+"""A dict of tensors with small metadata as one message.
+
+The first frame carries an extended header of kind 2, fixed part 16 bytes:
+
+    u32 length      of this header, these four bytes included
+    u8  kind        2
+    u8  where       0: the index follows in this header, 1: it is the beginning of the data
+    u16 reserved    0
+    u32 index       bytes
+    u32 metadata    bytes
+
+Its data is: index (where = 1 only), metadata (JSON, UTF-8; 0 bytes mean None), zeros up to a
+multiple of 64, then the small tensors, each padded with zeros to a multiple of 64. Every other
+tensor follows in a plain frame of its own, in the order of the index. The index:
+
+    u32 count
+    count times: u16 length of the name, u8 place (0 packed, 1 own frame), u8 reserved 0,
+                 tensor header (see `header.py`), name (UTF-8)
+
+Pure apart from joining bytes: no sockets here.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from typing import Any, Final
+
+from transfer.tensors.build import Recipe, recipe_for
+from transfer.tensors.export import Exported, export
+from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, kind_of, measure
+from transports.errors import ProtocolError, UsageError
+from transports.wire import EXTENDED_MAX, EXTENDED_MIN
+
+#: tensors below this many bytes share the first frame: copying them costs less than a frame each
+PACK_BELOW: Final = 8 * 1024
+ALIGNMENT: Final = 64
+MAX_TENSORS: Final = 65_536
+MAX_NAME: Final = 1024
+MAX_INDEX: Final = 16 << 20
+MAX_METADATA: Final = 16 << 20
+MAX_PACKED: Final = MAX_TENSORS * (PACK_BELOW + 64)
+
+_FIXED: Final = struct.Struct("<IBBHII")
+_COUNT: Final = struct.Struct("<I")
+_ENTRY: Final = struct.Struct("<HBB")
+_INLINE, _IN_DATA = 0, 1
+_PADDING: Final = bytes(ALIGNMENT)
+_CACHE_LIMIT: Final = 256
+#: larger indexes are not kept, so that the caches stay below a few MiB
+_CACHE_INDEX: Final = 16 * 1024
+assert _FIXED.size == EXTENDED_MIN
+
+_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+OutFrame = tuple[int, int, bytes | None, bytes | None, Any]
+
+
+# --- out --------------------------------------------------------------------------------------
+
+#: (index, header with the index in it or None, own frame?, packed?)
+_Layout = tuple[bytes, bytes | None, list[bool], list[bool]]
+_layouts: dict[tuple[Any, ...], _Layout] = {}
+
+
+def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) -> list[OutFrame]:
+    """The frames of one message. Tensors of PACK_BELOW bytes and more are not copied if dense.
+
+    Raises NotATensor, or UsageError for names and metadata that cannot travel.
+    """
+    exported = [export(tensor) for tensor in tensors.values()]
+    headers = [header for _, header, _ in exported]
+    key = (*tensors, *headers)
+    layout = _layouts.get(key)
+    if layout is None:
+        layout = _lay_out(list(tensors), exported)
+        if len(layout[0]) <= _CACHE_INDEX:
+            if len(_layouts) >= _CACHE_LIMIT:
+                _layouts.clear()
+            _layouts[key] = layout
+    index, complete, own, packed = layout
+    header: bytes
+    described = b"" if metadata is None else _encode(metadata)
+    buffers = [buffer for _, _, buffer in exported]
+    if complete is not None and not described:
+        header, data = complete, _first_data(b"", compress(buffers, packed))
+    else:
+        where = _INLINE if complete is not None else _IN_DATA
+        header = _header(index, where, len(described))
+        data = _first_data(index + described if where else described, compress(buffers, packed))
+    first: OutFrame = (EXTENDED_FLAGS, 0, topic, header, data)
+    return [first, *[(0, 0, None, None, buffer) for buffer in compress(buffers, own)]]
+
+
+def _lay_out(names: list[str], exported: Sequence[Exported]) -> _Layout:
+    if len(names) > MAX_TENSORS:
+        raise UsageError(f"{len(names)} tensors in one message; at most {MAX_TENSORS} can travel")
+    parts = [_COUNT.pack(len(names))]
+    own: list[bool] = []
+    for name, (_, header, buffer) in zip(names, exported, strict=True):
+        alone = memoryview(buffer).nbytes >= PACK_BELOW
+        encoded = _encode_name(name)
+        parts += (_ENTRY.pack(len(encoded), alone, 0), header, encoded)
+        own.append(alone)
+    index = b"".join(parts)
+    if len(index) > MAX_INDEX:
+        raise UsageError(f"the index of this message has {len(index)} bytes; at most {MAX_INDEX} can travel")
+    inline = len(index) <= EXTENDED_MAX - EXTENDED_MIN
+    header = _header(index, _INLINE, 0) if inline else None
+    return index, header, own, [not alone for alone in own]
+
+
+def _header(index: bytes, where: int, metadata: int) -> bytes:
+    inline = index if where == _INLINE else b""
+    length = EXTENDED_MIN + len(inline)
+    return _FIXED.pack(length, KIND_BUNDLE, where, 0, len(index), metadata) + inline
+
+
+def _encode_name(name: Any) -> bytes:
+    if not isinstance(name, str):
+        raise UsageError(f"the name of a tensor is a str, not {type(name).__name__}")
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{name!r} is no UTF-8") from error
+    if len(encoded) > MAX_NAME:
+        raise UsageError(f"a name of {len(encoded)} bytes; at most {MAX_NAME} can travel")
+    return encoded
+
+
+def _encode(metadata: Any) -> bytes:
+    try:
+        encoded = _to_json(metadata).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"metadata cannot be written as JSON: {error}",
+            hint="dicts, lists, strings, numbers, booleans and None travel; pickle is never used",
+        ) from error
+    if len(encoded) > MAX_METADATA:
+        raise UsageError(f"{len(encoded)} bytes of metadata; at most {MAX_METADATA} can travel")
+    return encoded
+
+
+def _first_data(head: bytes, packed: Any) -> bytes:
+    parts: list[Any] = [head, _PADDING[: -len(head) % ALIGNMENT]]
+    for buffer in packed:
+        parts += (buffer, _PADDING[: -memoryview(buffer).nbytes % ALIGNMENT])
+    return b"".join(parts) if len(parts) > 2 else head + parts[1]
+
+
+# --- in ---------------------------------------------------------------------------------------
+
+
+class Entry:
+    """One tensor of an index: where it lies. `offset` counts from the first packed tensor."""
+
+    __slots__ = ("name", "offset", "recipe")
+
+    def __init__(self, name: str, recipe: Recipe, offset: int | None) -> None:
+        self.name = name
+        self.recipe = recipe
+        self.offset = offset
+
+
+class Index:
+    """An index that was read and checked.
+
+    `entries` in their order; `own` those with a frame of their own; `packed` bytes of the others.
+    """
+
+    __slots__ = ("entries", "own", "packed")
+
+    def __init__(self, entries: list[Entry], packed: int) -> None:
+        self.entries = entries
+        self.own = [entry for entry in entries if entry.offset is None]
+        self.packed = packed
+
+
+class BundleHeader:
+    """The header of the first frame. `index` is None if it is in the data."""
+
+    __slots__ = ("_data_index", "index", "metadata_bytes")
+
+    def __init__(self, index: Index | None, data_index: int, metadata_bytes: int) -> None:
+        self.index = index
+        self._data_index = data_index
+        self.metadata_bytes = metadata_bytes
+
+    def index_of(self, data: Any) -> Index:
+        """The index, from the header or from the data. Raises ProtocolError."""
+        if self.index is not None:
+            return self.index
+        view = memoryview(data)
+        if view.nbytes < self._data_index:
+            raise ProtocolError("length", "the index of a bundle is cut off")
+        return _index(bytes(view[: self._data_index]))
+
+    @property
+    def start(self) -> int:
+        """Where the packed tensors begin in the data."""
+        head = self._data_index + self.metadata_bytes
+        return head + -head % ALIGNMENT
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes of the first frame's data, if the header alone tells them."""
+        return None if self.index is None else self.start + self.index.packed
+
+    def metadata_of(self, data: Any) -> Any:
+        """Raises ProtocolError("tensor") for what is no JSON."""
+        if not self.metadata_bytes:
+            return None
+        at = self._data_index
+        try:
+            return json.loads(bytes(memoryview(data)[at : at + self.metadata_bytes]))
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError("tensor", "the metadata of a bundle is not JSON") from error
+
+
+_headers: dict[bytes, BundleHeader] = {}
+_indexes: dict[bytes, Index] = {}
+
+
+def unpack_bundle(meta: bytes) -> BundleHeader:
+    """The header of a bundle, wholly checked. Raises ProtocolError. Thread-safe."""
+    header = _headers.get(meta)
+    if header is None:
+        header = _unpack(meta)
+        if len(_headers) >= _CACHE_LIMIT:
+            _headers.clear()
+        _headers[meta] = header
+    return header
+
+
+def _unpack(meta: bytes) -> BundleHeader:
+    if kind_of(meta) != KIND_BUNDLE:
+        raise ProtocolError("tensor", "a single tensor where a bundle is expected")
+    _, _, where, reserved, index_bytes, metadata_bytes = _FIXED.unpack_from(meta)
+    inline = meta[EXTENDED_MIN:]
+    if where not in (_INLINE, _IN_DATA) or reserved:
+        raise ProtocolError("tensor", "a bundle with unknown bits")
+    if index_bytes > MAX_INDEX or metadata_bytes > MAX_METADATA:
+        raise ProtocolError("too_large", f"a bundle with {index_bytes + metadata_bytes} bytes of description")
+    if len(inline) != (index_bytes if where == _INLINE else 0):
+        raise ProtocolError("tensor", "the index of a bundle has another length than its header says")
+    if where == _INLINE:
+        return BundleHeader(_index(inline), 0, metadata_bytes)
+    return BundleHeader(None, index_bytes, metadata_bytes)
+
+
+def _index(raw: bytes) -> Index:
+    index = _indexes.get(raw)
+    if index is None:
+        index = _read_index(raw)
+        if len(raw) <= _CACHE_INDEX:
+            if len(_indexes) >= _CACHE_LIMIT:
+                _indexes.clear()
+            _indexes[raw] = index
+    return index
+
+
+def _read_index(raw: bytes) -> Index:
+    if len(raw) < _COUNT.size:
+        raise ProtocolError("tensor", "the index of a bundle is cut off")
+    count: int = _COUNT.unpack_from(raw)[0]
+    if count > MAX_TENSORS:
+        raise ProtocolError("too_large", f"{count} tensors in one message")
+    entries: list[Entry] = []
+    names: set[str] = set()
+    at, packed = _COUNT.size, 0
+    for _ in range(count):
+        name, recipe, own, at = _read_entry(raw, at)
+        if name in names:
+            raise ProtocolError("tensor", f"the name {name!r} appears twice in a bundle")
+        names.add(name)
+        entries.append(Entry(name, recipe, None if own else packed))
+        if not own:
+            packed += recipe.nbytes + -recipe.nbytes % ALIGNMENT
+    if at != len(raw):
+        raise ProtocolError("tensor", f"{len(raw) - at} bytes too many in the index of a bundle")
+    return Index(entries, packed)
+
+
+def _read_entry(raw: bytes, at: int) -> tuple[str, Recipe, int, int]:
+    if len(raw) - at < _ENTRY.size:
+        raise ProtocolError("tensor", "the index of a bundle is cut off")
+    length, own, reserved = _ENTRY.unpack_from(raw, at)
+    at += _ENTRY.size
+    end = at + measure(raw, at)
+    if own > 1 or reserved or length > MAX_NAME or end + length > len(raw):
+        raise ProtocolError("tensor", "an entry of a bundle is malformed")
+    recipe = recipe_for(raw[at:end])
+    try:
+        return raw[end : end + length].decode(), recipe, own, end + length
+    except UnicodeDecodeError as error:
+        raise ProtocolError("tensor", "a name in a bundle is not UTF-8") from error

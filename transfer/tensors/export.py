@@ -1,0 +1,247 @@
+"""The way out: any tensor becomes (frame flags, header, C-contiguous buffer), without a copy if it is dense.
+
+Torch, numpy and others are known by their types only once the caller has loaded them; nothing is
+imported here that the object does not come from.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from transfer.tensors import dtypes
+from transfer.tensors.header import HOST, MAX_DIMS, TensorSpec, fortran_axes, pack
+from transports.errors import NotATensor, NotSupported
+
+#: (frame flags, header as on the wire, object with the buffer protocol, C-contiguous)
+Exported = tuple[int, bytes, Any]
+Exporter = Callable[[Any], Exported]
+
+#: headers repeat, message after message: (dtype, shape) -> (flags, header, numpy type to view as)
+_Entry = tuple[int, bytes, Any]
+_CACHE_LIMIT: Final = 4096
+_numpy_entries: dict[tuple[Any, tuple[int, ...]], _Entry] = {}
+_torch_entries: dict[tuple[Any, tuple[int, ...]], _Entry] = {}
+
+_exporters: dict[type, Exporter] = {}
+
+#: DLPack devices whose memory the host can read
+_HOST_DEVICES: Final = (1, 3, 11, 13)
+
+
+def export(tensor: Any) -> Exported:
+    """(flags, header, buffer) of a tensor.
+
+    Dense memory in any order of axes is used as it is; anything else is copied once. The buffer
+    keeps the memory alive; its contents must not change until they are sent. Raises NotATensor.
+    Thread-safe.
+    """
+    exporter = _exporters.get(type(tensor))
+    return exporter(tensor) if exporter is not None else _exporter_for(tensor)(tensor)
+
+
+def _exporter_for(tensor: Any) -> Exporter:
+    """Finds how to read an object; remembers it for the types that are met all the time."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(tensor, (numpy.ndarray, numpy.generic)):
+        if isinstance(tensor, numpy.ma.MaskedArray):
+            raise NotATensor("a masked array would lose its mask", hint="send x.filled(value)")
+        if type(tensor) is numpy.ndarray:
+            _exporters[numpy.ndarray] = _export_numpy
+        return _export_numpy if isinstance(tensor, numpy.ndarray) else _export_scalar
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            _exporters[type(tensor)] = _export_torch
+        return _export_torch
+    if hasattr(type(tensor), "__dlpack__"):
+        return _export_dlpack
+    return _export_buffer
+
+
+def _remember(cache: dict[Any, _Entry], key: Any, entry: _Entry) -> _Entry:
+    if len(cache) >= _CACHE_LIMIT:
+        cache.clear()
+    cache[key] = entry
+    return entry
+
+
+# --- numpy ------------------------------------------------------------------------------------
+
+
+def _export_numpy(array: Any) -> Exported:
+    if array.flags.c_contiguous:
+        key = (array.dtype, array.shape)
+        entry = _numpy_entries.get(key)
+        if entry is None:
+            entry = _remember(_numpy_entries, key, _numpy_entry(array.dtype, array.shape, None))
+        flags, header, view = entry
+        return flags, header, array if view is None else _viewed(array, view)
+    axes = dense_axes(array.shape, array.strides)
+    ordered = array.transpose(axes) if axes is not None else None
+    if ordered is None or not ordered.flags.c_contiguous:
+        import numpy
+
+        return _export_numpy(numpy.array(array, order="C", copy=True, subok=False))
+    flags, header, view = _numpy_entry(array.dtype, array.shape, axes)
+    return flags, header, ordered if view is None else _viewed(ordered, view)
+
+
+def _numpy_entry(dtype: Any, shape: tuple[int, ...], axes: tuple[int, ...] | None) -> _Entry:
+    code, text, itemsize = dtypes.describe_numpy(dtype)
+    flags, header = pack(TensorSpec(code, shape, itemsize, axes, text))
+    row = dtypes.BY_CODE.get(code)
+    if row is None:
+        return flags, header, "|u1"
+    return flags, header, row.view or None
+
+
+def _viewed(array: Any, view: str) -> Any:
+    """The same memory as a type that the buffer protocol knows."""
+    if array.ndim == 0 or array.dtype.itemsize != int(view[2:]):
+        array = array.reshape(-1)
+    return array.view(view)
+
+
+def _export_scalar(scalar: Any) -> Exported:
+    import numpy
+
+    return _export_numpy(numpy.asarray(scalar))
+
+
+def dense_axes(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The axes from the slowest to the fastest, if that order could make the memory contiguous.
+
+    None for more dimensions than travel and for negative strides. Whether there are gaps is for
+    the caller to ask of the transposed tensor.
+    """
+    ndim = len(shape)
+    if ndim > MAX_DIMS or min(strides, default=0) < 0:
+        return None
+    fortran = fortran_axes(ndim)
+    if all(strides[i] <= strides[i + 1] for i in range(ndim - 1)):
+        return fortran
+    return tuple(sorted(range(ndim), key=lambda axis: -strides[axis]))
+
+
+# --- torch ------------------------------------------------------------------------------------
+
+
+def _export_torch(tensor: Any) -> Exported:
+    try:
+        if tensor.is_contiguous():
+            entry = _torch_entries.get((tensor.dtype, tensor.shape))
+            if entry is not None:
+                flags, header, view = entry
+                if view is not None:
+                    tensor = tensor.view(view)
+                return flags, header, tensor.numpy()
+    except (RuntimeError, TypeError):
+        pass  # grad, conjugate, sparse, on a device ...: the careful way tells them apart
+    return _export_any_torch(tensor)
+
+
+def _export_any_torch(tensor: Any) -> Exported:
+    import torch
+
+    tensor = _plain_torch(torch, tensor)
+    device = (HOST, 0)
+    if tensor.device.type != "cpu":
+        kind, index = tensor.__dlpack_device__()
+        device = (int(kind), int(index))
+        tensor = tensor.cpu()
+    shape = tuple(tensor.shape)
+    axes = None
+    if not tensor.is_contiguous():
+        axes = dense_axes(shape, tensor.stride())
+        if axes is None or not tensor.permute(axes).is_contiguous():
+            axes, tensor = None, tensor.contiguous()
+    row = dtypes.describe_torch(tensor.dtype)
+    view = getattr(torch, {2: "int16", 1: "uint8"}[row.itemsize]) if row.view else None
+    flags, header = pack(TensorSpec(row.code, shape, row.itemsize, axes, "", device))
+    if axes is not None:
+        tensor = tensor.permute(axes)
+    elif device == (HOST, 0):
+        _remember(_torch_entries, (tensor.dtype, tensor.shape), (flags, header, view))
+    if view is not None:
+        tensor = tensor.view(view)
+    try:
+        return flags, header, tensor.numpy()
+    except RuntimeError as error:
+        raise NotSupported("torch was built without numpy, or numpy is missing") from error
+
+
+def _plain_torch(torch: Any, tensor: Any) -> Any:
+    """Without grad, conjugate and negative bit. Raises NotATensor for what has no plain memory."""
+    if tensor.layout is not torch.strided:
+        raise NotATensor(f"a tensor of layout {tensor.layout}", hint="send x.to_dense()")
+    if tensor.is_quantized:
+        raise NotATensor("a quantized tensor", hint="send x.int_repr() and the scale, or x.dequantize()")
+    if tensor.device.type == "meta":
+        raise NotATensor("a tensor on the meta device has no data")
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_conj():
+        tensor = tensor.resolve_conj()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor
+
+
+# --- anything else ----------------------------------------------------------------------------
+
+
+def _export_dlpack(tensor: Any) -> Exported:
+    try:
+        kind, index = (int(number) for number in tensor.__dlpack_device__())
+    except (AttributeError, TypeError, ValueError) as error:
+        raise NotATensor(f"{type(tensor).__name__} has a broken DLPack interface") from error
+    if kind not in _HOST_DEVICES:
+        raise NotATensor(
+            f"{type(tensor).__name__} is on device ({kind}, {index}), not in host memory",
+            hint="copy it to the host first",
+        )
+    try:
+        import numpy
+    except ImportError as error:
+        raise NotSupported("tensors by DLPack need numpy", hint="pip install numpy") from error
+    try:
+        array = numpy.from_dlpack(tensor)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise NotATensor(f"{type(tensor).__name__} of {getattr(tensor, 'dtype', '?')}: {error}") from error
+    return _export_numpy(array)
+
+
+#: format character and size of the buffer protocol -> our name
+_BUFFER_KINDS: Final = {"i": "bhilqn", "u": "BHILQNc", "f": "efd"}
+_BUFFER_NAMES: Final = {"i": "int", "u": "uint", "f": "float"}
+
+
+def _export_buffer(tensor: Any) -> Exported:
+    try:
+        view = memoryview(tensor)
+    except TypeError as error:
+        raise NotATensor(
+            f"{type(tensor).__name__} is no tensor",
+            hint="numpy, torch, DLPack and the buffer protocol are understood; for others use send()",
+        ) from error
+    except (BufferError, ValueError) as error:
+        raise NotATensor(f"{type(tensor).__name__} cannot export its memory: {error}") from error
+    row = dtypes.BY_NAME.get(_buffer_type(view.format, view.itemsize))
+    if row is None:
+        raise NotATensor(f"{type(tensor).__name__} has elements of format {view.format!r}")
+    flags, header = pack(TensorSpec(row.code, tuple(view.shape or ()), row.itemsize))
+    return flags, header, tensor if view.c_contiguous else view.tobytes()
+
+
+def _buffer_type(described: str, itemsize: int) -> str:
+    character = described.lstrip("@=" + ("<" if sys.byteorder == "little" else ">"))
+    if character == "?":
+        return "bool"
+    if character in ("Zf", "Zd"):
+        return f"complex{8 * itemsize}"
+    for kind, characters in _BUFFER_KINDS.items():
+        if character and character in characters:
+            return f"{_BUFFER_NAMES[kind]}{8 * itemsize}"
+    return ""

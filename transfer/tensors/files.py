@@ -1,0 +1,197 @@
+"""Tensors in files: `.safetensors` by its documented format, `.npy` by numpy.
+
+A safetensors file is u64 length of the header, the header (JSON: name -> dtype, shape, offsets;
+`__metadata__` -> strings), then the data without gaps. Nothing in it is ever executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, Final
+
+from transfer.tensors import dtypes
+from transfer.tensors.build import NUMPY, Recipe, builder_for, recipe_for
+from transfer.tensors.export import export
+from transfer.tensors.header import EXTENDED_FLAGS, MAX_BYTES, TensorSpec
+from transports.errors import NotATensor, ProtocolError, UsageError
+
+_LENGTH: Final = struct.Struct("<Q")
+#: the limit that the safetensors library has, too
+MAX_HEADER: Final = 100_000_000
+_METADATA: Final = "__metadata__"
+
+
+def load(path: str | os.PathLike[str], *, like: Any = None) -> tuple[dict[str, Any], dict[str, str]]:
+    """(tensors by name, metadata) of a .safetensors file, or of a .npy file under the name "".
+
+    The file is mapped, not read: pages come when they are touched, and writing to a tensor
+    changes this process's copy only. `like` as in `recv_tensor`. Raises UsageError for another
+    kind of file, ProtocolError for a broken one, OSError.
+    """
+    name = os.fspath(path)
+    if name.endswith(".npy"):
+        return {"": _load_npy(name, like)}, {}
+    if not name.endswith(".safetensors"):
+        raise UsageError(f"{name} is neither .safetensors nor .npy")
+    builder = builder_for(like)
+    with open(name, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < _LENGTH.size:
+            raise ProtocolError("truncated", f"{name} has {size} bytes")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    try:
+        rows, metadata, start = _read_header(mapped, name)
+        tensors: dict[str, Any] = {}
+        for key, (spec, offset) in rows.items():
+            recipe = Recipe(spec, EXTENDED_FLAGS)
+            builder.check(recipe)
+            tensors[key] = builder.build(recipe, mapped, start + offset)
+    except BaseException:
+        tensors = {}
+        mapped.close()
+        raise
+    if not any(spec.nbytes for spec, _ in rows.values()):
+        mapped.close()
+    return tensors, metadata
+
+
+_Rows = dict[str, tuple[TensorSpec, int]]
+
+
+def _read_header(mapped: mmap.mmap, name: str) -> tuple[_Rows, dict[str, str], int]:
+    (length,) = _LENGTH.unpack_from(mapped)
+    start = _LENGTH.size + length
+    if length > MAX_HEADER or start > len(mapped):
+        raise ProtocolError("truncated", f"{name} has a header of {length} bytes in {len(mapped)}")
+    try:
+        described = json.loads(mapped[_LENGTH.size : start].decode())
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("tensor", f"the header of {name} is not JSON") from error
+    if not isinstance(described, dict):
+        raise ProtocolError("tensor", f"the header of {name} is not an object")
+    metadata = described.pop(_METADATA, None) or {}
+    if not isinstance(metadata, dict):
+        raise ProtocolError("tensor", f"the metadata of {name} is not an object")
+    rows = {key: _read_row(key, row, len(mapped) - start) for key, row in described.items()}
+    return rows, metadata, start
+
+
+def _read_row(key: str, row: Any, available: int) -> tuple[TensorSpec, int]:
+    try:
+        kind, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError("tensor", f"{key!r} is described incompletely") from error
+    known = dtypes.BY_SAFETENSORS.get(kind) if isinstance(kind, str) else None
+    if known is None:
+        raise ProtocolError("dtype", f"{key!r} has the unknown dtype {kind!r}")
+    if not all(type(number) is int and 0 <= number <= MAX_BYTES for number in (*shape, begin, end)):
+        raise ProtocolError("shape", f"{key!r} has a shape or offsets that are no sizes")
+    spec = TensorSpec(known.code, shape, known.itemsize)
+    if end > available or end - begin != spec.nbytes or len(shape) > 32:
+        raise ProtocolError("shape", f"{key!r} has bytes {begin} to {end} for shape {list(shape)}")
+    return spec, begin
+
+
+def _load_npy(name: str, like: Any) -> Any:
+    import numpy
+
+    try:
+        array = numpy.load(name, mmap_mode="c", allow_pickle=False)
+    except ValueError:  # empty arrays cannot be mapped; objects and broken files fail again
+        try:
+            array = numpy.load(name, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise NotATensor(f"{name}: {error}") from error
+    array = array.view(numpy.ndarray)
+    builder = builder_for(like)
+    if builder is NUMPY:
+        return array
+    _, header, buffer = export(array)
+    return builder.build(recipe_for(header), buffer)
+
+
+def save(path: str | os.PathLike[str], tensors: Any, metadata: Mapping[str, str] | None = None) -> None:
+    """Writes a dict of tensors as .safetensors, or one tensor as .npy.
+
+    The file appears under its name only when it is complete. Raises NotATensor for dtypes that
+    the format does not have (complex128, structured ...), UsageError for metadata that is not
+    strings, OSError.
+    """
+    name = os.fspath(path)
+    if name.endswith(".npy"):
+        write = _npy_writer(tensors)
+    elif name.endswith(".safetensors"):
+        write = _safetensors_writer(tensors, metadata or {})
+    else:
+        raise UsageError(f"{name} is neither .safetensors nor .npy")
+    partial = f"{name}.{os.getpid()}.partial"
+    try:
+        with open(partial, "wb") as file:
+            write(file)
+        os.replace(partial, name)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
+        raise
+
+
+_Writer = Callable[[BinaryIO], None]
+
+
+def _npy_writer(tensor: Any) -> _Writer:
+    import numpy
+
+    _, header, buffer = export(tensor)
+    recipe = recipe_for(header)
+    row = dtypes.BY_CODE.get(recipe.spec.code)
+    if row is not None and not row.numpy:
+        raise NotATensor(f".npy has no {row.name}", hint="save it as .safetensors")
+    array = NUMPY.build(recipe, buffer)
+    return lambda file: numpy.save(file, array, allow_pickle=False)
+
+
+def _safetensors_writer(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> _Writer:
+    if not all(isinstance(text, str) for pair in metadata.items() for text in pair):
+        raise UsageError("the metadata of a .safetensors file is str to str")
+    if not all(isinstance(name, str) and name != _METADATA for name in tensors):
+        raise UsageError(f"names of tensors are str, and not {_METADATA}")
+    plain = {name: _in_c_order(name, tensor) for name, tensor in tensors.items()}
+    # the widest elements first, so that every tensor is aligned for its elements
+    order = sorted(plain, key=lambda name: (-plain[name][0].spec.itemsize, name))
+    described: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    at = 0
+    for name in order:
+        spec = plain[name][0].spec
+        kind = dtypes.BY_CODE[spec.code].safetensors
+        offsets = [at, at + spec.nbytes]
+        described[name] = {"dtype": kind, "shape": list(spec.shape), "data_offsets": offsets}
+        at = offsets[1]
+    header = json.dumps(described, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+
+    def write(file: BinaryIO) -> None:
+        file.write(_LENGTH.pack(len(header)) + header)
+        for name in order:
+            file.write(plain[name][1])
+
+    return write
+
+
+def _in_c_order(name: str, tensor: Any) -> tuple[Recipe, Any]:
+    _, header, buffer = export(tensor)
+    recipe = recipe_for(header)
+    row = dtypes.BY_CODE.get(recipe.spec.code)
+    if row is None or not row.safetensors:
+        what = row.name if row is not None else recipe.spec.text
+        raise NotATensor(f"{name!r}: safetensors has no {what}")
+    if recipe.spec.axes is not None:
+        import numpy
+
+        array = NUMPY.build(recipe, buffer)
+        return _in_c_order(name, numpy.ascontiguousarray(array))
+    return recipe, buffer

@@ -1,0 +1,111 @@
+"""Sending and receiving tensors: the methods that `Socket` inherits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from transfer.tensors.arrival import BundleArrival, Sink, receive_into, receive_one
+from transfer.tensors.build import Target, builder_for
+from transfer.tensors.bundle import OutFrame, frames_of
+from transfer.tensors.export import export
+from transports.errors import UsageError
+from transports.wire import MAX_TOPIC
+
+
+class FrameSocket(Protocol):
+    """What the tensor methods need of a socket; they use nothing else.
+
+    `_send_outframes`: one message, by the socket's pattern. `flags`: DONTWAIT, SNDMORE. `copy`:
+    None means by `copy_threshold`, False holds the memory and returns a tracker. Returns what
+    `send` returns. Compression is the socket's business.
+
+    `_recv_frames`: one whole message, envelope stripped, the pattern's state advanced. The sink
+    sees the frames of the body only, in order. If it raises, the message stays unread and the
+    exception comes out; if it raises ProtocolError, the socket may end the connection. Frames
+    with the LZ4 flag are still compressed.
+    """
+
+    def _send_outframes(self, frames: list[OutFrame], flags: int, track: bool, copy: bool | None) -> Any: ...
+
+    def _recv_frames(self, flags: int, sink: Sink | None) -> list[Any]: ...
+
+
+class TensorMethods:
+    """`send_tensor`, `recv_tensor`, `send_tensors`, `recv_tensors`. Thread-safe as the socket is."""
+
+    def send_tensor(
+        self: FrameSocket,
+        tensor: Any,
+        flags: int = 0,
+        *,
+        topic: bytes | str | None = None,
+        copy: bool | None = None,
+        track: bool = False,
+    ) -> Any:
+        """Sends one tensor: numpy, torch, or anything with DLPack or the buffer protocol.
+
+        Dense memory (C, Fortran or any order of axes) is not copied from 64 KiB on; `copy=False`
+        asks for that whatever the size, and then the memory must not change until the returned
+        tracker is done. A tensor on a device is staged through host memory. Raises NotATensor,
+        Again, and what the pattern raises.
+        """
+        bits, header, buffer = export(tensor)
+        if topic is not None:
+            topic = _topic(topic)
+        return self._send_outframes([(bits, 0, topic, header, buffer)], flags, track, copy)
+
+    def recv_tensor(self: FrameSocket, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
+        """Receives one tensor, writable and owning its memory.
+
+        A numpy array by default; `like=torch` (or a tensor) asks for that kind. With `out=` (a
+        numpy array, a torch tensor, plain writable memory) the bytes are read straight into it if
+        the order of axes allows, and `out` is returned.
+
+        Raises TensorMismatch, before anything is read, when the next message is no tensor or does
+        not fit `out`; it is then still unread. Raises Again after `rcvtimeo`. If the connection
+        breaks in the middle, `out` may be overwritten in part.
+        """
+        if out is not None:
+            return receive_into(self, flags, Target(out))
+        return receive_one(self, flags, builder_for(like))
+
+    def send_tensors(
+        self: FrameSocket,
+        tensors: Mapping[str, Any],
+        *,
+        meta: Any = None,
+        topic: bytes | str | None = None,
+        flags: int = 0,
+        track: bool = False,
+    ) -> Any:
+        """Sends a dict of tensors and metadata (whatever JSON can say) as one message.
+
+        Tensors below 8 KiB are packed together, others are sent from where they are. Raises
+        NotATensor, UsageError (names, metadata), Again.
+        """
+        encoded = None if topic is None else _topic(topic)
+        return self._send_outframes(frames_of(tensors, meta, encoded), flags, track, None)
+
+    def recv_tensors(
+        self: FrameSocket, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None
+    ) -> tuple[dict[str, Any], Any]:
+        """Receives what `send_tensors` sent: (tensors by name, metadata).
+
+        `out` maps every name that arrives to memory for it; `like` is as in `recv_tensor`. Small
+        tensors of one message share one piece of memory, which lives as long as any of them.
+
+        Raises TensorMismatch when the next message is no such dict (it is then still unread), or
+        when names, dtypes or shapes differ from `out` (still unread too, if the index is short
+        enough for the frame's header, about 50 tensors).
+        """
+        targets = None if out is None else {name: Target(memory) for name, memory in out.items()}
+        arrival = BundleArrival(builder_for(like), targets)
+        return arrival.finish(self._recv_frames(flags, arrival.sink))
+
+
+def _topic(topic: bytes | str) -> bytes:
+    encoded = topic.encode() if isinstance(topic, str) else bytes(topic)
+    if len(encoded) > MAX_TOPIC:
+        raise UsageError(f"a topic of {len(encoded)} bytes; at most {MAX_TOPIC} can travel")
+    return encoded
