@@ -1,0 +1,87 @@
+"""Checks after every test that it left nothing behind, for all test suites.
+
+Each test has a time-out (60 s, see pyproject.toml); a slow one raises its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+if "TRANSFER_CORE" not in os.environ and importlib.util.find_spec("transports.native.stream") is None:
+    # Warnings are errors here, and the twin warns unless it was asked for.
+    os.environ["TRANSFER_CORE"] = "twin"
+
+#: seconds that threads, descriptors and children have to go after a test
+GRACE = 3.0
+#: descriptors that other libraries open once and keep
+_KEPT = ("/dev/", "/proc/", "/sys/", "anon_inode:[perf", "/memfd:")
+
+
+def descriptors() -> dict[int, str]:
+    """Open descriptors of this process, and what they are."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found[int(entry.name)] = os.readlink(entry)
+        except OSError:
+            continue  # the directory itself
+    return found
+
+
+def children() -> set[int]:
+    """Processes that this one started and that still are, zombies too."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found.update(map(int, (task / "children").read_text().split()))
+        except OSError:
+            continue
+    return found
+
+
+def _lasting_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.is_alive()}
+
+
+def _left_descriptors(before: dict[int, str]) -> list[str]:
+    return [
+        f"{fd} -> {target}"
+        for fd, target in descriptors().items()
+        if before.get(fd) != target and not target.startswith(_KEPT)
+    ]
+
+
+def _settles(left: Callable[[], object]) -> object:
+    """What is still left after the grace period; falsy when all went."""
+    deadline = time.monotonic() + GRACE
+    while (rest := left()) and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    return rest
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a descriptor, a thread or a child process behind.
+
+    Tests marked `spark`, and those marked `keeps` with a reason, are let off: their session lives on.
+    """
+    if request.node.get_closest_marker("spark") or request.node.get_closest_marker("keeps"):
+        yield
+        return
+    fds, threads, processes = descriptors(), _lasting_threads(), children()
+    yield
+    left = _settles(lambda: _lasting_threads() - threads)
+    assert not left, f"threads left behind: {left}"
+    left = _settles(lambda: children() - processes)
+    assert not left, f"child processes left behind: {left}"
+    left = _settles(lambda: _left_descriptors(fds))
+    assert not left, f"descriptors left behind: {left}"

@@ -1,0 +1,63 @@
+"""The core in use: the compiled one, or its Python twin.
+
+The variable TRANSFER_CORE ("auto", "native", "twin") decides; "auto" takes the compiled one if it
+was built. `IMPLEMENTATION` says which it is, `REASON` why it is the twin.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from transports.config import core_choice
+from transports.errors import InternalError
+
+HOW = "install a C compiler and run `make setup` (or `pip install .`) again, or set TRANSFER_CORE=twin"
+
+
+def _choose(choice: str) -> tuple[ModuleType, str, str]:
+    """(module, implementation, reason). Raises InternalError if "native" was asked for and is missing."""
+    if choice == "twin":
+        return importlib.import_module("transports.twin"), "twin", "TRANSFER_CORE=twin"
+    try:
+        native = importlib.import_module("transports.native")
+        for name in __all__:
+            if name not in ("IMPLEMENTATION", "REASON"):
+                getattr(native, name)
+    except (ImportError, AttributeError) as error:
+        reason = f"the compiled core is missing ({error})"
+        if choice == "native":
+            raise InternalError(f"TRANSFER_CORE=native, but {reason}", hint=HOW) from error
+        warnings.warn(f"{reason}; the slower Python core is used. {HOW}", RuntimeWarning, stacklevel=3)
+        return importlib.import_module("transports.twin"), "twin", reason
+    return native, "native", ""
+
+
+__all__ = [
+    "IMPLEMENTATION",
+    "REASON",
+    "Flusher",
+    "Frame",
+    "HeldBuffer",
+    "Lease",
+    "Pool",
+    "SocketBase",
+    "Stream",
+]
+
+if TYPE_CHECKING:
+    from transports.core_contract import Flusher, Frame, HeldBuffer, Lease, Pool, SocketBase, Stream
+
+    IMPLEMENTATION: str
+    REASON: str
+else:
+    _module, IMPLEMENTATION, REASON = _choose(core_choice())
+    Flusher = _module.Flusher
+    Frame = _module.Frame
+    HeldBuffer = _module.HeldBuffer
+    Lease = _module.Lease
+    Pool = _module.Pool
+    SocketBase = _module.SocketBase
+    Stream = _module.Stream

@@ -1,0 +1,12 @@
+"""The core in Python: the reference that the compiled one is judged by, and the fallback.
+
+Same classes, same contract (`transports/core_contract.pyi`), same tests (`tests/core`).
+"""
+
+from transports.twin.flusher import Flusher
+from transports.twin.frame import Frame
+from transports.twin.pool import HeldBuffer, Lease, Pool
+from transports.twin.socket import SocketBase
+from transports.twin.stream import Stream
+
+__all__ = ["Flusher", "Frame", "HeldBuffer", "Lease", "Pool", "SocketBase", "Stream"]
