@@ -71,9 +71,10 @@ def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = B
 
 def _common(local: Offer, remote: Offer, base: str) -> tuple[str, ...]:
     """What both have, best first. Names that we do not know are no use to us."""
-    ranking = RANKING if base in RANKING else (*RANKING[:-1], base)
+    if base not in RANKING:
+        return (base,)  # ipc and inproc are chosen by their endpoint, and nothing is better there
     common = set(local.transports) & set(remote.transports) | {base}
-    return tuple(name for name in ranking if name in common)
+    return tuple(name for name in RANKING if name in common)
 
 
 def _wish(local: Offer, remote: Offer, base: str) -> tuple[str | None, str]:

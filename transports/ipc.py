@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import stat
+import struct
 import tempfile
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from transports.config import SocketOptions
 from transports.errors import AddressError, AddressInUse, TransferError
 from transports.tcp import SocketListener, begin_connect, bind_error, new_socket
 
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _HINT = "remove the file if no process uses it"
 
 
@@ -70,6 +72,12 @@ class IpcListener(SocketListener):
         self._folder = folder
         self._pid = os.getpid()  # a forked child closes its copy, and the file stays the parent's
 
+    def accept(self) -> tuple[socket.socket, str] | None:
+        accepted = super().accept()
+        if accepted is None or accepted[1]:
+            return accepted
+        return accepted[0], _who(accepted[0])  # connecting sockets have no name: their process has
+
     def close(self) -> None:
         inode, self._inode = self._inode, None
         # The file goes first: who comes in between finds nobody, and not a dead socket.
@@ -78,6 +86,13 @@ class IpcListener(SocketListener):
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
         super().close()
+
+
+def _who(connection: socket.socket) -> str:
+    if not hasattr(socket, "SO_PEERCRED"):
+        return ""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return f"process {_CREDENTIALS.unpack(credentials)[0]}"
 
 
 def _name(address: Address) -> str:

@@ -195,7 +195,8 @@ def describe(where: Any) -> str:
     """A peer's address for people: "127.0.0.1:4711", "[::1]:4711"; empty for an unnamed Unix socket."""
     if isinstance(where, tuple):
         return f"{format_host(where[0])}:{where[1]}"
-    return where.decode(errors="replace") if isinstance(where, bytes) else str(where)
+    text = where.decode(errors="replace") if isinstance(where, bytes) else str(where)
+    return text.replace("\0", "@")  # the abstract space
 
 
 # --- hosts ------------------------------------------------------------------------------------

@@ -1,0 +1,279 @@
+"""`inproc://name`: two sockets of one context. A name may be connected to before it is bound."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from transports.address import Address
+from transports.backoff import Backoff
+from transports.base import Capabilities, Listener
+from transports.config import SocketOptions
+from transports.connection import (
+    Acceptor,
+    Connected,
+    ConnectOptions,
+    Connector,
+    DirectTransport,
+    HelloFactory,
+    OnConnected,
+    OnFailed,
+    OnRefused,
+    OnRetried,
+)
+from transports.errors import AddressInUse, Broken, Closed, Fatal, HandshakeError, TransferError
+from transports.exchange import wished
+from transports.hello import negotiate
+from transports.inproc_stream import InprocStream, pair
+from transports.reactor import Reactor, Timer
+from transports.wire import SocketType
+
+SCHEME = "inproc"
+
+
+class InprocNames:
+    """Which names are bound, and who waits for one. Thread-safe; one for each reactor (context)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bound: dict[str, Any] = {}
+        self._waiting: dict[str, dict[Callable[[], None], None]] = {}  # in the order of their coming
+
+    def bind(self, address: Address, owner: Any) -> None:
+        """Raises AddressInUse. Whoever waits for the name is called."""
+        with self._lock:
+            if address.path in self._bound:
+                raise AddressInUse(f"{address} is in use", hint="a name can be bound once in a context")
+            self._bound[address.path] = owner
+            waiting = self._waiting.pop(address.path, {})
+        for wake in waiting:
+            wake()
+
+    def unbind(self, name: str, owner: Any) -> None:
+        with self._lock:
+            if self._bound.get(name) is owner:
+                del self._bound[name]
+
+    def find(self, name: str, wake: Callable[[], None] | None = None) -> Any:
+        """Who bound the name, or None; then `wake` is called once when somebody does."""
+        with self._lock:
+            owner = self._bound.get(name)
+            if owner is None and wake is not None:
+                self._waiting.setdefault(name, {})[wake] = None
+            return owner
+
+    def forget(self, name: str, wake: Callable[[], None]) -> None:
+        """Does not wait for the name any more."""
+        with self._lock:
+            waiting = self._waiting.get(name, {})
+            waiting.pop(wake, None)
+            if not waiting:
+                self._waiting.pop(name, None)
+
+
+_names: weakref.WeakKeyDictionary[Reactor, InprocNames] = weakref.WeakKeyDictionary()
+_names_lock = threading.Lock()
+
+
+def names_of(reactor: Reactor) -> InprocNames:
+    """The names of the context that has this reactor."""
+    with _names_lock:
+        return _names.setdefault(reactor, InprocNames())
+
+
+class InprocTransport(DirectTransport):
+    """Sockets meet by `serve` and `reach`; `listen` and `start_connect` give bare streams, without hello."""
+
+    scheme = SCHEME
+    capabilities = Capabilities(by_reference=True, same_host=True, has_socket=False)
+
+    def __init__(self, options: SocketOptions | None = None) -> None:
+        self.options = options  # there is no descriptor that could be told
+        self._names = InprocNames()  # for bare streams only
+
+    def serve(
+        self,
+        reactor: Reactor,
+        address: Address,
+        hello: HelloFactory,
+        on_connected: OnConnected,
+        on_failed: OnRefused,
+    ) -> Acceptor:
+        return InprocAcceptor(names_of(reactor), address, hello, on_connected, on_failed)
+
+    def reach(
+        self,
+        reactor: Reactor,
+        address: Address,
+        hello: HelloFactory,
+        on_connected: OnConnected,
+        on_failed: OnFailed,
+        on_retried: OnRetried | None,
+        options: ConnectOptions,
+    ) -> Connector:
+        return InprocConnector(reactor, address, hello, on_connected, on_failed, on_retried, options)
+
+    def listen(self, address: Address, *, backlog: int = 1024) -> Listener:
+        return InprocListener(self._names, address, backlog)
+
+    def start_connect(self, address: Address) -> InprocStream:
+        listener = self._names.find(address.path)
+        if listener is None:
+            raise Broken(f"cannot connect to {address}: nobody has bound it")
+        ours, theirs = pair(SocketType.PAIR, SocketType.PAIR)
+        listener.offer(theirs)
+        return ours
+
+
+class InprocListener(Listener):
+    """Hands out the other ends of bare streams. It has no descriptor: who accepts asks again."""
+
+    def __init__(self, names: InprocNames, address: Address, backlog: int) -> None:
+        self.address = address
+        self._names = names
+        self._waiting: deque[InprocStream] = deque()
+        self._backlog = max(1, backlog)
+        names.bind(address, self)
+
+    def fileno(self) -> int:
+        return -1
+
+    def offer(self, stream: InprocStream) -> None:
+        if len(self._waiting) >= self._backlog:
+            stream.close()
+            raise Broken(f"the backlog of {self.address} is full")
+        self._waiting.append(stream)
+
+    def accept(self) -> tuple[InprocStream, str] | None:
+        return (self._waiting.popleft(), str(self.address)) if self._waiting else None
+
+    def close(self) -> None:
+        self._names.unbind(self.address.path, self)
+        while self._waiting:
+            self._waiting.popleft().close()
+
+
+class InprocAcceptor:
+    """See `connection.Acceptor`."""
+
+    def __init__(
+        self,
+        names: InprocNames,
+        address: Address,
+        hello: HelloFactory,
+        on_connected: OnConnected,
+        on_failed: OnRefused,
+    ) -> None:
+        self.address = address
+        self.hello = hello
+        self.on_connected = on_connected
+        self.on_failed = on_failed
+        self._names = names
+        names.bind(address, self)
+
+    def close(self) -> None:
+        self._names.unbind(self.address.path, self)
+
+
+class InprocConnector:
+    """See `connection.Connector`. Both sides are in reach, so the handshake is one step of the reactor."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        address: Address,
+        hello: HelloFactory,
+        on_connected: OnConnected,
+        on_failed: OnFailed,
+        on_retried: OnRetried | None,
+        options: ConnectOptions,
+    ) -> None:
+        self.address = address
+        self._reactor = reactor
+        self._names = names_of(reactor)
+        self._hello = hello
+        self._on_connected = on_connected
+        self._on_failed = on_failed
+        self._on_retried = on_retried
+        self._backoff = Backoff(options.reconnect_first, options.reconnect_limit)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._connected = False
+        self._timer: Timer | None = None
+        reactor.call_soon(self._begin)
+
+    def lost(self) -> None:
+        with self._lock:
+            if self._closed or not self._connected:
+                return
+            self._connected = False
+        try:
+            self._reactor.call_soon(self._retry)
+        except Closed:  # the context ends
+            self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+        self._names.forget(self.address.path, self._bound)
+
+    # -- in the reactor's thread -----------------------------------------------------------------
+
+    def _bound(self) -> None:
+        """Somebody has bound the name; called in the thread that did."""
+        try:
+            self._reactor.call_soon(self._begin)
+        except Closed:
+            self.close()
+
+    def _begin(self) -> None:
+        if self._closed or self._connected:
+            return
+        acceptor = self._names.find(self.address.path, self._bound)
+        if self._closed:
+            self._names.forget(self.address.path, self._bound)
+        elif acceptor is not None:
+            self._meet(acceptor)
+
+    def _meet(self, acceptor: InprocAcceptor) -> None:
+        local, remote = wished(self._hello(), self.address, SCHEME), acceptor.hello()
+        try:
+            ours = negotiate(local, remote, base=SCHEME)
+            theirs = negotiate(remote, local, base=SCHEME)
+        except HandshakeError as error:
+            self._refused(error, acceptor)
+            return
+        here, there = pair(local.socket_type, remote.socket_type)
+        with self._lock:
+            if self._closed:
+                return
+            self._connected = True
+        peer = str(self.address)
+        acceptor.on_connected(Connected(-1, there, theirs, acceptor.address, peer))
+        self._on_connected(Connected(-1, here, ours, self.address, peer))
+
+    def _refused(self, error: HandshakeError, acceptor: InprocAcceptor) -> None:
+        acceptor.on_failed(error, str(self.address))
+        told: TransferError = error
+        if error.reason == "policy":
+            told = Fatal(f"{self.address}: {error}", hint=error.hint)
+            told.__cause__ = error
+            self.close()
+        try:
+            self._on_failed(told)
+        finally:
+            self._retry()
+
+    def _retry(self) -> None:
+        pause = self._backoff.next()
+        with self._lock:
+            if self._closed:
+                return
+            self._timer = self._reactor.call_later(pause, self._begin)
+        if self._on_retried is not None:
+            self._on_retried(pause)

@@ -1,0 +1,300 @@
+"""A pair of streams inside one process: messages go over by reference, under one lock.
+
+Both ends are foreign streams of `core_contract.pyi`. They have no descriptor: who waits is told by
+`on_readable` and `on_writable`, in the thread of the other end.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from transports.base import Stream
+from transports.core import Frame
+from transports.errors import Broken, ProtocolError, TransferError
+from transports.wire import MAX_DATA, Control, Flag, SocketType
+
+if TYPE_CHECKING:
+    from transports.core_contract import OutFrame
+
+_Released = Callable[[BaseException | None], None]
+_CREDIT = struct.Struct("<BQ")
+
+
+class _Message(NamedTuple):
+    """One message on its way: frames whose memory nobody changes any more, or which is held.
+
+    nbytes counts payload. released: still to be called, for held memory only.
+    """
+
+    frames: list[OutFrame]
+    nbytes: int
+    control: bool
+    released: _Released | None
+
+
+class InprocStream(Stream):
+    """One end. Made in pairs by `pair`.
+
+    Immutable `bytes` go by reference. Other memory is copied once, when it is sent, so that the
+    sender may write to it again; with `hold` it is copied when it is received instead. The payload
+    of a tensor arrives in memory of its own, which the receiver may write to.
+    """
+
+    def __init__(self, socket_type: int, lock: threading.Lock) -> None:
+        self.socket_type = socket_type
+        self.send_high_water = 1000
+        self.send_high_water_bytes = 64 << 20
+        self.max_message = MAX_DATA
+        self.credits = False
+        self.checksum = False  # nothing can be damaged on this way
+        self.last_received_ns = 0
+        self.last_sent_ns = 0
+        self._lock = lock
+        self._other: InprocStream
+        self._incoming: deque[_Message] = deque()
+        self._closed = False
+        self._room_wanted = False
+        self._credit_due = False  # the other end consumed more since we were told last
+        self._credit_told = 0
+        self._subscriptions: Counter[bytes] = Counter()
+
+    fd = -1
+
+    def fileno(self) -> int:
+        """-1: there is no descriptor."""
+        return -1
+
+    # -- data ----------------------------------------------------------------------------------
+
+    def send(
+        self,
+        frames: Sequence[OutFrame],
+        *,
+        force: bool = False,
+        hold: bool = False,
+        released: _Released | None = None,
+    ) -> bool:
+        size = sum(_size(frame[4]) for frame in frames)
+        with self._lock:
+            if self.broken is not None:
+                raise self._is_broken()
+            if not force and self._is_full(size):
+                self._room_wanted = True
+                return False
+            control = bool(frames[0][0] & Flag.CONTROL)
+            kept = [_kept(frame, hold) for frame in frames]
+            self._other._incoming.append(_Message(kept, size, control, released if hold else None))
+            if not control:
+                self.sent += 1
+                self.sent_bytes += size
+                self.queued += 1
+                self.queued_bytes += size
+            self.last_sent_ns = time.monotonic_ns()
+        if released is not None and not hold:
+            released(None)
+        _call(self._other.on_readable)
+        return True
+
+    def flush(self) -> bool:
+        """Always True: what was sent is with the other end already, whatever becomes of this one."""
+        return True
+
+    def receive(self) -> list[Frame] | None:
+        with self._lock:
+            if self._credit_due:
+                self._credit_due = False
+                return [_credit_frame(self._other.socket_type, self._credit_told)]
+            if self._closed or not self._incoming:
+                if self.broken is not None:
+                    raise self._is_broken()
+                return None
+            message = self._incoming.popleft()
+            if message.nbytes > self.max_message and not message.control:
+                error: TransferError = ProtocolError(
+                    "too_large", f"a message of {message.nbytes} bytes; {self.max_message} are taken"
+                )
+                self._incoming.appendleft(message)
+                wake = self._break(error)
+            else:
+                error, wake = None, self._taken(message)  # type: ignore[assignment]
+        for callback in wake:
+            _call(callback)
+        if error is not None:
+            raise error
+        last = len(message.frames) - 1
+        frames = [self._frame(frame, index < last) for index, frame in enumerate(message.frames)]
+        if message.released is not None:
+            message.released(None)
+        return frames
+
+    def take_unsent(self) -> list[list[OutFrame]]:
+        """After the other end closed: the messages that it never took."""
+        if self.broken is None:
+            return []
+        with self._lock:
+            left = [message for message in self._other._incoming if not message.control]
+            self._other._incoming.clear()
+            self.queued = self.queued_bytes = 0
+        _release(left, self.broken)
+        return [message.frames for message in left]
+
+    def close(self) -> int:
+        """Ends this end. What it sent can still be received; what it did not receive is lost to it.
+
+        The number of lost messages is always 0: the other end has them.
+        """
+        with self._lock:
+            if self._closed:
+                return 0
+            self._closed = True
+            wake = self._break(Broken("the other end of this inproc connection was closed"))
+            lost = self._forget()
+        _release(lost, self.broken)
+        for callback in wake:
+            _call(callback)
+        return 0
+
+    # -- subscriptions of the peer ---------------------------------------------------------------
+
+    @property
+    def subscriptions(self) -> tuple[bytes, ...]:
+        with self._lock:
+            return tuple(self._subscriptions)
+
+    def subscribe(self, prefix: bytes) -> None:
+        with self._lock:
+            self._subscriptions[bytes(prefix)] += 1
+
+    def unsubscribe(self, prefix: bytes) -> bool:
+        with self._lock:
+            if not self._subscriptions[prefix]:
+                del self._subscriptions[prefix]
+                return False
+            self._subscriptions[prefix] -= 1
+            if not self._subscriptions[prefix]:
+                del self._subscriptions[prefix]
+            return True
+
+    def matches(self, topic: bytes) -> bool:
+        with self._lock:
+            return any(topic.startswith(prefix) for prefix in self._subscriptions)
+
+    # -- under the lock --------------------------------------------------------------------------
+
+    def _is_full(self, size: int) -> bool:
+        if not self.queued:
+            return False  # one message is always taken, however large
+        if 0 < self.send_high_water <= self.queued:
+            return True
+        return 0 < self.send_high_water_bytes < self.queued_bytes + size
+
+    def _forget(self) -> list[_Message]:
+        """When nobody is left to take them: the messages of both directions."""
+        if not self._other._closed:
+            return []
+        lost = [*self._incoming, *self._other._incoming]
+        self._incoming.clear()
+        self._other._incoming.clear()
+        return lost
+
+    def _taken(self, message: _Message) -> list[Callable[[], None] | None]:
+        """Books a received message; whom to wake."""
+        other = self._other
+        self.last_received_ns = time.monotonic_ns()
+        if message.control:
+            return []
+        self.received += 1
+        self.received_bytes += message.nbytes
+        self.consumed = self.received
+        wake: list[Callable[[], None] | None] = []
+        if other.queued:
+            other.queued -= 1
+            other.queued_bytes -= message.nbytes
+        if other._room_wanted:
+            other._room_wanted = False
+            wake.append(other.on_writable)
+        if self.credits:
+            other._credit_told = self.consumed
+            if not other._credit_due:
+                other._credit_due = True
+                wake.append(other.on_readable)
+        return wake
+
+    def _break(self, error: TransferError) -> list[Callable[[], None] | None]:
+        """Both ends are broken from now on; whom to wake."""
+        for end in (self, self._other):
+            if end.broken is None:
+                end.broken = error
+        other = self._other
+        return [other.on_readable, other.on_writable]
+
+    def _frame(self, frame: OutFrame, more: bool) -> Frame:
+        """What the receiver gets, in memory of its own unless it is immutable."""
+        flags, sequence, topic, meta, data = frame
+        if flags & Flag.TENSOR:  # its receiver may write to it
+            data = data if isinstance(data, bytearray) else bytearray(data)
+        elif not isinstance(data, bytes):
+            data = bytes(data)
+        flags = flags & ~Flag.CRC | (Flag.MORE if more else 0) | (Flag.TOPIC if topic is not None else 0)
+        return Frame(
+            data,
+            flags=int(flags),
+            sequence=sequence or self.received,
+            socket_type=self._other.socket_type,
+            topic=topic,
+            meta=meta,
+        )
+
+    def _is_broken(self) -> TransferError:
+        error = Broken("this inproc connection has ended")
+        error.__cause__ = self.broken
+        return error
+
+
+def pair(one: SocketType, other: SocketType) -> tuple[InprocStream, InprocStream]:
+    """Two connected streams: the first is the end of a socket of type `one`."""
+    lock = threading.Lock()
+    first, second = InprocStream(one, lock), InprocStream(other, lock)
+    first._other, second._other = second, first
+    return first, second
+
+
+def _call(callback: Callable[[], None] | None) -> None:
+    if callback is not None:
+        callback()
+
+
+def _release(messages: list[_Message], error: BaseException | None) -> None:
+    for message in messages:
+        if message.released is not None:
+            message.released(error)
+
+
+def _kept(frame: OutFrame, hold: bool) -> OutFrame:
+    """The frame with data that stays as it is: `bytes` themselves, a held view, or a copy."""
+    flags, sequence, topic, meta, data = frame
+    if isinstance(data, bytes):
+        return frame
+    view = _view(data)
+    if hold:
+        return flags, sequence, topic, meta, view
+    # A tensor's copy is made where its receiver may write, so that one copy is enough.
+    return flags, sequence, topic, meta, bytearray(view) if flags & Flag.TENSOR else bytes(view)
+
+
+def _view(data: Any) -> memoryview:
+    view = memoryview(data)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def _size(data: Any) -> int:
+    return len(data) if isinstance(data, bytes) else memoryview(data).nbytes
+
+
+def _credit_frame(socket_type: int, consumed: int) -> Frame:
+    return Frame(_CREDIT.pack(Control.CREDIT, consumed), flags=int(Flag.CONTROL), socket_type=socket_type)
