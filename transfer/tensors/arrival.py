@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from transfer.tensors.build import NUMPY, Builder, Recipe, Target, check_length, known_recipes, recipe_for
+from transfer.tensors.build import NUMPY, Builder, Recipe, check_length, known_recipes, recipe_for
 from transfer.tensors.bundle import MAX_PACKED, BundleHeader, Index, unpack_bundle
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, KIND_TENSOR, kind_of
+from transfer.tensors.target import Target
 from transports.errors import ProtocolError, TensorMismatch
 from transports.wire import Flag
 
@@ -72,7 +73,7 @@ def _no_tensor() -> TensorMismatch:
 def _expect_for_numpy(meta: bytes | None, topic: bytes | None, nbytes: int) -> None:
     """The sink of the common case: checks before the payload is read, leaves memory to the pool."""
     recipe = known_recipes.get(meta)
-    if recipe is None or nbytes != recipe.nbytes or recipe.numpy_dtype is None:
+    if recipe is None or nbytes != recipe.nbytes or recipe.make_array is None:
         recipe = _expect_tensor(meta)
         _not_longer(recipe, nbytes)
         NUMPY.check(recipe)

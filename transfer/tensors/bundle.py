@@ -81,11 +81,11 @@ def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) ->
                 _layouts.clear()
             _layouts[key] = layout
     index, complete, own, packed = layout
-    header: bytes
     described = b"" if metadata is None else _encode(metadata)
     buffers = [buffer for _, _, buffer in exported]
     if complete is not None and not described:
-        header, data = complete, _first_data(b"", compress(buffers, packed))
+        header: bytes = complete
+        data = _first_data(b"", compress(buffers, packed))
     else:
         where = _INLINE if complete is not None else _IN_DATA
         header = _header(index, where, len(described))
@@ -99,10 +99,10 @@ def _lay_out(names: list[str], exported: Sequence[Exported]) -> _Layout:
         raise UsageError(f"{len(names)} tensors in one message; at most {MAX_TENSORS} can travel")
     parts = [_COUNT.pack(len(names))]
     own: list[bool] = []
-    for name, (_, header, buffer) in zip(names, exported, strict=True):
+    for name, (_, single, buffer) in zip(names, exported, strict=True):
         alone = memoryview(buffer).nbytes >= PACK_BELOW
         encoded = _encode_name(name)
-        parts += (_ENTRY.pack(len(encoded), alone, 0), header, encoded)
+        parts += (_ENTRY.pack(len(encoded), alone, 0), single, encoded)
         own.append(alone)
     index = b"".join(parts)
     if len(index) > MAX_INDEX:

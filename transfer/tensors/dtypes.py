@@ -172,6 +172,10 @@ def _all_ints(values: list[Any]) -> bool:
 # --- torch ------------------------------------------------------------------------------------
 
 
+#: torch types that have a name in numpy, by size: what the others are viewed as
+TORCH_VIEWS: Final = {1: "uint8", 2: "int16"}
+
+
 def describe_torch(dtype: Any) -> ElementType:
     """The row of a torch dtype. Raises NotATensor (quantized types, bits, int4 ...)."""
     row = BY_NAME.get(str(dtype).removeprefix("torch."))

@@ -18,11 +18,12 @@ from transports.errors import NotATensor, NotSupported
 Exported = tuple[int, bytes, Any]
 Exporter = Callable[[Any], Exported]
 
-#: headers repeat, message after message: (dtype, shape) -> (flags, header, numpy type to view as)
+#: headers repeat, message after message. The key is (dtype, shape), and the axes if not in C order;
+#: the entry (flags, header, type to view the memory as)
 _Entry = tuple[int, bytes, Any]
 _CACHE_LIMIT: Final = 4096
-_numpy_entries: dict[tuple[Any, tuple[int, ...]], _Entry] = {}
-_torch_entries: dict[tuple[Any, tuple[int, ...]], _Entry] = {}
+_numpy_entries: dict[tuple[Any, ...], _Entry] = {}
+_torch_entries: dict[tuple[Any, ...], _Entry] = {}
 
 _exporters: dict[type, Exporter] = {}
 
@@ -78,13 +79,22 @@ def _export_numpy(array: Any) -> Exported:
             entry = _remember(_numpy_entries, key, _numpy_entry(array.dtype, array.shape, None))
         flags, header, view = entry
         return flags, header, array if view is None else _viewed(array, view)
+    return _export_ordered(array)
+
+
+def _export_ordered(array: Any) -> Exported:
+    """Dense memory in another order of axes travels as it is; memory with gaps is copied."""
     axes = dense_axes(array.shape, array.strides)
     ordered = array.transpose(axes) if axes is not None else None
-    if ordered is None or not ordered.flags.c_contiguous:
+    if axes is None or ordered is None or not ordered.flags.c_contiguous:
         import numpy
 
         return _export_numpy(numpy.array(array, order="C", copy=True, subok=False))
-    flags, header, view = _numpy_entry(array.dtype, array.shape, axes)
+    key = (array.dtype, array.shape, axes)
+    entry = _numpy_entries.get(key)
+    if entry is None:
+        entry = _remember(_numpy_entries, key, _numpy_entry(array.dtype, array.shape, axes))
+    flags, header, view = entry
     return flags, header, ordered if view is None else _viewed(ordered, view)
 
 
@@ -158,7 +168,7 @@ def _export_any_torch(tensor: Any) -> Exported:
         if axes is None or not tensor.permute(axes).is_contiguous():
             axes, tensor = None, tensor.contiguous()
     row = dtypes.describe_torch(tensor.dtype)
-    view = getattr(torch, {2: "int16", 1: "uint8"}[row.itemsize]) if row.view else None
+    view = getattr(torch, dtypes.TORCH_VIEWS[row.itemsize]) if row.view else None
     flags, header = pack(TensorSpec(row.code, shape, row.itemsize, axes, "", device))
     if axes is not None:
         tensor = tensor.permute(axes)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from transfer.tensors.arrival import BundleArrival, Sink, receive_into, receive_one
-from transfer.tensors.build import Target, builder_for
+from transfer.tensors.build import builder_for
 from transfer.tensors.bundle import OutFrame, frames_of
 from transfer.tensors.export import export
+from transfer.tensors.target import target_for
 from transports.errors import UsageError
 from transports.wire import MAX_TOPIC
 
@@ -67,7 +68,7 @@ class TensorMethods:
         breaks in the middle, `out` may be overwritten in part.
         """
         if out is not None:
-            return receive_into(self, flags, Target(out))
+            return receive_into(self, flags, target_for(out))
         return receive_one(self, flags, builder_for(like))
 
     def send_tensors(
@@ -99,7 +100,7 @@ class TensorMethods:
         when names, dtypes or shapes differ from `out` (still unread too, if the index is short
         enough for the frame's header, about 50 tensors).
         """
-        targets = None if out is None else {name: Target(memory) for name, memory in out.items()}
+        targets = None if out is None else {name: target_for(memory) for name, memory in out.items()}
         arrival = BundleArrival(builder_for(like), targets)
         return arrival.finish(self._recv_frames(flags, arrival.sink))
 

@@ -1,0 +1,127 @@
+"""Memory of the caller (`out=`) that a tensor is received into.
+
+`check` compares before anything is read. `buffer_for` gives the memory if the bytes can be read
+straight into it; else `fill` copies them once.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from transfer.tensors.build import NUMPY, TORCH, Recipe
+from transports.errors import NotATensor, TensorMismatch
+
+
+class NumpyTarget:
+    """An array, in any order of axes, also one with gaps."""
+
+    __slots__ = ("out",)
+
+    def __init__(self, out: Any) -> None:
+        if not out.flags.writeable:
+            raise TensorMismatch("out= is read-only")
+        self.out = out
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises TensorMismatch if dtype or shape differ."""
+        if recipe.make_array is None:
+            NUMPY.check(recipe)
+        if recipe.numpy_dtype != self.out.dtype or recipe.shape != self.out.shape:
+            raise _mismatch(self.out, recipe.numpy_dtype, recipe)
+
+    def buffer_for(self, recipe: Recipe) -> Any:
+        """Writable memory for the bytes as they lie on the wire, or None."""
+        out = self.out
+        if recipe.spec.axes is not None:
+            out = out.transpose(recipe.spec.axes)
+        if not out.flags.c_contiguous or not recipe.nbytes:
+            return None
+        return out if recipe.numpy_view is None else out.reshape(-1).view(recipe.numpy_view)
+
+    def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
+        """Copies bytes that arrived elsewhere."""
+        self.out[...] = NUMPY.build(recipe, data, offset)
+
+
+class TorchTarget:
+    """A tensor, in any order of axes, on any device."""
+
+    __slots__ = ("_plain", "out")
+
+    def __init__(self, torch: Any, out: Any) -> None:
+        if out.layout is not torch.strided or out.is_quantized or out.device.type == "meta":
+            raise NotATensor("out= has no plain memory")
+        self.out = out
+        self._plain = out.detach() if out.requires_grad else out
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises TensorMismatch if dtype or shape differ."""
+        TORCH.check(recipe)
+        if recipe.torch_dtype != self.out.dtype or recipe.shape != self.out.shape:
+            raise _mismatch(self.out, recipe.torch_dtype, recipe)
+
+    def buffer_for(self, recipe: Recipe) -> Any:
+        """Writable memory for the bytes as they lie on the wire, or None."""
+        plain = self._plain
+        if not plain.is_cpu or plain.is_conj() or plain.is_neg() or not recipe.nbytes:
+            return None
+        if recipe.spec.axes is not None:
+            plain = plain.permute(recipe.spec.axes)
+        if not plain.is_contiguous():
+            return None
+        if recipe.torch_view is not None:
+            plain = plain.view(getattr(sys.modules["torch"], recipe.torch_view))
+        return plain.numpy()
+
+    def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
+        """Copies bytes that arrived elsewhere."""
+        self._plain.copy_(TORCH.build(recipe, data, offset))
+
+
+class MemoryTarget:
+    """Plain writable memory (bytearray, memoryview ...): any dtype and shape of as many bytes."""
+
+    __slots__ = ("_view", "out")
+
+    def __init__(self, out: Any) -> None:
+        try:
+            view = memoryview(out)
+        except TypeError as error:
+            raise NotATensor(f"out= is {type(out).__name__}, which has no memory to read into") from error
+        if view.readonly or not view.c_contiguous:
+            raise TensorMismatch("out= is read-only or not contiguous")
+        self.out = out
+        self._view = view.cast("B") if view.nbytes else view
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises TensorMismatch if the number of bytes differs."""
+        if recipe.nbytes != self._view.nbytes:
+            raise TensorMismatch(f"out= has {self._view.nbytes} bytes, the tensor {recipe.nbytes}")
+
+    def buffer_for(self, recipe: Recipe) -> Any:
+        """The memory itself."""
+        return self._view if recipe.nbytes else None
+
+    def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
+        """Copies bytes that arrived elsewhere."""
+        if recipe.nbytes:
+            self._view[:] = memoryview(data).cast("B")[offset : offset + recipe.nbytes]
+
+
+Target = NumpyTarget | TorchTarget | MemoryTarget
+
+
+def target_for(out: Any) -> Target:
+    """What `out=` means. Raises TensorMismatch (read-only), NotATensor."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(out, numpy.ndarray):
+        return NumpyTarget(out)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(out, torch.Tensor):
+        return TorchTarget(torch, out)
+    return MemoryTarget(out)
+
+
+def _mismatch(out: Any, arrived: Any, recipe: Recipe) -> TensorMismatch:
+    return TensorMismatch(f"out= is {out.dtype} {list(out.shape)}, the tensor {arrived} {list(recipe.shape)}")
