@@ -1,0 +1,134 @@
+"""The contract of a transport, in one file. `transports/testing/` is the same contract executed.
+
+A transport moves frames between two processes. The layers above never ask for its name: what it
+can do stands in `Capabilities`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transports.address import Address
+    from transports.core_contract import Frame, OutFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a transport can do, so that nobody needs its name.
+
+    `by_reference`: payloads are handed over inside the process, without bytes on a wire.
+    `same_host`: both ends are on one machine. `device_memory`: GPU pointers travel as they are.
+    `has_socket`: connections are file descriptors that `core.Stream` can drive.
+    """
+
+    by_reference: bool = False
+    same_host: bool = False
+    device_memory: bool = False
+    has_socket: bool = True
+
+
+class Listener(ABC):
+    """A bound endpoint. Owned by whoever called `Transport.listen`; closing twice is fine."""
+
+    #: the endpoint as bound, with the real port
+    address: Address
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """A descriptor that is readable when `accept` has something to take."""
+
+    @abstractmethod
+    def accept(self) -> tuple[Any, str] | None:
+        """(connection, where from), or None if nobody is waiting. Never blocks.
+
+        The connection of a transport with `has_socket` is a connected, non-blocking
+        `socket.socket`. Raises OutOfDescriptors; the listener stays usable.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stops listening and removes what `listen` left in the file system."""
+
+
+class Transport(ABC):
+    """A way to reach a peer, found by the scheme of an endpoint (see `transports.registry`)."""
+
+    scheme: str
+    capabilities: Capabilities
+
+    @abstractmethod
+    def listen(self, address: Address, *, backlog: int = 1024) -> Listener:
+        """Binds. Raises AddressInUse, AddressNotAvailable, AddressError."""
+
+    @abstractmethod
+    def start_connect(self, address: Address) -> Any:
+        """Begins a connection and returns at once.
+
+        With `has_socket`: a non-blocking socket whose connect is under way; it is done when it is
+        writable and SO_ERROR is 0. Raises Broken if it failed at once, AddressError if the name
+        cannot be resolved.
+        """
+
+
+class Stream(ABC):
+    """Frames between two peers. `core.Stream` fulfils this over a descriptor; other transports
+    derive from it. The meaning of each method and counter is told in `core_contract.pyi`.
+
+    Thread-safety: all methods from any thread. `close` is idempotent and never waits.
+    """
+
+    peer: Any = None
+    sent: int = 0
+    sent_bytes: int = 0
+    queued: int = 0
+    queued_bytes: int = 0
+    received: int = 0
+    received_bytes: int = 0
+    consumed: int = 0
+    confirmed: int = 0
+    dropped: int = 0
+    blocked_ns: int = 0
+    waited_ns: int = 0
+    broken: BaseException | None = None
+    on_readable: Callable[[], None] | None = None
+    on_writable: Callable[[], None] | None = None
+
+    @abstractmethod
+    def send(
+        self,
+        frames: Sequence[OutFrame],
+        *,
+        force: bool = False,
+        hold: bool = False,
+        released: Callable[[BaseException | None], None] | None = None,
+    ) -> bool:
+        """Takes one message whole, or nothing (False). Never waits. Raises Broken."""
+
+    @abstractmethod
+    def flush(self) -> bool:
+        """True when nothing is queued any more."""
+
+    @abstractmethod
+    def receive(self) -> list[Frame] | None:
+        """One message or control frame, None if there is none. Raises Broken, ProtocolError."""
+
+    @abstractmethod
+    def take_unsent(self) -> list[list[OutFrame]]:
+        """The messages of which nothing left this process; they are no longer queued."""
+
+    @abstractmethod
+    def close(self) -> int:
+        """Ends at once; how many queued messages were lost."""
+
+    @abstractmethod
+    def subscribe(self, prefix: bytes) -> None: ...
+
+    @abstractmethod
+    def unsubscribe(self, prefix: bytes) -> bool: ...
+
+    @abstractmethod
+    def matches(self, topic: bytes) -> bool: ...

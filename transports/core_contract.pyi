@@ -1,0 +1,244 @@
+"""What the compiled core (`transports/native`) and its Python twin (`transports/twin`) provide.
+
+`transports/core.py` exports these names from the one in use, plus `IMPLEMENTATION` ("native" or
+"twin") and `REASON` (why the twin is in use, or "").
+
+Threads: every method may be called from any thread. `Stream` has a mutex of its own, since the
+flusher thread never takes the GIL.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+class Buffer(Protocol):  # whatever supports the buffer protocol
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+# --- memory -----------------------------------------------------------------------------------
+
+class Pool:
+    """Owns receive buffers in size classes. Returned buffers are kept up to `limit` bytes."""
+
+    def __init__(self, limit: int = 1 << 28) -> None: ...
+    def lease(self, nbytes: int) -> Lease: ...  # MemoryError -> InternalError
+    def close(self) -> None: ...  # frees what is cached; leases still out free themselves later
+    in_use: int  # bytes out on lease
+    cached: int  # bytes kept for reuse
+
+class Lease:
+    """`nbytes` writable bytes (buffer protocol, format "B", 1-d). They go back to the pool when the
+    last view of the lease dies. 64-byte aligned."""
+
+    nbytes: int
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class HeldBuffer:
+    """A user's object exported (contiguous, read-only is fine) until this dies or `release()`."""
+
+    def __init__(self, obj: Any) -> None: ...  # BufferError/TypeError as memoryview() raises them
+    nbytes: int
+    def release(self) -> None: ...
+
+# --- frames -----------------------------------------------------------------------------------
+
+class Frame:
+    """One frame as it arrived. Also pyzmq's Frame as `recv(copy=False)` returns it."""
+
+    def __init__(
+        self,
+        data: Any = b"",
+        *,
+        flags: int = 0,
+        sequence: int = 0,
+        socket_type: int = 0,
+        topic: bytes | None = None,
+        meta: bytes | None = None,
+    ) -> None: ...
+    data: bytes | Lease | Any
+    flags: int  # transports.wire.Flag bits
+    sequence: int
+    socket_type: int
+    topic: bytes | None
+    meta: bytes | None  # the tensor header as on the wire (48 bytes, or extended), if there is one
+    @property
+    def more(self) -> bool: ...
+    @property
+    def bytes(self) -> bytes: ...  # a copy of data
+    @property
+    def buffer(self) -> memoryview: ...  # a view of data
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+# A frame to send: (flags, sequence, topic, meta, data). flags may hold TENSOR, EXTENDED, LZ4, ACK,
+# CONTROL, CRC; the stream adds TOPIC (topic is not None), MORE (all but the last of a message).
+# sequence 0 means: the stream's own count of messages, beginning with 1.
+# With CRC in flags (or the stream's `checksum`) the stream computes the CRC-32.
+OutFrame = tuple[int, int, bytes | None, bytes | None, Any]
+
+# A sink chooses where a frame's payload is read to: sink(meta, topic, nbytes) -> a writable
+# buffer of exactly nbytes, or None for a lease of the pool. Called for frames of 4 KiB or more
+# before the payload is read, and for smaller ones before it is copied. If it raises, the frame
+# stays unread and the exception leaves `_recv_message`.
+Sink = Callable[[bytes | None, bytes | None, int], Any]
+
+class Flusher:
+    """The native thread of a context. It never takes the GIL: it writes what streams have pending
+    100 µs after it was buffered, drains streams whose kernel buffer was full, and sends credits."""
+
+    def __init__(self) -> None: ...  # the thread starts with the first use
+    def fileno(self) -> int: ...  # readable when `reap()` has something to do
+    def reap(self) -> None: ...  # releases held buffers that are written; calls `released` callbacks
+    def close(self) -> None: ...  # joins the thread; streams must be closed before
+
+class Stream:
+    """One connection: framing, coalescing, reading. `fd` is a connected non-blocking stream socket
+    that the stream owns from now on, or -1: then frames queue until `open(fd)`."""
+
+    def __init__(
+        self,
+        fd: int,
+        socket_type: int,  # ours, transports.wire.SocketType
+        flusher: Flusher,
+        pool: Pool,
+        *,
+        send_high_water: int = 1000,  # messages; 0 = no limit
+        send_high_water_bytes: int = 64 << 20,  # bytes; 0 = no limit; one message is always taken
+        max_message: int = 16 << 30,  # limit of an arriving frame's data, bytes
+        checksum: bool = False,
+        credits: bool = False,  # send CREDIT frames (<BQ>: kind, messages consumed) every ~20 ms
+    ) -> None: ...
+    peer: Any  # the owner's; the core never looks at it
+    fd: int
+    def fileno(self) -> int: ...
+    def open(self, fd: int) -> None: ...  # for a stream made with fd -1
+    # -- counters, plain integers
+    sent: int  # messages accepted by send
+    sent_bytes: int  # payload bytes
+    queued: int  # messages accepted and not yet wholly given to the kernel
+    queued_bytes: int
+    received: int  # messages handed to the caller
+    received_bytes: int
+    consumed: int  # = received; what credits say
+    confirmed: int  # written by the owner from the peer's CREDIT frames
+    dropped: int  # messages refused by a full queue in a FANOUT
+    blocked_ns: int  # time senders waited for room in this stream
+    waited_ns: int  # time receivers waited before a frame of this stream arrived
+    last_received_ns: int  # time.monotonic_ns() of the last bytes read
+    last_sent_ns: int
+    # -- limits that may change at any time and apply at once
+    send_high_water: int
+    send_high_water_bytes: int
+    max_message: int
+    credits: bool
+    checksum: bool
+    broken: BaseException | None  # why this stream takes no more, or None
+    # -- subscriptions of the peer, for FANOUT; multiset by prefix
+    def subscribe(self, prefix: bytes) -> None: ...
+    def unsubscribe(self, prefix: bytes) -> bool: ...  # False if it was not subscribed
+    def matches(self, topic: bytes) -> bool: ...
+    subscriptions: tuple[bytes, ...]
+    # -- data
+    def send(
+        self,
+        frames: Sequence[OutFrame],
+        *,
+        force: bool = False,  # ignore the high-water mark (control frames)
+        hold: bool = False,  # True: keep user memory exported instead of waiting or copying
+        released: Callable[[BaseException | None], None] | None = None,
+    ) -> bool:
+        """Queues one message whole, and writes what the kernel takes now, without ever waiting.
+        False: full, nothing was taken. What the kernel did not take is held if it is `bytes` or
+        `hold` is set, else copied. `released(error)` is called exactly once under the GIL, from
+        this call, `reap()` or `close()`: None when no user memory is referenced any more and all
+        was given to the kernel, else the reason. Raises Broken if the connection is gone."""
+    def flush(self) -> bool: ...  # writes what the kernel takes; True when nothing is queued
+    def receive(self) -> list[Frame] | None:
+        """For streams that no socket reads (send-only sockets: the reactor calls it). One message,
+        or a list of one control frame, without waiting; None: nothing there. Raises ProtocolError,
+        or Broken at the end of the stream."""
+    def take_unsent(self) -> list[list[OutFrame]]:
+        """Removes and returns the messages (not control frames) of which no byte was given to the
+        kernel. For streams that are broken or still have no fd. A message that was begun counts as
+        written. User memory in the result stays exported as long as the result lives."""
+    def close(self) -> int:
+        """Idempotent, at once, no waiting: closes fd, returns how many queued messages were lost."""
+
+class SocketBase:
+    """The fast path of a Socket. `transfer.Socket` derives from it and overrides the hooks."""
+
+    def __init__(
+        self, socket_type: int, send_mode: int, receive_mode: int, flusher: Flusher, pool: Pool
+    ) -> None: ...
+    # send_mode: 0 NONE (send() always goes to _send_general), 1 ROUND_ROBIN, 2 FANOUT
+    # receive_mode: 0 NONE (recv() always goes to _recv_general), 1 FAIR, 2 FILTERED
+    # options, plain attributes that apply at once
+    send_timeout: int  # ms, -1 endless
+    receive_timeout: int
+    copy_threshold: int  # bytes (default 65536) from which payloads are not copied
+    spin_us: int  # busy-wait before sleeping in recv, default 0
+    # own subscriptions, for FILTERED
+    def _filter_add(self, prefix: bytes) -> None: ...
+    def _filter_remove(self, prefix: bytes) -> bool: ...
+    # counters
+    messages_sent: int
+    messages_received: int
+    bytes_sent: int
+    bytes_received: int
+    dropped_no_peer: int  # FANOUT with nobody subscribed
+    filtered: int  # FILTERED: arrived and matched none of our subscriptions
+    blocked_ns: int
+    waited_ns: int
+
+    # -- what users call
+    def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        """Fast: one part, flags 0 or DONTWAIT (1), no track, mode ROUND_ROBIN or FANOUT, no
+        foreign stream attached, `_general_send` not set. Else `_send_general(...)`."""
+    def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        """Fast: mode FAIR or FILTERED, `_general_recv` not set, and the message is one plain frame
+        (no topic, no tensor, no MORE, no LZ4). Returns bytes, or Frame if not copy. A message of
+        another shape goes to `_deliver(stream, frames, flags, copy)`, whose value is returned.
+        Raises Again after receive_timeout (or at once with DONTWAIT)."""
+    def fileno(self) -> int: ...  # epoll descriptor, readable when recv may succeed
+    def _readable(self) -> bool: ...  # a recv would not block (decoded or unread data is there)
+    def _writable(self) -> bool: ...  # a send would not block
+    # -- for the subclass
+    _general_send: bool  # the subclass sets these when every call must go to its method
+    _general_recv: bool
+    closed: bool
+    def _attach(self, stream: Any, sends: bool, receives: bool) -> None: ...
+    def _detach(self, stream: Any) -> None: ...
+    def _streams(self) -> list[Any]: ...
+    def _send_frames(
+        self,
+        frames: Sequence[OutFrame],
+        timeout: int,  # ms, -1 endless, 0 do not wait
+        *,
+        stream: Any = None,  # this one only; None: by the distributor
+        topic: bytes | None = None,  # FANOUT: what subscriptions match; None: frames[0]'s topic or data
+        hold: bool = False,
+        released: Callable[[BaseException | None], None] | None = None,
+    ) -> Any:
+        """The stream that took it (FANOUT: how many took it). Raises Again, Closed, or Broken (only
+        with `stream=`). Large user memory (copy_threshold) that is neither `bytes` nor `hold` is
+        written while progress is made (no wait of more than 20 ms for the kernel), then copied."""
+    def _recv_message(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Frame]]:
+        """One whole message of the next ready stream: (stream, frames). Raises Again, Closed.
+        Control frames go to `_on_control` and are not returned."""
+    def _wait_writable(self, timeout: int) -> bool: ...  # until a send may succeed
+    def _notify(self) -> None: ...  # any thread: wake all who wait in this socket, they look again
+    def _close_core(self) -> None: ...  # sets closed, wakes waiters (they raise Closed), frees fds
+    # -- hooks, called under the GIL, in the thread that found it; the default does nothing
+    def _send_general(self, data: Any, flags: int, copy: bool, track: bool) -> Any: ...
+    def _recv_general(self, flags: int, copy: bool, track: bool) -> Any: ...
+    def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any: ...
+    def _on_control(self, stream: Any, frame: Frame) -> None: ...
+    def _on_lost(self, stream: Any, error: BaseException) -> None:
+        """The stream ended (Broken) or failed (ProtocolError). It is detached already and not closed."""
+
+# A foreign stream (inproc, later verbs and ucx) is any object with the methods and counters of
+# `Stream` above (`transports.base.Stream` is the ABC), plus
+#     on_readable: Callable[[], None] | None   set by _attach; the stream calls it when receive()
+#                                              has something new or the stream broke
+#     on_writable: Callable[[], None] | None   likewise for room after send() returned False
+# SocketBase serves foreign streams in the same fair order; with one attached, `send` and `recv`
+# take the ordinary (slower) way.

@@ -1,0 +1,205 @@
+"""Every error of the project, in three families and four plain facts.
+
+* `UsageError`: the caller's mistake. Mend the call.
+* `PeerError`: the other side broke the protocol. Its connection has ended, others go on.
+* `InternalError`: ours, or the machine's. Please report it.
+
+Beside them stand `Closed` (you closed it), `Broken` (the world did; the cause is chained),
+`Again` (it would block, or the time-out passed) and `Fatal` (do not retry).
+
+Each class carries the `errno` that a ZeroMQ program expects, so that `transfer.zmq` needs no map.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+import os
+
+# ZeroMQ's own numbers (zmq.h: ZMQ_HAUSNUMERO = 156384712), for programs that compare them.
+EFSM = 156384763
+ETERM = 156384765
+
+
+def describe(errno: int | None) -> str:
+    """The text of an error number, ZeroMQ's own numbers included."""
+    if errno is None:
+        return ""
+    return _OWN_TEXTS.get(errno) or os.strerror(errno)
+
+
+_OWN_TEXTS = {
+    EFSM: "Operation cannot be accomplished in current state",
+    ETERM: "Context was terminated",
+}
+
+
+class ZMQBaseError(Exception):
+    """Root of the errors that a ZeroMQ program knows. It stands here, above ours, because `except`
+    looks at real base classes only: `transfer.zmq` has nothing to translate on the fast path."""
+
+
+class ZMQError(ZMQBaseError):
+    """An error with a number, made as pyzmq makes it: `ZMQError(errno, msg)`."""
+
+    errno: int | None = None
+
+    def __init__(self, errno: int | None = None, msg: str | None = None) -> None:
+        if errno is not None:
+            self.errno = errno
+        super().__init__(msg or "")
+
+    def __str__(self) -> str:
+        return super().__str__() or describe(self.errno)
+
+    @property
+    def strerror(self) -> str:
+        return str(self)
+
+
+class TransferError(ZMQError):
+    """Base of all errors raised on purpose.
+
+    `hint` says what to do about it and is appended to the text; `errno` is a number or None.
+    """
+
+    def __init__(self, message: str = "", *, hint: str = "", errno: int | None = None) -> None:
+        self.hint = hint
+        super().__init__(errno, f"{message}\n  hint: {hint}" if hint else message)
+
+
+# --- the caller's mistake -------------------------------------------------------------------
+
+
+class UsageError(TransferError):
+    """The call cannot be right, whatever the network does."""
+
+    errno = _errno.EINVAL
+
+
+class StateError(UsageError):
+    """The socket's pattern does not allow this call now (for instance two sends on a REQ)."""
+
+    errno = EFSM
+
+
+class NotSupported(UsageError):
+    """This socket type or this build has no such operation."""
+
+    errno = _errno.ENOTSUP
+
+
+class OptionError(UsageError, ValueError):
+    """Unknown option, or a value that it cannot take."""
+
+
+class AddressError(UsageError, ValueError):
+    """The endpoint cannot be understood."""
+
+
+class AddressInUse(UsageError):
+    """Somebody listens there already."""
+
+    errno = _errno.EADDRINUSE
+
+
+class AddressNotAvailable(UsageError):
+    """The interface or host of the endpoint is not one of this machine."""
+
+    errno = _errno.EADDRNOTAVAIL
+
+
+class NotATensor(UsageError, TypeError):
+    """The object has neither DLPack nor a buffer, or a dtype that cannot travel."""
+
+
+class TensorMismatch(UsageError, ValueError):
+    """`out=` or `like=` does not fit the tensor that arrived; the message is still unread."""
+
+
+class Unroutable(UsageError):
+    """A ROUTER with `router_mandatory` was given an identity that nobody has."""
+
+    errno = _errno.EHOSTUNREACH
+
+
+class ForkedError(UsageError):
+    """A socket made before `fork` was used in the child."""
+
+    errno = _errno.EINVAL
+
+
+class PickleRefused(UsageError):
+    """Pickle is off unless MOONCAKE_ALLOW_PICKLE=1."""
+
+
+# --- the peer's -----------------------------------------------------------------------------
+
+
+class PeerError(TransferError):
+    """The other side did what the protocol forbids; its connection has ended."""
+
+    errno = _errno.EPROTO
+
+
+class ProtocolError(PeerError):
+    """Bytes that are no valid frame. `reason` is a short constant word, used as a metric label:
+    magic, version, length, topic, tensor, shape, dtype, flags, checksum, compression, control,
+    truncated, too_large."""
+
+    def __init__(self, reason: str, message: str = "", *, hint: str = "") -> None:
+        self.reason = reason
+        super().__init__(message or reason, hint=hint)
+
+
+class HandshakeError(PeerError):
+    """Hello was refused, late, or not understood. `reason` is a short constant word."""
+
+    def __init__(self, reason: str, message: str = "", *, hint: str = "") -> None:
+        self.reason = reason
+        super().__init__(message or reason, hint=hint)
+
+
+# --- ours -----------------------------------------------------------------------------------
+
+
+class InternalError(TransferError):
+    """A promise inside this library was broken, or the machine ran out of something."""
+
+    errno = _errno.EFAULT
+
+
+class OutOfDescriptors(InternalError):
+    """The process has no file descriptor left."""
+
+    errno = _errno.EMFILE
+
+
+# --- facts ----------------------------------------------------------------------------------
+
+
+class Closed(TransferError):
+    """You closed the socket or its context."""
+
+    errno = _errno.ENOTSOCK
+
+
+class ContextTerminated(Closed):
+    """You terminated the context while a call was waiting."""
+
+    errno = ETERM
+
+
+class Broken(TransferError):
+    """The connection ended under the operation; the cause is chained."""
+
+    errno = _errno.ECONNRESET
+
+
+class Again(TransferError):
+    """It would block, or the time-out passed before anything happened."""
+
+    errno = _errno.EAGAIN
+
+
+class Fatal(TransferError):
+    """Retrying cannot help (for instance the policy `require` cannot be met)."""

@@ -1,0 +1,72 @@
+"""The layout of a frame: constants and nothing else that could go wrong.
+
+Everything is little-endian and packed. `docs/wire.md` is the specification.
+
+    header (34) | tensor header (48, or extended) | topic | data
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum, IntFlag
+
+MAGIC = 0x5A4D5121
+VERSION = 1
+
+#: magic, version, socket type, flags, sequence id, topic length, data length, checksum
+HEADER = struct.Struct("<IIBBQIQI")
+HEADER_SIZE = HEADER.size
+#: dtype, number of dimensions, shape[4], layout (0 row-major, 1 column-major), padding
+TENSOR_HEADER = struct.Struct("<II4qB7x")
+TENSOR_HEADER_SIZE = TENSOR_HEADER.size
+#: an extended tensor header begins with its own length in bytes, these four included
+EXTENDED_LENGTH = struct.Struct("<I")
+EXTENDED_MIN = 16
+EXTENDED_MAX = 4096
+MAX_TOPIC = 64 * 1024
+MAX_CONTROL = 64 * 1024
+#: default limit for one frame's data, in bytes
+MAX_DATA = 16 << 30
+
+assert HEADER_SIZE == 34 and TENSOR_HEADER_SIZE == 48
+
+
+class SocketType(IntEnum):
+    """Seed values 0 to 6; 7 and 8 are ours."""
+
+    REQ = 0
+    REP = 1
+    PUB = 2
+    SUB = 3
+    PUSH = 4
+    PULL = 5
+    PAIR = 6
+    DEALER = 7
+    ROUTER = 8
+
+
+class Flag(IntFlag):
+    """Bits of the header's flag byte. Bits 3 to 7 never go to a peer that said no hello."""
+
+    TENSOR = 1
+    TOPIC = 2
+    ACK = 4
+    CONTROL = 8
+    MORE = 16
+    CRC = 32
+    EXTENDED = 64
+    LZ4 = 128
+
+
+class Control(IntEnum):
+    """First byte of a control frame's data."""
+
+    HELLO = 1
+    SUBSCRIBE = 2
+    UNSUBSCRIBE = 3
+    SUBSCRIBED = 4
+    CREDIT = 5
+    HEARTBEAT = 6
+    REFUSED = 7
+    GOODBYE = 8
+    ATTACH = 9
