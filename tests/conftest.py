@@ -6,8 +6,9 @@ Each test has a time-out (60 s, see pyproject.toml); a slow one raises its own.
 from __future__ import annotations
 
 import gc
-import importlib.util
+import importlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,14 +16,25 @@ from pathlib import Path
 
 import pytest
 
-if "TRANSFER_CORE" not in os.environ and importlib.util.find_spec("transports.native.stream") is None:
-    # Warnings are errors here, and the twin warns unless it was asked for.
-    os.environ["TRANSFER_CORE"] = "twin"
+if "TRANSFER_CORE" not in os.environ:
+    try:
+        _ = importlib.import_module("transports.native").Stream
+    except (ImportError, AttributeError):
+        # Warnings are errors here, and the twin warns unless it was asked for.
+        os.environ["TRANSFER_CORE"] = "twin"
 
 #: seconds that threads, descriptors and children have to go after a test
 GRACE = 3.0
 #: descriptors that other libraries open once and keep
 _KEPT = ("/dev/", "/proc/", "/sys/", "anon_inode:[perf", "/memfd:")
+
+
+#: processes of the standard library that stay until the program ends
+_SERVICES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "keeps(reason): leaves something behind on purpose")
 
 
 def descriptors() -> dict[int, str]:
@@ -43,8 +55,28 @@ def children() -> set[int]:
         try:
             found.update(map(int, (task / "children").read_text().split()))
         except OSError:
-            continue
-    return found
+            continue  # the thread ended
+    return {pid for pid in found if not _is_service(pid)}
+
+
+def _is_service(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(name in command for name in _SERVICES)
+
+
+def _service_descriptors() -> set[int]:
+    """Pipes to the resource tracker and the fork server, which the standard library keeps."""
+    found = set()
+    for module, attribute, names in (
+        ("multiprocessing.resource_tracker", "_resource_tracker", ("_fd",)),
+        ("multiprocessing.forkserver", "_forkserver", ("_forkserver_alive_fd",)),
+    ):
+        service = getattr(sys.modules.get(module), attribute, None)
+        found.update(getattr(service, name, None) for name in names)
+    return found - {None}
 
 
 def _lasting_threads() -> set[threading.Thread]:
@@ -52,10 +84,11 @@ def _lasting_threads() -> set[threading.Thread]:
 
 
 def _left_descriptors(before: dict[int, str]) -> list[str]:
+    kept = _service_descriptors()
     return [
         f"{fd} -> {target}"
         for fd, target in descriptors().items()
-        if before.get(fd) != target and not target.startswith(_KEPT)
+        if before.get(fd) != target and not target.startswith(_KEPT) and fd not in kept
     ]
 
 
