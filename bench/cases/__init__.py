@@ -1,0 +1,29 @@
+"""The cases by name. Each module holds one family: which messages, what each process does."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from bench.work import Case
+
+#: name -> module; a module's CASES holds its cases by name
+MODULES = {
+    "push_pull": "stream",
+    "pair": "stream",
+    "asyncio": "async_stream",
+    "req_rep": "roundtrip",
+    "req_rep_beside": "beside",
+    "pub_fanout": "fanout",
+    "tensors": "tensors",
+    "burst_tail": "burst",
+    "memory": "memory",
+    "connections": "connections",
+    "import": "import_time",
+    "netem": "netem",
+}
+
+
+def case_named(name: str) -> Case:
+    """The case of that name. KeyError for a name that is not in MODULES."""
+    cases: dict[str, Case] = import_module(f"bench.cases.{MODULES[name]}").CASES
+    return cases[name]

@@ -1,0 +1,146 @@
+"""The command line of `python -m bench`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import baseline, machine, report
+from bench.cases import MODULES, case_named
+from bench.numbers import TARGETS, Row, judge, works_for
+from bench.peers import PEERS
+from bench.run import LineUp, plain, run_line_up, select
+from bench.work import Work
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+REPEAT = 5
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m bench", description="Ratios against other libraries.")
+    again = {"action": "append", "default": []}
+    made.add_argument("--case", **again, choices=list(MODULES), help="may be given again, as the next two")
+    made.add_argument("--size", **again, help="64B, 1KiB, 64KiB, 1MiB, 64MiB …")
+    made.add_argument("--peer", **again, choices=[*PEERS, "iperf3"], help="ours is transfer")
+    made.add_argument("--repeat", type=int, default=REPEAT, help="rounds for each peer (default %(default)s)")
+    made.add_argument("--quick", action="store_true", help="fewer messages and 2 rounds: shows that it runs")
+    made.add_argument("--numbers", action="store_true", help="the project's targets: measured, hit or missed")
+    made.add_argument("--json", type=Path, metavar="FILE", help="all samples, the machine and the versions")
+    made.add_argument("--plot", type=Path, metavar="FILE", help="the ratios as a PNG")
+    made.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier --json file: what got slower")
+    made.add_argument("--list", action="store_true", help="cases, sizes and peers, without running any")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when everything asked for was measured or skipped with its reason, 1 when a run failed."""
+    from rich.console import Console
+
+    chosen = parser().parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    targets = [target for target in TARGETS if _asked_for(target, chosen)]
+    if chosen.numbers:
+        works = works_for(targets, chosen.quick)
+    else:
+        works = select(chosen.case, chosen.size, chosen.peer, chosen.quick)
+    if chosen.list:
+        return _list(works, console)
+    if not works:
+        console.print("no line-up matches; `--list` shows all")
+        return 1
+    earlier = baseline.load(chosen.baseline) if chosen.baseline else None
+    repeat = min(chosen.repeat, 2) if chosen.quick else chosen.repeat
+    where = machine.describe()
+    line_ups = _run(works, repeat, console)
+    console.print(report.table(line_ups, machine.one_line(where)))
+    rows = judge(targets, line_ups) if chosen.numbers else []
+    if rows:
+        console.print(_numbers_table(rows))
+    document = report.as_json(line_ups, where, rows)
+    if earlier is not None:
+        console.print(_changes_table(baseline.compare(earlier, document)))
+    _write(chosen, line_ups, document, where)
+    return 1 if any("failed" in reason for line in line_ups for reason in line.absent.values()) else 0
+
+
+def _asked_for(target: Any, chosen: argparse.Namespace) -> bool:
+    sizes = {plain(size) for size in chosen.size}
+    if chosen.case and target.case not in chosen.case:
+        return False
+    if sizes and plain(target.label) not in sizes:
+        return False
+    return not chosen.peer or not target.theirs or target.theirs in chosen.peer
+
+
+def _run(works: Sequence[Work], repeat: int, console: Console) -> list[LineUp]:
+    with console.status("") as status:
+        return [run_line_up(work, repeat, status.update) for work in works]
+
+
+def _write(
+    chosen: argparse.Namespace, line_ups: list[LineUp], document: dict[str, Any], where: dict[str, Any]
+) -> None:
+    if chosen.json:
+        report.write_json(chosen.json, document)
+    if chosen.plot:
+        from bench.plot import draw
+
+        draw(chosen.plot, line_ups, machine.one_line(where))
+
+
+def _list(works: Sequence[Work], console: Console) -> int:
+    for work in works:
+        about = case_named(work.case).about
+        peers = ", ".join(work.peers)
+        console.print(f"{work.case} {work.label}: {about}; {work.count:,} messages; {peers}", highlight=False)
+    return 0
+
+
+def _numbers_table(rows: Sequence[Row]) -> Table:
+    from rich.table import Table
+
+    shown = Table(title="Numbers", title_justify="left", header_style="bold")
+    for column in ("case", "against", "target", "measured", "CPU ÷", "verdict"):
+        shown.add_column(column, justify="left" if column in ("case", "against", "verdict") else "right")
+    style = {"hit": "green", "missed": "red"}
+    for row in rows:
+        target, measured = row.target, row.measured
+        sign = "≥" if target.at_least else "≤"
+        found = "–"
+        if measured:
+            low, high = report.number(measured.low), report.number(measured.high)
+            found = f"{report.number(measured.median)} {target.unit} ({low}–{high})"
+        cpu = report.number(row.cpu) if row.cpu is not None else ""
+        ours = "" if target.ours == "transfer" else f" ({target.ours})"
+        bound = f"{sign} {target.bound:g} {target.unit}"
+        shown.add_row(
+            target.text + ours,
+            target.theirs or "itself",
+            bound,
+            found,
+            cpu,
+            row.verdict,
+            style=style.get(row.verdict),
+        )
+    return shown
+
+
+def _changes_table(changes: Sequence[baseline.Change]) -> Table:
+    from rich.table import Table
+
+    shown = Table(title="Against the baseline (ratios)", title_justify="left", header_style="bold")
+    for column in ("case", "size", "peer", "then", "now", "verdict"):
+        shown.add_column(column)
+    style = {"slower": "red", "faster": "green"}
+    for change in changes:
+        then, now = report.number(change.then), report.number(change.now)
+        shown.add_row(
+            change.case, change.label, change.peer, then, now, change.verdict, style=style.get(change.verdict)
+        )
+    return shown

@@ -1,0 +1,130 @@
+"""The project's targets: what is divided by what, and the bound. `python -m bench --numbers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from bench.cases import case_named
+from bench.run import LineUp
+from bench.stats import Spread
+from bench.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`ours` ÷ `theirs` of the number `key` must reach `bound`; without `theirs` the number itself.
+
+    An empty `key` means the main number of the case.
+    """
+
+    text: str
+    case: str
+    label: str
+    bound: float
+    theirs: str = ""
+    ours: str = "transfer"
+    key: str = ""
+    at_least: bool = True
+    unit: str = "×"
+
+
+def _at_most(text: str, case: str, label: str, bound: float, key: str, unit: str) -> Target:
+    return Target(text, case, label, bound, key=key, at_least=False, unit=unit)
+
+
+TARGETS = (
+    Target("PUSH→PULL 64 B", "push_pull", "64B", 6, "pyzmq"),
+    Target("PUSH→PULL 1 KiB", "push_pull", "1KiB", 3, "pyzmq"),
+    Target("64 KiB, copy=False", "push_pull", "64KiB", 1.2, "pyzmq"),
+    Target("64 KiB, copy=False", "push_pull", "64KiB", 0.8, "raw"),
+    Target("1 MiB, copy=False", "push_pull", "1MiB", 0.95, "raw"),
+    Target("1 MiB, copy=False", "push_pull", "1MiB", 1, "pyzmq"),
+    Target("1 MiB, tensors", "tensors", "1MiB", 0.95, "raw"),
+    Target("1 MiB, tensors", "tensors", "1MiB", 1, "pyzmq"),
+    Target("64 MiB, copy=False", "push_pull", "64MiB", 0.95, "raw"),
+    Target("64 MiB, copy=False", "push_pull", "64MiB", 1.8, "pyzmq"),
+    Target("64 MiB, tensors", "tensors", "64MiB", 0.95, "raw"),
+    Target("64 MiB, tensors", "tensors", "64MiB", 1.8, "pyzmq"),
+    Target("REQ/REP 64 B, median", "req_rep", "64B", 0.75, "pyzmq", at_least=False),
+    Target("REQ/REP 64 B, median", "req_rep", "64B", 1.15, "raw", at_least=False),
+    Target(
+        "REQ/REP 64 B, median, spinning", "req_rep", "64B", 0.4, "pyzmq", ours="transfer-spin", at_least=False
+    ),
+    Target("PUB 1→8, 10 MiB", "pub_fanout", "10MiB", 1.5, "pyzmq"),
+    Target("asyncio PUSH→PULL 64 B", "asyncio", "64B", 5, "pyzmq"),
+    Target("RPC of Mooncake, 64 B", "push_pull", "64B", 100, "mooncake"),
+    Target("RPC of Mooncake, 1 MiB", "push_pull", "1MiB", 10, "mooncake"),
+    _at_most("last of a burst ÷ lone, median", "burst_tail", "64B", 1.3, "median_ratio", "×"),
+    _at_most("last of a burst ÷ lone, p99", "burst_tail", "64B", 1.3, "p99_ratio", "×"),
+    _at_most("64 MiB received and dropped, growth", "memory", "64MiB", 3, "grown_messages", "messages"),
+    Target("dict of 12 × 64 KiB", "tensors", "12×64KiB", 1.5, "pyzmq"),
+    _at_most("REQ/REP p99.9 beside 64 MiB ÷ idle", "req_rep_beside", "64B", 10, "slowdown", "×"),
+    Target("64 MiB over 1 ms delay", "netem", "64MiB", 0.9, "iperf3"),
+    _at_most("connections, resident for each", "connections", "10000", 32, "kib_each", "KiB"),
+    _at_most("import transfer", "import", "", 60, "extra_ms", "ms"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A target and what became of it. `verdict` is hit, missed, or not measured with the reason."""
+
+    target: Target
+    measured: Spread | None
+    verdict: str
+    #: CPU seconds of ours ÷ theirs, where both are known
+    cpu: float | None = None
+
+
+def works_for(targets: Iterable[Target], quick: bool) -> list[Work]:
+    """The line-ups that the targets need, each with no more peers than are needed."""
+    needed: dict[tuple[str, str, int], tuple[Work, list[str]]] = {}
+    for target in targets:
+        work = _work_of(target, quick)
+        _, peers = needed.setdefault((work.case, work.label, work.count), (work, []))
+        peers.extend(peer for peer in (target.ours, target.theirs) if peer and peer not in peers)
+    return [replace(work, peers=tuple(peers)) for work, peers in needed.values()]
+
+
+def _work_of(target: Target, quick: bool) -> Work:
+    """The line-up where both peers of the target stand."""
+    for work in case_named(target.case).works(quick):
+        # a quick run opens fewer connections under another label
+        same = work.label == target.label or target.case == "connections"
+        if same and target.ours in work.peers and (not target.theirs or target.theirs in work.peers):
+            return work
+    raise LookupError(f"no line-up of {target.case} {target.label} has {target.ours} and {target.theirs}")
+
+
+def judge(targets: Iterable[Target], line_ups: Sequence[LineUp]) -> list[Row]:
+    """A row for each target, in order."""
+    return [_judge(target, line_ups) for target in targets]
+
+
+def _judge(target: Target, line_ups: Sequence[LineUp]) -> Row:
+    for line_up in line_ups:
+        work = line_up.work
+        if work.case != target.case or (work.label != target.label and target.case != "connections"):
+            continue
+        if target.ours in work.peers and (not target.theirs or target.theirs in work.peers):
+            return _judge_by(target, line_up)
+    return Row(target, None, "not run")
+
+
+def _judge_by(target: Target, line_up: LineUp) -> Row:
+    for peer in (target.ours, target.theirs):
+        if peer in line_up.absent:
+            return Row(target, None, f"{peer} {line_up.absent[peer]}")
+    lost = line_up.lost(target.ours)
+    if lost:
+        return Row(target, None, f"missed: {lost} messages lost")
+    key = target.key or line_up.metric.key
+    measured = (
+        line_up.ratio(target.theirs, target.ours, key) if target.theirs else line_up.spread(target.ours, key)
+    )
+    if measured is None:
+        return Row(target, None, "not measured")
+    reached = measured.median >= target.bound if target.at_least else measured.median <= target.bound
+    cpu = line_up.ratio(target.theirs, target.ours, "cpu_s") if target.theirs else None
+    return Row(target, measured, "hit" if reached else "missed", cpu.median if cpu else None)

@@ -1,0 +1,32 @@
+"""The programs that are compared, one file each, found by name. Nothing foreign is imported here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from bench.peers.base import Channel, Peer, Role
+
+#: name -> (module, class, arguments)
+PEERS: dict[str, tuple[str, str, dict[str, object]]] = {
+    "transfer": ("ours", "Transfer", {}),
+    "transfer-spin": ("ours", "Transfer", {"spin_us": 200}),
+    "transfer-twin": ("ours", "Transfer", {"twin": True}),
+    "pyzmq": ("pyzmq", "Pyzmq", {}),
+    "pynng": ("nng", "Nng", {}),
+    "mooncake": ("mooncake", "Mooncake", {}),
+    "gloo": ("gloo", "Gloo", {}),
+    "raw": ("raw", "Raw", {}),
+}
+
+#: what the tables call ours, and ratios divide by the others
+OURS = "transfer"
+
+
+def peer_named(name: str) -> Peer:
+    """The peer of that name. Raises ImportError when its library is missing."""
+    module, kind, arguments = PEERS[name]
+    peer: Peer = getattr(import_module(f"bench.peers.{module}"), kind)(**arguments)
+    return peer
+
+
+__all__ = ["OURS", "PEERS", "Channel", "Peer", "Role", "peer_named"]

@@ -1,0 +1,89 @@
+"""What a peer of a benchmark provides: channels whose `send` and `recv` the timed loop calls bare."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from bench.work import PATIENCE, Skipped, Work
+
+
+class Role(Enum):
+    """One end of a pattern. PULL, REP, PUB and PAIR_BOUND bind, the others connect."""
+
+    PUSH = "push"
+    PULL = "pull"
+    REQ = "req"
+    REP = "rep"
+    PUB = "pub"
+    SUB = "sub"
+    PAIR = "pair"
+    PAIR_BOUND = "pair_bound"
+
+
+def nothing(*_: Any) -> None:
+    """For a channel that has nothing to wait for, or nothing to close."""
+
+
+def unsupported(*_: Any) -> Any:
+    raise Skipped("this end of the channel has no such direction")
+
+
+@dataclass(slots=True)
+class Channel:
+    """One open end.
+
+    `send` and `recv` are the library's own calls where possible: whatever is wrapped around them
+    would be measured too. A `recv` returns something with a length in bytes, or the tensors.
+    """
+
+    address: str = ""
+    send: Callable[[Any], Any] = unsupported
+    recv: Callable[[], Any] = unsupported
+    #: blocks until so many peers are there (subscriptions included)
+    ready: Callable[[int], None] = nothing
+    close: Callable[[], None] = nothing
+    #: the library's socket, for cases that need more than send and recv
+    socket: Any = field(default=None, repr=False)
+
+
+class Peer(ABC):
+    """A library under measurement. Made in the process that uses it."""
+
+    name: str
+    #: what a `recv` raises when nothing came in time
+    silence: tuple[type[BaseException], ...] = (TimeoutError,)
+
+    @abstractmethod
+    def open(self, role: Role, work: Work, address: str = "") -> Channel:
+        """Binds to `work.params["host"]` (default 127.0.0.1), or connects to `address`.
+
+        Messages are bytes of `work.size`. For sizes of 64 KiB and more without copies, where the
+        library can. Raises Skipped for a role that it does not have.
+        """
+
+    def open_tensor(self, role: Role, work: Work, address: str = "") -> Channel:
+        """Like `open` for PUSH and PULL; `send` takes a numpy array, `recv` returns one."""
+        raise Skipped(f"{self.name} sends no tensors")
+
+    def open_tensors(self, role: Role, work: Work, address: str = "") -> Channel:
+        """Like `open_tensor`, with a dict of arrays by name."""
+        raise Skipped(f"{self.name} sends no dicts of tensors")
+
+    def open_async(self, role: Role, work: Work, address: str = "") -> Channel:
+        """Like `open` for PUSH and PULL; `send` and `recv` return awaitables."""
+        raise Skipped(f"{self.name} has no asyncio interface")
+
+
+def patience_of(work: Work) -> float:
+    """Seconds that a send or recv of this work may wait."""
+    seconds: float = work.params.get("patience", PATIENCE)
+    return seconds
+
+
+def host_of(work: Work) -> str:
+    host: str = work.params.get("host", "127.0.0.1")
+    return host

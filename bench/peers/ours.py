@@ -1,0 +1,101 @@
+"""Our own sockets, through the public API and with its defaults."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+from bench.peers.base import Channel, Peer, Role, host_of, patience_of
+from bench.work import PATIENCE, Skipped, Work
+
+KINDS = {
+    Role.PUSH: "PUSH",
+    Role.PULL: "PULL",
+    Role.REQ: "REQ",
+    Role.REP: "REP",
+    Role.PUB: "PUB",
+    Role.SUB: "SUB",
+    Role.PAIR: "PAIR",
+    Role.PAIR_BOUND: "PAIR",
+}
+
+
+class Transfer(Peer):
+    """`spin_us` > 0 lets a receiver spin so long before it sleeps; `twin` takes the Python core."""
+
+    name = "transfer"
+
+    def __init__(self, spin_us: int = 0, twin: bool = False) -> None:
+        if twin:
+            os.environ["TRANSFER_CORE"] = "twin"
+        import transfer
+        from transports import core
+
+        wanted = "twin" if twin else "native"
+        if wanted != core.IMPLEMENTATION:
+            raise Skipped(f"the {wanted} core is not in use: {core.REASON or core.IMPLEMENTATION}")
+        self._transfer: Any = transfer
+        self.silence = (transfer.Again,)
+        self._spin_us = spin_us
+
+    def open(self, role: Role, work: Work, address: str = "") -> Channel:
+        socket = self._socket(self._transfer.Context.instance(), role, work)
+        channel = self._place(socket, work, address)
+        if work.copies:
+            channel.send, channel.recv = socket.send, socket.recv
+        else:
+            channel.send = partial(socket.send, copy=False)
+            channel.recv = partial(socket.recv, copy=False)
+        return channel
+
+    def open_tensor(self, role: Role, work: Work, address: str = "") -> Channel:
+        channel = self.open(role, work, address)
+        channel.send, channel.recv = channel.socket.send_tensor, channel.socket.recv_tensor
+        return channel
+
+    def open_tensors(self, role: Role, work: Work, address: str = "") -> Channel:
+        channel = self.open(role, work, address)
+        socket = channel.socket
+        channel.send = socket.send_tensors
+        channel.recv = lambda: socket.recv_tensors()[0]
+        return channel
+
+    def open_async(self, role: Role, work: Work, address: str = "") -> Channel:
+        import transfer.asyncio
+
+        socket = transfer.asyncio.Context().socket(self._kind(role))
+        channel = self._place(socket, work, address)
+        channel.send, channel.recv = socket.send, socket.recv
+        return channel
+
+    def _kind(self, role: Role) -> Any:
+        return getattr(self._transfer, KINDS[role])
+
+    def _socket(self, context: Any, role: Role, work: Work) -> Any:
+        socket = context.socket(self._kind(role))
+        socket.sndtimeo = socket.rcvtimeo = int(patience_of(work) * 1000)
+        socket.linger = 0
+        if "high_water" in work.params:
+            socket.hwm = work.params["high_water"]
+            if work.params["high_water"] == 0:
+                socket.sndhwm_bytes = 0
+        if self._spin_us:
+            socket.spin_us = self._spin_us
+        if work.case == "connections":
+            socket.backlog = 4096
+        if role is Role.SUB:
+            socket.subscribe(b"")
+        return socket
+
+    def _place(self, socket: Any, work: Work, address: str) -> Channel:
+        if address:
+            socket.connect(address)
+        else:
+            socket.bind(f"tcp://{host_of(work)}:0")
+            address = socket.last_endpoint
+
+        def ready(peers: int) -> None:
+            socket.wait_for_peers(peers, PATIENCE)
+
+        return Channel(address=address, ready=ready, close=socket.close, socket=socket)

@@ -1,0 +1,74 @@
+"""Bare blocking sockets in Python with a fixed receive buffer: what the kernel allows, no messages."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from bench.peers.base import Channel, Peer, Role, host_of
+from bench.work import PATIENCE, Skipped, Work
+
+BOUND = (Role.PULL, Role.REP, Role.PAIR_BOUND)
+CONNECTED = (Role.PUSH, Role.REQ, Role.PAIR)
+
+
+class Raw(Peer):
+    name = "raw"
+
+    def open(self, role: Role, work: Work, address: str = "") -> Channel:
+        if role in BOUND:
+            return self._bound(work)
+        if role in CONNECTED:
+            host, port = address.rsplit(":", 1)
+            connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
+            return self._channel(connection, work, address)
+        raise Skipped("raw sockets have no subscriptions")
+
+    def open_tensor(self, role: Role, work: Work, address: str = "") -> Channel:
+        """The bytes of the array, received over and over into one buffer."""
+        return self.open(role, work, address)
+
+    def _bound(self, work: Work) -> Channel:
+        listener = socket.create_server((host_of(work), 0))
+        listener.settimeout(PATIENCE)
+        host, port = listener.getsockname()[:2]
+        channel = Channel(address=f"{host}:{port}")
+
+        def ready(_: int) -> None:
+            connection, _address = listener.accept()
+            listener.close()
+            open_end = self._channel(connection, work, channel.address)
+            channel.send, channel.recv, channel.close = open_end.send, open_end.recv, open_end.close
+
+        channel.ready = ready
+        return channel
+
+    def _channel(self, connection: socket.socket, work: Work, address: str) -> Channel:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # a time-out would make the descriptor non-blocking and add a poll to every call
+        connection.settimeout(None)
+        return Channel(
+            address=address,
+            send=connection.sendall,
+            recv=_receiver(connection, work.size),
+            close=connection.close,
+            socket=connection,
+        )
+
+
+def _receiver(connection: socket.socket, size: int) -> Callable[[], Any]:
+    """Fills one buffer again and again; returns it when it is full."""
+    buffer = memoryview(bytearray(size))
+    recv_into = connection.recv_into
+
+    def recv() -> memoryview:
+        got = recv_into(buffer)
+        while got < size:
+            more = recv_into(buffer[got:])
+            if not more:
+                raise EOFError("the other side closed")
+            got += more
+        return buffer
+
+    return recv

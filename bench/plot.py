@@ -1,0 +1,70 @@
+"""The ratios of a run as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill
+
+from bench.peers import OURS
+from bench.run import LineUp
+from bench.stats import Spread
+
+COLOURS = {"pyzmq": "#4477aa", "raw": "#888888", "pynng": "#66ccee", "mooncake": "#ee6677", "gloo": "#ccbb44"}
+
+
+def advantage(line_up: LineUp, peer: str) -> Spread | None:
+    """How many times better ours is, also where the smaller number is the better one."""
+    ratio = line_up.ratio(peer)
+    if ratio is None or line_up.metric.higher_is_better:
+        return ratio
+    if not ratio.low > 0:
+        return None
+    return Spread(1 / ratio.median, 1 / ratio.high, 1 / ratio.low)
+
+
+def draw(path: Path, line_ups: Sequence[LineUp], head: str) -> None:
+    """A bar for each peer, on a logarithmic axis; whiskers reach from the lowest to the highest round."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    bars = [
+        (f"{line_up.work.case} {line_up.work.label}", peer, spread)
+        for line_up in line_ups
+        for peer in line_up.work.peers
+        if peer != OURS and (spread := advantage(line_up, peer)) is not None
+    ]
+    if not bars:
+        raise ValueError("nothing to draw: no line-up has ours beside another peer")
+    figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.28 * len(bars)), layout="constrained")
+    rows = range(len(bars))
+    axes.barh(
+        rows,
+        [spread.median for _, _, spread in bars],
+        color=[COLOURS.get(peer, "#228833") for _, peer, _ in bars],
+        xerr=(
+            [spread.median - spread.low for _, _, spread in bars],
+            [spread.high - spread.median for _, _, spread in bars],
+        ),
+        error_kw={"ecolor": "#333333", "capsize": 2},
+    )
+    axes.set_yticks(rows, [f"{name} · {peer}" for name, peer, _ in bars])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.set_xlabel(f"times better than the peer (1 = equal), median of rounds; {OURS} in every row")
+    for row, (_, _, spread) in zip(rows, bars, strict=True):
+        axes.annotate(
+            f"{spread.median:.2f}",
+            (spread.high, row),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            size=8,
+        )
+    axes.margins(x=0.12)
+    axes.set_title(fill(head, 110), size=8, loc="left")
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

@@ -1,0 +1,111 @@
+"""Results as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.peers import OURS
+from bench.run import LineUp
+from bench.stats import Spread
+from bench.work import Metric
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+FORMAT = 1
+
+
+def number(value: float) -> str:
+    """Three digits that matter, no exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def times(spread: Spread | None) -> str:
+    """A ratio with how far its rounds lay apart: `6.1 × (5.8–6.4)`."""
+    if spread is None:
+        return ""
+    return f"{number(spread.median)} × ({number(spread.low)}–{number(spread.high)})"
+
+
+def table(line_ups: Sequence[LineUp], head: str) -> Table:
+    """One row for each peer of each line-up; the last column is ours divided by that peer's."""
+    from rich.table import Table
+
+    shown = Table(title=head, title_justify="left", header_style="bold")
+    for column in ("case", "size", "messages", "peer"):
+        shown.add_column(column, no_wrap=column != "case")
+    for column in ("median", "spread", "CPU", "lost", f"{OURS} ÷ peer"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    shown.add_column("also")
+    for line_up in line_ups:
+        for index, peer in enumerate(line_up.work.peers):
+            first = index == 0
+            last = index == len(line_up.work.peers) - 1
+            work = line_up.work
+            lead = (work.case, work.label, f"{work.count:,}") if first else ("", "", "")
+            shown.add_row(*lead, peer, *_cells(line_up, peer), end_section=last)
+    return shown
+
+
+def _cells(line_up: LineUp, peer: str) -> tuple[str, ...]:
+    spread = line_up.spread(peer, line_up.metric.key)
+    if spread is None:
+        return ("–", "", "", "", "", line_up.absent.get(peer, "not run"))
+    lost = line_up.lost(peer)
+    ratio = "" if peer == OURS else times(line_up.ratio(peer))
+    return (
+        f"{number(spread.median * line_up.metric.scale)} {line_up.metric.unit}",
+        f"{spread.percent:.0f} %",
+        _cpu(line_up, peer),
+        f"{lost:,}" if lost else "0",
+        ratio,
+        "; ".join(
+            _also(line_up, peer, line_up.case.also)
+            + ([line_up.absent[peer]] if peer in line_up.absent else [])
+        ),
+    )
+
+
+def _cpu(line_up: LineUp, peer: str) -> str:
+    """CPU seconds of all processes: by GB for large payloads, by million messages for small ones."""
+    key, unit = ("cpu_s_per_m", "s/M") if line_up.work.copies else ("cpu_s_per_gb", "s/GB")
+    spread = line_up.spread(peer, key)
+    return f"{number(spread.median)} {unit}" if spread else ""
+
+
+def _also(line_up: LineUp, peer: str, metrics: Sequence[Metric]) -> list[str]:
+    found = [(metric, line_up.spread(peer, metric.key)) for metric in metrics]
+    return [f"{number(spread.median * metric.scale)} {metric.unit}" for metric, spread in found if spread]
+
+
+def as_json(
+    line_ups: Sequence[LineUp], machine: dict[str, Any], numbers: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """Everything that was measured: samples, medians, ratios, what was skipped and why."""
+    return {
+        "format": FORMAT,
+        "machine": machine,
+        "line_ups": [_line_up(line_up) for line_up in line_ups],
+        "numbers": [dataclasses.asdict(row) for row in numbers],
+    }
+
+
+def _line_up(line_up: LineUp) -> dict[str, Any]:
+    ratios = {peer: line_up.ratio(peer) for peer in line_up.work.peers if peer != OURS}
+    return {
+        "work": dataclasses.asdict(line_up.work),
+        "metric": dataclasses.asdict(line_up.metric),
+        "samples": line_up.samples,
+        "ratios": {peer: dataclasses.asdict(spread) for peer, spread in ratios.items() if spread},
+        "absent": line_up.absent,
+    }
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
