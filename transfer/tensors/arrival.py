@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from transfer.tensors.build import NUMPY, Builder, Recipe, check_length, known_recipes, recipe_for
-from transfer.tensors.bundle import MAX_PACKED, BundleHeader, Index, unpack_bundle
+from transfer.tensors.bundle import MAX_PACKED, PACK_BELOW, BundleHeader, Index, unpack_bundle
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, KIND_TENSOR, kind_of
 from transfer.tensors.target import Target
 from transports.errors import ProtocolError, TensorMismatch
 from transports.wire import Flag
 
 _LZ4: Final = int(Flag.LZ4)
+#: a longer first frame of a bundle is not read into memory made for it, but into the pool
+_MAX_HEAD: Final = 64 << 20
 #: (tensor header or None, topic or None, bytes of payload) -> memory to read into, or None
 Sink = Callable[[bytes | None, bytes | None, int], Any]
 
@@ -135,44 +137,41 @@ class BundleArrival:
         self._index: Index | None = None
         self._head: tuple[BundleHeader, bytearray] | None = None
         self._position = -1
-        self._placed: list[Any] = []
+        self._placed: dict[int, Any] = {}
 
     # -- before each frame is read
 
     def sink(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
         """Where the next frame goes. Raising leaves it unread."""
-        if meta is not None or self._position < 0:
+        if meta is not None:
             return self._first(meta, nbytes)
+        if self._position < 0:
+            if nbytes < PACK_BELOW:
+                raise _no_tensor()
+            return None  # may belong to a bundle whose first frame was compressed; `finish` will know
         position = self._position
         self._position += 1
         if self._head is not None:
             self._read_head()
-        index = self._index
-        if index is None:
+        if self._index is None or self._targets is None or position >= len(self._index.own):
             return None
-        if position >= len(index.own):
-            raise ProtocolError("tensor", f"more frames than the {len(index.own)} of the index")
-        entry = index.own[position]
-        if nbytes > entry.recipe.nbytes:
-            check_length(entry.recipe, nbytes)
-        if self._targets is None:
-            return None
+        entry = self._index.own[position]
         buffer = None
         if nbytes == entry.recipe.nbytes:
             buffer = self._targets[entry.name].buffer_for(entry.recipe)
-        self._placed.append(buffer)
+            self._placed[position] = buffer
         return buffer
 
-    def _first(self, meta: bytes | None, nbytes: int) -> Any:
+    def _first(self, meta: bytes, nbytes: int) -> Any:
         header = _expect_bundle(meta)
-        self._position, self._placed, self._head = 0, [], None
+        self._position, self._placed, self._head = 0, {}, None
         self._index = header.index
         limit = header.limit
         if nbytes > (limit if limit is not None else header.start + MAX_PACKED):
             raise ProtocolError("length", f"{nbytes} bytes in the first frame of a bundle")
         if header.index is not None:
             self._check(header.index)
-        elif self._targets is not None:
+        elif self._targets is not None and nbytes <= _MAX_HEAD:
             # the index is needed before the next frame, so it is read into memory of ours
             self._head = header, bytearray(nbytes)
             return self._head[1]
@@ -242,7 +241,7 @@ class BundleArrival:
             position += 1
             frame = frames[position]
             if frame.meta is not None or frame.topic is not None:
-                _refuse_own(frame)
+                raise _stray_header()
             data = frame.data
             if frame.flags & _LZ4:
                 data = _decompressed(data, recipe.nbytes)
@@ -255,18 +254,26 @@ class BundleArrival:
         if self._index is not index:
             self._check(index)
         assert self._targets is not None
-        position = 0
-        for entry in index.entries:
-            target = self._targets[entry.name]
-            if entry.offset is not None:
-                target.fill(entry.recipe, packed, start + entry.offset)
-                continue
+        elsewhere = []
+        ours = {id(buffer) for buffer in self._placed.values()}
+        for position, entry in enumerate(index.own):
             frame = frames[position + 1]
             if frame.meta is not None or frame.topic is not None:
-                _refuse_own(frame)
-            placed = self._placed[position] if position < len(self._placed) else None
-            _take(frame, entry.recipe, target, placed)
-            position += 1
+                raise _stray_header()
+            data = frame.data
+            if data is self._placed.get(position) and not frame.flags & _LZ4:
+                continue
+            # Frames that the sink did not see shift those behind them: what lies in the memory of
+            # another tensor must be saved before that one is filled.
+            elsewhere.append((entry, frame.flags, bytes(data) if id(data) in ours else data))
+        for entry, flags, data in elsewhere:
+            if flags & _LZ4:
+                data = _decompressed(data, entry.recipe.nbytes)
+            check_length(entry.recipe, memoryview(data).nbytes)
+            self._targets[entry.name].fill(entry.recipe, data)
+        for entry in index.entries:
+            if entry.offset is not None:
+                self._targets[entry.name].fill(entry.recipe, packed, start + entry.offset)
         return {entry.name: self._targets[entry.name].out for entry in index.entries}
 
 
@@ -278,5 +285,5 @@ def _expect_bundle(meta: bytes | None) -> BundleHeader:
     return unpack_bundle(meta)
 
 
-def _refuse_own(frame: Any) -> None:
-    raise ProtocolError("tensor", "a header or a topic on a frame inside a bundle")
+def _stray_header() -> ProtocolError:
+    return ProtocolError("tensor", "a header or a topic on a frame inside a bundle")

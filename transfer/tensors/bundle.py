@@ -34,8 +34,9 @@ from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, kind_of, measur
 from transports.errors import ProtocolError, UsageError
 from transports.wire import EXTENDED_MAX, EXTENDED_MIN
 
-#: tensors below this many bytes share the first frame: copying them costs less than a frame each
-PACK_BELOW: Final = 8 * 1024
+#: tensors below this many bytes share the first frame. The core copies smaller payloads anyhow, and
+#: one frame costs less than many
+PACK_BELOW: Final = 64 * 1024
 ALIGNMENT: Final = 64
 MAX_TENSORS: Final = 65_536
 MAX_NAME: Final = 1024

@@ -22,9 +22,10 @@ class FrameSocket(Protocol):
     `send` returns. Compression is the socket's business.
 
     `_recv_frames`: one whole message, envelope stripped, the pattern's state advanced. The sink
-    sees the frames of the body only, in order. If it raises, the message stays unread and the
-    exception comes out; if it raises ProtocolError, the socket may end the connection. Frames
-    with the LZ4 flag are still compressed.
+    sees frames of the body only; it need not see compressed ones, nor those that were decoded
+    before the call in their order. If it raises, the message stays unread and the exception comes
+    out; if it raises ProtocolError, the socket may end the connection. Frames with the LZ4 flag
+    are still compressed.
     """
 
     def _send_outframes(self, frames: list[OutFrame], flags: int, track: bool, copy: bool | None) -> Any: ...
@@ -82,7 +83,7 @@ class TensorMethods:
     ) -> Any:
         """Sends a dict of tensors and metadata (whatever JSON can say) as one message.
 
-        Tensors below 8 KiB are packed together, others are sent from where they are. Raises
+        Tensors below 64 KiB are packed together, others are sent from where they are. Raises
         NotATensor, UsageError (names, metadata), Again.
         """
         encoded = None if topic is None else _topic(topic)
