@@ -28,11 +28,13 @@ _CREDIT = struct.Struct("<BQ")
 class _Message(NamedTuple):
     """One message on its way: frames whose memory nobody changes any more, or which is held.
 
-    nbytes counts payload. released: still to be called, for held memory only.
+    nbytes counts payload. sequence: for frames that name none. released: still to be called, and
+    only there if memory is held.
     """
 
     frames: list[OutFrame]
     nbytes: int
+    sequence: int
     control: bool
     released: _Released | None
 
@@ -88,7 +90,8 @@ class InprocStream(Stream):
                 return False
             control = bool(frames[0][0] & Flag.CONTROL)
             kept = [_kept(frame, hold) for frame in frames]
-            self._other._incoming.append(_Message(kept, size, control, released if hold else None))
+            message = _Message(kept, size, self.sent + 1, control, released if hold else None)
+            self._other._incoming.append(message)
             if not control:
                 self.sent += 1
                 self.sent_bytes += size
@@ -114,28 +117,21 @@ class InprocStream(Stream):
                     raise self._is_broken()
                 return None
             message = self._incoming.popleft()
-            if message.nbytes > self.max_message and not message.control:
-                error: TransferError = ProtocolError(
-                    "too_large", f"a message of {message.nbytes} bytes; {self.max_message} are taken"
-                )
-                self._incoming.appendleft(message)
-                wake = self._break(error)
-            else:
-                error, wake = None, self._taken(message)  # type: ignore[assignment]
+            error = self._too_large(message)
+            wake = self._taken(message) if error is None else self._break(error)
         for callback in wake:
             _call(callback)
         if error is not None:
+            _release([message], error)
             raise error
-        last = len(message.frames) - 1
-        frames = [self._frame(frame, index < last) for index, frame in enumerate(message.frames)]
-        if message.released is not None:
-            message.released(None)
+        frames = self._frames(message)
+        _release([message], None)
         return frames
 
     def take_unsent(self) -> list[list[OutFrame]]:
         """After the other end closed: the messages that it never took."""
-        if self.broken is None:
-            return []
+        if self.broken is None or self._closed:
+            return []  # the other end may still take them
         with self._lock:
             left = [message for message in self._other._incoming if not message.control]
             self._other._incoming.clear()
@@ -193,6 +189,13 @@ class InprocStream(Stream):
             return True
         return 0 < self.send_high_water_bytes < self.queued_bytes + size
 
+    def _too_large(self, message: _Message) -> ProtocolError | None:
+        if message.control or message.nbytes <= self.max_message:
+            return None
+        return ProtocolError(
+            "too_large", f"a message of {message.nbytes} bytes; this end takes {self.max_message}"
+        )
+
     def _forget(self) -> list[_Message]:
         """When nobody is left to take them: the messages of both directions."""
         if not self._other._closed:
@@ -233,22 +236,28 @@ class InprocStream(Stream):
         other = self._other
         return [other.on_readable, other.on_writable]
 
-    def _frame(self, frame: OutFrame, more: bool) -> Frame:
+    def _frames(self, message: _Message) -> list[Frame]:
         """What the receiver gets, in memory of its own unless it is immutable."""
-        flags, sequence, topic, meta, data = frame
-        if flags & Flag.TENSOR:  # its receiver may write to it
-            data = data if isinstance(data, bytearray) else bytearray(data)
-        elif not isinstance(data, bytes):
-            data = bytes(data)
-        flags = flags & ~Flag.CRC | (Flag.MORE if more else 0) | (Flag.TOPIC if topic is not None else 0)
-        return Frame(
-            data,
-            flags=int(flags),
-            sequence=sequence or self.received,
-            socket_type=self._other.socket_type,
-            topic=topic,
-            meta=meta,
-        )
+        last = len(message.frames) - 1
+        made = []
+        for index, (flags, sequence, topic, meta, data) in enumerate(message.frames):
+            if flags & Flag.TENSOR:  # its receiver may write to it
+                data = data if isinstance(data, bytearray) else bytearray(data)
+            elif not isinstance(data, bytes):
+                data = bytes(data)
+            flags &= ~Flag.CRC  # nothing was computed, nothing can be checked
+            flags |= (Flag.MORE if index < last else 0) | (Flag.TOPIC if topic is not None else 0)
+            made.append(
+                Frame(
+                    data,
+                    flags=int(flags),
+                    sequence=sequence or message.sequence,
+                    socket_type=self._other.socket_type,
+                    topic=topic,
+                    meta=meta,
+                )
+            )
+        return made
 
     def _is_broken(self) -> TransferError:
         error = Broken("this inproc connection has ended")
@@ -289,6 +298,8 @@ def _kept(frame: OutFrame, hold: bool) -> OutFrame:
 
 def _view(data: Any) -> memoryview:
     view = memoryview(data)
+    if not view.nbytes:
+        return memoryview(b"")  # an empty view of several dimensions cannot be cast
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
