@@ -1,0 +1,86 @@
+"""Moves tensors between processes with ZeroMQ's patterns, at the speed of the socket.
+
+Everything here is loaded when it is first used; importing starts and changes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transfer.constants import (
+        DEALER as DEALER,
+        DONTWAIT as DONTWAIT,
+        NOBLOCK as NOBLOCK,
+        PAIR as PAIR,
+        POLLERR as POLLERR,
+        POLLIN as POLLIN,
+        POLLOUT as POLLOUT,
+        PUB as PUB,
+        PULL as PULL,
+        PUSH as PUSH,
+        REP as REP,
+        REQ as REQ,
+        ROUTER as ROUTER,
+        SNDMORE as SNDMORE,
+        SUB as SUB,
+    )
+    from transfer.context import Context as Context
+    from transfer.monitor import Event as Event, EventKind as EventKind, Monitor as Monitor
+    from transfer.peer import PeerInfo as PeerInfo
+    from transfer.poller import Poller as Poller
+    from transfer.socket import Socket as Socket
+    from transfer.tracker import Tracker as Tracker
+    from transports.errors import (
+        AddressError as AddressError,
+        Again as Again,
+        Broken as Broken,
+        Closed as Closed,
+        Fatal as Fatal,
+        NotSupported as NotSupported,
+        ProtocolError as ProtocolError,
+        StateError as StateError,
+        TransferError as TransferError,
+        Unroutable as Unroutable,
+        UsageError as UsageError,
+    )
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "transfer.constants": (
+        "REQ REP PUB SUB PUSH PULL PAIR DEALER ROUTER DONTWAIT NOBLOCK SNDMORE POLLIN POLLOUT POLLERR"
+    ),
+    "transfer.context": "Context",
+    "transfer.socket": "Socket",
+    "transfer.poller": "Poller",
+    "transfer.tracker": "Tracker",
+    "transfer.peer": "PeerInfo",
+    "transfer.monitor": "Monitor Event EventKind",
+    "transfer.interface": "ZmqInterface ZmqConfig ZmqSocketType ZmqSocketOption",
+    "transports.wire": "SocketType",
+    "transports.errors": (
+        "TransferError UsageError PeerError InternalError StateError NotSupported OptionError AddressError "
+        "AddressInUse AddressNotAvailable NotATensor TensorMismatch Unroutable ForkedError PickleRefused "
+        "ProtocolError HandshakeError OutOfDescriptors Closed ContextTerminated Broken Again Fatal"
+    ),
+}
+_WHERE = {name: module for module, names in _HOMES.items() for name in names.split()}
+_MODULES = {"asyncio", "errors", "interface", "metrics", "spark", "tensors", "torch", "zmq"}
+
+__all__ = [*_WHERE]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(importlib.import_module(_WHERE[name]), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"transfer.{name}")
+    raise AttributeError(f"module 'transfer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE, *_MODULES})

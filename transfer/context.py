@@ -1,0 +1,239 @@
+"""Context: owns the reactor thread, the flusher, the pool, and knows its sockets."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import types
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from transfer import config
+from transfer.tally import Tally
+from transports.choice import Offer
+from transports.config import load
+from transports.errors import Closed, ContextTerminated, ForkedError
+from transports.reactor import READABLE, Reactor
+from transports.registry import available
+from transports.wire import SocketType
+
+if TYPE_CHECKING:
+    from transfer.socket import SocketMethods
+
+logger = logging.getLogger("transfer")
+
+_live: weakref.WeakSet[Context] = weakref.WeakSet()
+#: contexts of the parent in a forked child: kept, since to free them would touch what the parent uses
+_inherited: list[Any] = []
+_hooks_set = False
+
+
+class Context:
+    """Where sockets come from. Thread-safe; not usable in a forked child (make a new one there).
+
+    io_threads: taken for pyzmq's sake and ignored. metrics_port: serve Prometheus metrics there.
+    registry: a prometheus registry instead of the default one. defaults: of the sockets' options.
+    core: the core's module, for tests that run on the twin. Nothing starts before the first socket
+    is bound or connected.
+    """
+
+    _instance: Context | None = None
+    _instance_lock = threading.Lock()
+
+    def __init__(
+        self,
+        io_threads: int = 1,
+        *,
+        metrics_port: int | None = None,
+        registry: Any = None,
+        defaults: config.Defaults = config.TRANSFER,
+        core: types.ModuleType | None = None,
+    ) -> None:
+        if core is None:
+            from transports import core as default_core
+
+            core = default_core
+        self.core: Any = core
+        self.defaults = defaults
+        self.transport_config = load()
+        self.offer = Offer(
+            available(),
+            self.transport_config.protocol,
+            self.transport_config.policy,
+            self.transport_config.protocol_source,
+        )
+        self.reactor = Reactor()
+        self.pool = core.Pool()
+        self.flusher = core.Flusher()
+        #: what ended sockets and peers counted, for the metrics
+        self.tally = Tally()
+        self.closed = False
+        self.forked = False
+        self._started = False
+        self._lock = threading.RLock()
+        self._sockets: weakref.WeakSet[SocketMethods] = weakref.WeakSet()
+        self._said: set[str] = set()
+        self._metrics: Any = None
+        _live.add(self)
+        _set_hooks()
+        if metrics_port is not None or registry is not None:
+            from transfer import metrics
+
+            self._metrics = metrics.serve(self, port=metrics_port, registry=registry)
+
+    @classmethod
+    def instance(cls, io_threads: int = 1) -> Context:
+        """The context that all parts of a program may share; a new one after `term` or fork."""
+        with Context._instance_lock:
+            found = Context._instance
+            if found is None or found.closed or found.forked or type(found) is not cls:
+                found = Context._instance = cls(io_threads)
+            return found
+
+    # -- sockets -------------------------------------------------------------------------------
+
+    def socket(self, socket_type: int, **options: Any) -> Any:
+        """A new socket of this type; keyword arguments are options. Raises ContextTerminated."""
+        self.check()
+        made = self._socket_class()(self, socket_type)
+        for name, value in options.items():
+            made.set(name, value)
+        return made
+
+    def _socket_class(self) -> type:
+        from transfer.socket import socket_class
+
+        return socket_class(self.core)
+
+    @property
+    def sockets(self) -> list[SocketMethods]:
+        """The open sockets."""
+        with self._lock:
+            return [socket for socket in self._sockets if not socket.closed]
+
+    def start(self) -> None:
+        """Makes the reactor serve the flusher. Called before the first bind or connect."""
+        with self._lock:
+            self.check()
+            if not self._started:
+                self._started = True
+                self.reactor.register(self.flusher.fileno(), READABLE, self._reap)
+
+    def _reap(self, events: int) -> None:
+        self.flusher.reap()
+
+    def check(self) -> None:
+        """Raises ForkedError or ContextTerminated."""
+        if self.forked:
+            raise ForkedError(
+                "this context was made before fork",
+                hint="make the context in the child, or start processes by spawn or forkserver",
+            )
+        if self.closed:
+            raise ContextTerminated("the context is terminated")
+
+    def log_once(self, text: str) -> None:
+        """One warning for each text."""
+        with self._lock:
+            if text in self._said:
+                return
+            self._said.add(text)
+        logger.warning(text)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def term(self) -> None:
+        """Closes what is still open, each socket with its own linger, and ends the threads.
+
+        Waiting calls of other threads raise Closed. A socket that was left open is a
+        ResourceWarning. Idempotent; never waits longer than the lingers.
+        """
+        for socket in self.sockets:
+            warnings.warn(f"unclosed {socket!r}", ResourceWarning, stacklevel=2, source=socket)
+        self.destroy()
+
+    def destroy(self, linger: float | None = None) -> int:
+        """Closes all sockets with this linger (ms; None: their own) and ends the threads.
+
+        Returns how many messages were not sent. Idempotent.
+        """
+        if self.forked:
+            return 0
+        with self._lock:
+            if self.closed:
+                return 0
+            sockets = [socket for socket in self._sockets if not socket.closed]
+            self.closed = True
+        unsent = sum(socket.close(linger) for socket in sockets)
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._started:
+            try:
+                self.reactor.unregister(self.flusher.fileno())
+            except (OSError, ValueError):
+                logger.debug("the flusher was closed before its context")
+        self.reactor.close()
+        self.flusher.reap()
+        self.flusher.close()
+        self.pool.close()
+        _live.discard(self)
+        return unsent
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.destroy()
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True) and not self.forked:
+            self.destroy(0)
+
+    def __repr__(self) -> str:
+        state = "terminated" if self.closed else f"{len(self.sockets)} sockets"
+        return f"<{type(self).__name__} {state}>"
+
+    def _add(self, socket: SocketMethods) -> None:
+        with self._lock:
+            self.check()
+            self._sockets.add(socket)
+
+
+def _set_hooks() -> None:
+    """Once, with the first context: importing changes nothing."""
+    global _hooks_set
+    if not _hooks_set:
+        _hooks_set = True
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _at_exit() -> None:
+    """Interpreter exit sends what it can within a bounded time, and never hangs."""
+    deadline = time.monotonic() + config.exit_linger()
+    for context in list(_live):
+        for socket in context.sockets:
+            warnings.warn(f"unclosed {socket!r}", ResourceWarning, stacklevel=1, source=socket)
+            left = max(0.0, deadline - time.monotonic()) * 1000
+            own = socket.linger
+            socket.close(left if own < 0 else min(left, own))
+        try:
+            context.destroy(0)
+        except Closed:
+            logger.debug("a context was closed while the interpreter ended")
+
+
+def _after_fork() -> None:
+    """The child leaves everything of its parent alone, and says so when it is used."""
+    for context in list(_live):
+        context.forked = True
+        _inherited.append(context)
+        for socket in list(context._sockets):
+            socket._forked()
+            _inherited.append(socket)
+    _live.clear()
+    Context._instance_lock = threading.Lock()

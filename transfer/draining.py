@@ -1,0 +1,98 @@
+"""Closing without losing what was sent: flush, say the end, wait until the peer's kernel has it."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import select
+import socket as sockets
+import termios
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from transports.errors import Broken
+
+#: seconds between two looks at kernel queues that cannot be waited for
+_LOOK = 0.002
+#: SIOCOUTQ: bytes that the peer's kernel has not acknowledged
+_UNACKNOWLEDGED = termios.TIOCOUTQ
+_UNREAD = termios.FIONREAD
+
+
+def unread(fd: int) -> int:
+    """Bytes that wait in the kernel to be read; 0 if nobody can tell."""
+    return _ask(fd, _UNREAD)
+
+
+def _ask(fd: int, request: int) -> int:
+    answer = array.array("i", [0])
+    try:
+        fcntl.ioctl(fd, request, answer)
+    except OSError:
+        return 0
+    return answer[0]
+
+
+def flush(streams: Iterable[Any], deadline: float) -> None:
+    """Writes what the streams have queued, until `deadline` (time.monotonic())."""
+    left = list(streams)
+    while left:
+        left = [stream for stream in left if not _flushed(stream)]
+        remaining = deadline - time.monotonic()
+        if not left or remaining <= 0:
+            return
+        _wait_for_room(left, remaining)
+
+
+def _flushed(stream: Any) -> bool:
+    try:
+        return bool(stream.flush())
+    except Broken:
+        return True
+
+
+def _wait_for_room(streams: list[Any], seconds: float) -> None:
+    poll = select.poll()
+    for stream in streams:
+        fd = getattr(stream, "fd", -1)
+        if fd < 0:  # inproc: its reader decides when there is room
+            seconds = min(seconds, _LOOK)
+        else:
+            poll.register(fd, select.POLLOUT)
+    # The flusher writes to the same descriptors, so a look from time to time is needed anyway.
+    poll.poll(min(seconds, 0.05) * 1000)
+
+
+def finish(fds: Iterable[int], deadline: float) -> None:
+    """Ends the sending side of each connection and waits until the peers' kernels have all of it.
+
+    Without this, a credit frame that nobody read turns the close into a reset, which throws away
+    what the peer's kernel has not taken yet.
+    """
+    left = [fd for fd in fds if _shut(fd)]
+    while left:
+        left = [fd for fd in left if _ask(fd, _UNACKNOWLEDGED) > 0]
+        if not left or time.monotonic() >= deadline:
+            return
+        time.sleep(_LOOK)
+
+
+def _shut(fd: int) -> bool:
+    """False where there is nothing to wait for: a Unix socket's bytes are in the peer's queue."""
+    with sockets.socket(fileno=os.dup(fd)) as connection:
+        try:
+            connection.shutdown(sockets.SHUT_WR)
+        except OSError:  # the peer was quicker
+            return False
+        return connection.family != sockets.AF_UNIX
+
+
+def resize(fd: int, send: int, receive: int) -> None:
+    """Sets the kernel's buffers, in bytes; -1 leaves one as it is."""
+    with sockets.socket(fileno=os.dup(fd)) as connection:
+        if send >= 0:
+            connection.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, send)
+        if receive >= 0:
+            connection.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, receive)

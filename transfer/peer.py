@@ -1,0 +1,154 @@
+"""What a socket knows of one peer, and of one endpoint that it bound or connected."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transfer.tracker import Tracker
+from transports.address import Address
+from transports.connection import Acceptor, Connector
+from transports.wire import SocketType
+
+if TYPE_CHECKING:
+    from patterns.base import OutFrame
+    from transports.hello import Agreement
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """A peer at one moment.
+
+    endpoint: ours, by which it is connected. address: where the peer is. transport, reason: what
+    carries the data, and why. device: the network device, if the transport names one. Then counts
+    of messages; confirmed: consumed by the peer as far as it told; unconfirmed: given to the
+    kernel and not confirmed (0 for peers that never confirm, as in PUB/SUB).
+    """
+
+    endpoint: str
+    address: str
+    transport: str
+    reason: str
+    device: str
+    identity: bytes
+    socket_type: SocketType
+    sent: int
+    received: int
+    queued: int
+    confirmed: int
+    unconfirmed: int
+
+
+class Peer:
+    """One connection of a socket, or the queue of an endpoint that is not connected yet."""
+
+    __slots__ = (
+        "address",
+        "agreement",
+        "confirms",
+        "confirms_ours",
+        "endpoint",
+        "fd",
+        "heartbeat",
+        "retained",
+        "since_ns",
+        "socket_type",
+        "source",
+        "stream",
+        "trackers",
+    )
+
+    def __init__(self, stream: Any, source: Endpoint, socket_type: SocketType) -> None:
+        self.stream = stream
+        self.source = source
+        self.socket_type = socket_type
+        self.endpoint = str(source.address)
+        self.address = ""
+        self.agreement: Agreement | None = None
+        #: the peer sends credits
+        self.confirms = False
+        #: we send it credits
+        self.confirms_ours = False
+        #: time.monotonic_ns() when it was attached
+        self.since_ns = 0
+        #: milliseconds between the heartbeats that the peer promised; 0: none
+        self.heartbeat = 0
+        #: what the reactor watches, kept because the stream forgets it when it closes
+        self.fd = -1
+        #: (number of the message in the stream, its tracker), in order
+        self.trackers: deque[tuple[int, Tracker]] = deque()
+        #: (number, message) not confirmed yet, for the option `resend`
+        self.retained: deque[tuple[int, list[OutFrame]]] = deque()
+
+    @property
+    def pending(self) -> bool:
+        """True as long as there is no connection behind the queue."""
+        return self.agreement is None
+
+    @property
+    def unconfirmed(self) -> int:
+        stream = self.stream
+        if not self.confirms:
+            return 0
+        return max(0, stream.sent - stream.queued - stream.confirmed)
+
+    def confirm(self, consumed: int) -> None:
+        """The peer consumed so many messages of this stream in all."""
+        stream = self.stream
+        if consumed > stream.confirmed:
+            stream.confirmed = consumed
+        while self.trackers and self.trackers[0][0] <= consumed:
+            self.trackers.popleft()[1]._confirm()
+        while self.retained and self.retained[0][0] <= consumed:
+            self.retained.popleft()
+
+    def answered(self) -> None:
+        """A reply says that every request before it was consumed."""
+        if self.trackers or self.retained:
+            self.confirm(self.stream.sent)
+
+    def info(self) -> PeerInfo:
+        agreement = self.agreement
+        stream = self.stream
+        choice = None if agreement is None else agreement.choice
+        return PeerInfo(
+            self.endpoint,
+            self.address,
+            choice.transport if choice else "",
+            choice.reason if choice else "not connected yet",
+            getattr(stream, "device", ""),
+            agreement.remote.routing_id if agreement else b"",
+            self.socket_type,
+            stream.sent,
+            stream.received,
+            stream.queued,
+            stream.confirmed,
+            self.unconfirmed,
+        )
+
+
+class Endpoint:
+    """A bound or connected endpoint of a socket."""
+
+    __slots__ = ("acceptor", "address", "attempts", "connector", "error", "peer", "queue", "since")
+
+    def __init__(self, address: Address, since: float) -> None:
+        self.address = address
+        self.acceptor: Acceptor | None = None
+        self.connector: Connector | None = None
+        #: of a connector: its connection, if there is one
+        self.peer: Peer | None = None
+        #: of a connector with lazy connect: the queue until there is a connection
+        self.queue: Peer | None = None
+        #: time.monotonic() when the wish began, for hints
+        self.since = since
+        self.attempts = 0
+        self.error: BaseException | None = None
+
+    def close(self) -> None:
+        """Stops listening or connecting; the connections live on. Idempotent."""
+        if self.acceptor is not None:
+            self.acceptor.close()
+        if self.connector is not None:
+            self.connector.close()

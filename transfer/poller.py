@@ -1,0 +1,116 @@
+"""Poller: waits for several sockets and plain descriptors at once, as pyzmq's does."""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import Any
+
+from transfer.constants import POLLERR, POLLIN, POLLOUT
+from transports.errors import UsageError
+
+#: seconds between two looks where no descriptor tells (room to send, a REQ whose peer died)
+_LOOK = 0.005
+_TO_KERNEL = {POLLIN: select.POLLIN, POLLOUT: select.POLLOUT, POLLERR: select.POLLERR}
+
+
+def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[Any, int]]:
+    """The entries (socket, descriptor or object with fileno; bits) that are ready.
+
+    Returns at once if any is. timeout: milliseconds, None or negative: endless.
+    """
+    deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout / 1000.0
+    sockets = [(thing, bits) for thing, bits in entries if hasattr(thing, "_ready_bits")]
+    plain = {_descriptor(thing): (thing, bits) for thing, bits in entries if not hasattr(thing, "_ready_bits")}
+    poll = select.poll()
+    for fd, (_, bits) in plain.items():
+        poll.register(fd, sum(kernel for bit, kernel in _TO_KERNEL.items() if bits & bit))
+    told = [(thing, bits, thing.fileno()) for thing, bits in sockets]
+    watched = {fd for thing, _, fd in told}
+    for fd in watched:
+        poll.register(fd, select.POLLIN)
+    first = True
+    while True:
+        ready = [(thing, found) for thing, bits in sockets if (found := thing._ready_bits(bits))]
+        left = 0.0 if ready else _left(deadline)
+        silent = not all(thing._tells(bits) for thing, bits in sockets)
+        if silent:
+            # Something is awaited that no descriptor tells, or a descriptor tells what is not awaited.
+            ready += _plain_ready(poll, plain, 0.0, watched)
+            if not ready and left != 0.0:
+                time.sleep(_LOOK if left is None else min(_LOOK, left))
+        else:
+            ready += _plain_ready(poll, plain, left, watched)
+            if not ready and left != 0.0:
+                continue
+        if ready or (left == 0.0 and not first) or _left(deadline) == 0.0:
+            return ready
+        first = False
+
+
+def _plain_ready(
+    poll: Any, plain: dict[int, tuple[Any, int]], seconds: float | None, watched: set[int]
+) -> list[tuple[Any, int]]:
+    found = []
+    for fd, events in poll.poll(None if seconds is None else max(0.0, seconds) * 1000.0):
+        if fd in watched:
+            continue
+        thing, wanted = plain[fd]
+        bits = sum(bit for bit, kernel in _TO_KERNEL.items() if events & kernel and (wanted | POLLERR) & bit)
+        if events & select.POLLHUP:
+            bits |= (wanted & POLLIN) or POLLERR
+        if bits:
+            found.append((thing, bits))
+    return found
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _descriptor(thing: Any) -> int:
+    if isinstance(thing, int):
+        return thing
+    try:
+        return int(thing.fileno())
+    except AttributeError:
+        raise UsageError(f"{thing!r} is neither a socket nor a descriptor") from None
+
+
+class Poller:
+    """Registered things and the events wanted of each. Not thread-safe, like pyzmq's."""
+
+    def __init__(self) -> None:
+        self.sockets: list[tuple[Any, int]] = []
+        self._index: dict[Any, int] = {}
+
+    def __contains__(self, socket: Any) -> bool:
+        return socket in self._index
+
+    def register(self, socket: Any, flags: int = POLLIN | POLLOUT) -> None:
+        """Adds a socket or descriptor, or changes its flags; flags 0 take it out."""
+        if not flags:
+            if socket in self._index:
+                self.unregister(socket)
+            return
+        if socket in self._index:
+            self.sockets[self._index[socket]] = (socket, flags)
+        else:
+            self._index[socket] = len(self.sockets)
+            self.sockets.append((socket, flags))
+
+    def modify(self, socket: Any, flags: int = POLLIN | POLLOUT) -> None:
+        """The same as `register`."""
+        self.register(socket, flags)
+
+    def unregister(self, socket: Any) -> None:
+        """Takes it out. Raises KeyError if it is not registered."""
+        index = self._index.pop(socket)
+        del self.sockets[index]
+        for other, place in self._index.items():
+            if place > index:
+                self._index[other] = place - 1
+
+    def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
+        """(socket or descriptor, bits) of what is ready. `timeout` in milliseconds, None endless."""
+        return wait(self.sockets, timeout)

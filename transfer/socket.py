@@ -1,0 +1,674 @@
+"""Socket: what users send and receive with.
+
+The common case of `send` and `recv` runs in the core (`SocketBase`) and never enters this file;
+here is what is rarer: several parts, trackers, REQ, REP and ROUTER, topics, compression.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from patterns import PATTERNS, Replier, Requester, Router, Subscriber
+from patterns.base import ANYONE, ReceiveMode, SendMode
+from transfer.compressing import compressed, decompressed
+from transfer.constants import DONTWAIT, POLLIN, POLLOUT, SNDMORE
+from transfer.links import Links
+from transfer.monitor import Monitor
+from transfer.options import SocketOptions
+from transfer.peer import PeerInfo
+from transfer.tensors import TensorMethods
+from transfer.tracker import Tracker
+from transports.errors import Again, Broken, Closed, ForkedError, NotSupported
+from transports.wire import MAX_DATA, Flag, SocketType
+
+if TYPE_CHECKING:
+    from patterns.base import OutFrame
+    from transfer.callback import Dispatcher
+    from transfer.context import Context
+    from transports.core_contract import Frame, Sink, SocketBase
+else:
+    SocketBase = object
+
+#: milliseconds after which a REQ looks whether the peer that has its request is still there
+_LOOK = 50
+#: seconds between two looks of `wait_for_peers` on a SUB, whose acknowledgements come with the data
+_PUMP = 0.005
+
+
+class Binding:
+    """What `bind` and `connect` return: ends the endpoint when its with-statement ends."""
+
+    __slots__ = ("addr", "kind", "socket")
+
+    def __init__(self, socket: SocketMethods, kind: str, addr: str) -> None:
+        self.socket = socket
+        self.kind = kind
+        self.addr = addr
+
+    def __enter__(self) -> SocketMethods:
+        return self.socket
+
+    def __exit__(self, *exc: object) -> None:
+        if not self.socket.closed:
+            (self.socket.unbind if self.kind == "bind" else self.socket.disconnect)(self.addr)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.addr}>"
+
+
+class SocketMethods(TensorMethods, SocketOptions, SocketBase):
+    """All of a socket except the core's fast path. Safe to use from any thread; the parts of a
+    message sent with SNDMORE belong together by thread. Not usable in a forked child.
+
+    Every waiting call raises Again after its time-out, Closed when the socket is closed meanwhile.
+    """
+
+    def __init__(self, context: Context, socket_type: int) -> None:
+        defaults = context.defaults
+        pattern = PATTERNS[SocketType(socket_type)]()
+        self._values = self._initial_values(defaults)
+        self._links = Links(self, context, pattern)
+        super().__init__(
+            int(pattern.socket_type),
+            int(pattern.send_mode),
+            int(pattern.receive_mode),
+            context.flusher,
+            context.pool,
+        )
+        self.context = context
+        self.last_endpoint = ""
+        self._pattern = pattern
+        self._requester = pattern if isinstance(pattern, Requester) else None
+        #: time.monotonic_ns() of the last request, for the histogram of round trips
+        self._asked_ns = 0
+        #: parts sent with SNDMORE whose message is not complete, by thread
+        self._partial: dict[int, list[OutFrame]] = {}
+        #: parts of the last message that `recv` has not handed out
+        self._rest: deque[Any] = deque()
+        self._dispatcher: Dispatcher | None = None
+        self._ending = threading.Lock()
+        self._inherited = False
+        self._frame: type[Frame] = context.core.Frame
+        if self._requester is not None and defaults.reply_timeout >= 0:
+            self.receive_timeout = defaults.reply_timeout
+        self._ways_changed()
+        context._add(self)
+
+    # -- endpoints -----------------------------------------------------------------------------
+
+    def bind(self, addr: str) -> Binding:
+        """Binds to an endpoint; `last_endpoint` has the real port. A socket may bind several.
+
+        Raises AddressError, AddressInUse, AddressNotAvailable.
+        """
+        self._check_usable()
+        self.context.start()
+        self.last_endpoint = self._links.bind(_text(addr))
+        return Binding(self, "bind", self.last_endpoint)
+
+    def connect(self, addr: str) -> Binding:
+        """Begins to connect and returns; the connection is made again whenever it is lost.
+
+        Raises AddressError; with `?policy=require` it waits, and raises Fatal if the peers have
+        no such transport in common.
+        """
+        self._check_usable()
+        self.context.start()
+        record = self._links.connect(_text(addr))
+        self.last_endpoint = str(record.address)
+        return Binding(self, "connect", _text(addr))
+
+    def unbind(self, addr: str) -> None:
+        """Stops listening there; connections that came by it stay. Raises AddressError."""
+        self._check_usable()
+        self._links.release(_text(addr), bound=True)
+
+    def disconnect(self, addr: str) -> None:
+        """Ends the connection to this endpoint after flushing for at most `linger`."""
+        self._check_usable()
+        record = self._links.release(_text(addr), bound=False)
+        self._links.drop(record, self._linger_seconds(None))
+
+    def peers(self) -> list[PeerInfo]:
+        """Every peer with its transport, the reason for that transport, and its counts."""
+        return self._links.infos()
+
+    def wait_for_peers(self, n: int = 1, timeout: float | None = 30.0) -> None:
+        """Waits until `n` peers are connected. `timeout` in seconds, None is endless.
+
+        A PUB counts peers whose subscriptions are in, a SUB publishers that acknowledged all of
+        its subscriptions. Raises Again with what is known of the endpoints.
+        """
+        links = self._links
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._check_usable()
+            if isinstance(self._pattern, Subscriber):
+                self._readable()  # acknowledgements come on the way of the data
+            with links.changed:
+                if links.ready >= n:
+                    return
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                look = _PUMP if isinstance(self._pattern, Subscriber) else 0.2
+                links.changed.wait(look if left is None else min(look, left))
+        what, hint = links.why_nobody()
+        raise Again(f"{links.ready} of {n} peers after {timeout:g} s: {what}", hint=hint)
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def send_multipart(
+        self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
+    ) -> Tracker | None:
+        """Sends several parts as one message, whole or not at all."""
+        frames: list[OutFrame] = [(0, 0, None, None, part) for part in msg_parts]
+        return self._send_message(frames, flags, not copy, track)
+
+    def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
+        """Sends a text as one part."""
+        self.send(u.encode(encoding), flags, copy)
+
+    def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
+        """Receives one part as text."""
+        return bytes(self.recv(flags)).decode(encoding)
+
+    def send_json(self, obj: Any, flags: int = 0, **kwargs: Any) -> None:
+        """Sends an object as JSON; keyword arguments go to `json.dumps`."""
+        self.send(json.dumps(obj, **kwargs).encode(), flags)
+
+    def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
+        """Receives one part of JSON; keyword arguments go to `json.loads`."""
+        return json.loads(self.recv(flags), **kwargs)
+
+    def _send_general(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        if flags & SNDMORE or self._partial:
+            return self._send_part([(0, 0, None, None, data)], flags, not copy, track)
+        return self._send_message([(0, 0, None, None, data)], flags, not copy, track)
+
+    def _send_outframes(
+        self, frames: list[OutFrame], flags: int = 0, track: bool = False, copy: bool | None = None
+    ) -> Tracker | None:
+        """For the tensor methods. copy None: memory is held only while the kernel takes it."""
+        hold = copy is False
+        if flags & SNDMORE or self._partial:
+            return self._send_part(frames, flags, hold, track or hold)
+        return self._send_message(frames, flags, hold, track or hold)
+
+    def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
+        thread = threading.get_ident()
+        if flags & SNDMORE:
+            # The caller may change its memory after this returns, and nothing is sent yet.
+            kept = frames if hold else [_kept(frame) for frame in frames]
+            self._check_usable()
+            self._partial.setdefault(thread, []).extend(kept)
+            self._general_send = True
+            return None
+        parts = [*self._partial.pop(thread, ()), *frames]
+        self._ways_changed()
+        return self._send_message(parts, flags, hold, track)
+
+    def _send_message(
+        self, frames: Sequence[OutFrame], flags: int = 0, hold: bool = False, track: bool = False
+    ) -> Tracker | None:
+        """Sends one whole message by the pattern."""
+        if self._inherited or self._links.fatal is not None:
+            self._check_usable()
+        if self.compression is not None:
+            frames = compressed(frames)
+        timeout = 0 if flags & DONTWAIT else self.send_timeout
+        pattern = self._pattern
+        tracker = Tracker() if track else None
+        released = tracker._released if tracker is not None else None
+        target, frames = pattern.route(frames)
+        if target is None:  # dropped, and counted there
+            if tracker is not None:
+                tracker._taken(0)
+                tracker._fail(Broken("there is no such peer"))
+            return tracker
+        try:
+            if target is ANYONE:
+                taker = self._send_frames(frames, timeout, hold=hold, released=released)
+            else:
+                taker = self._send_to(target, frames, timeout, hold, released)
+        except Again as error:
+            raise self._explained(error) from None
+        if taker is None:
+            return tracker
+        if pattern.ordered:
+            pattern.sent(taker)
+            if self._requester is not None:
+                self._asked_ns = time.monotonic_ns()
+        if pattern.send_mode is SendMode.FANOUT:
+            if tracker is not None:
+                tracker._taken(1 if taker else 0)
+                tracker._not_confirmable()
+        elif tracker is not None or self._values["resend"]:
+            self._links.note(taker, frames, tracker)
+        return tracker
+
+    def _send_to(
+        self, target: Any, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any
+    ) -> Any:
+        """To this peer only (REP, ROUTER). None: it is gone, the message was dropped and counted."""
+        pattern = self._pattern
+        if isinstance(pattern, Router) and not pattern.mandatory:
+            timeout = 0
+        try:
+            return self._send_frames(frames, timeout, stream=target, hold=hold, released=released)
+        except Broken:
+            if isinstance(pattern, Replier):
+                pattern.gone()
+            else:
+                pattern.drop("peer_gone")
+            return None
+        except Again:
+            if isinstance(pattern, Router) and not pattern.mandatory:
+                pattern.drop("full")
+                return None
+            raise
+
+    def _explained(self, error: Again) -> Again:
+        """The same error, with what is known of endpoints that nobody serves."""
+        links = self._links
+        if links.fatal is not None:
+            self._check_usable()
+        if any(not peer.pending for peer in list(links.peers.values())):
+            return error
+        return Again(*links.why_nobody()[:1], hint=links.why_nobody()[1])
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
+        """Receives all parts of a message: bytes, or frames if not `copy`."""
+        if self._rest:
+            parts = list(self._rest)
+            self._rest.clear()
+            self._ways_changed()
+        else:
+            parts = self._parts(self._recv_frames(flags))
+        if copy:
+            return [part if type(part) is bytes else part.bytes for part in parts]
+        return self._as_frames(parts)
+
+    def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
+        """Receives one part into memory of the caller; returns its length in bytes.
+
+        What does not fit is cut off, as in pyzmq.
+        """
+        target = memoryview(buffer).cast("B")
+        size = nbytes or target.nbytes
+        frame = self.recv(flags, copy=False)
+        view = memoryview(frame).cast("B")
+        length = min(size, view.nbytes)
+        target[:length] = view[:length]
+        return view.nbytes
+
+    @property
+    def rcvmore(self) -> bool:
+        """Whether the message of the last `recv` has parts left."""
+        return bool(self._rest)
+
+    def _recv_general(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        if self._rest:
+            part = self._rest.popleft()
+            if not self._rest:
+                self._ways_changed()
+            return self._one(part, copy)
+        return self._first(self._parts(self._recv_frames(flags)), copy)
+
+    def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
+        return self._first(self._parts(frames), copy)
+
+    def _recv_frames(self, flags: int = 0, sink: Sink | None = None) -> list[Any]:
+        """One whole message by the pattern: frames as they arrived, and `bytes` before them that
+        the pattern added (ROUTER). Frames with the LZ4 flag are still compressed."""
+        if self._inherited:
+            self._check_usable()
+        timeout = 0 if flags & DONTWAIT else self.receive_timeout
+        pattern = self._pattern
+        if not pattern.ordered:
+            pattern.expect()
+            frames = self._recv_message(timeout, sink)[1]
+            return self._latest(frames) if self._values["conflate"] else frames
+        pattern.expect()
+        if self._requester is not None and not 0 <= timeout <= _LOOK:
+            return self._recv_reply(self._requester, timeout, sink)
+        deadline = time.monotonic() + timeout / 1000 if timeout > 0 else 0.0
+        while True:
+            stream, frames = self._recv_message(timeout, sink)
+            admitted = pattern.admit(stream, frames)
+            if admitted is not None:
+                if self._requester is not None:
+                    self.context.tally.requests.add(time.monotonic_ns() - self._asked_ns)
+                return list(admitted)
+            if timeout > 0:
+                timeout = max(0, int((deadline - time.monotonic()) * 1000))
+
+    def _recv_reply(self, pattern: Requester, timeout: int, sink: Sink | None) -> list[Any]:
+        """Waits in slices, so that the death of the peer ends the wait."""
+        deadline = time.monotonic() + timeout / 1000 if timeout >= 0 else None
+        while True:
+            slice_ms = _LOOK
+            if deadline is not None:
+                slice_ms = min(_LOOK, max(0, int((deadline - time.monotonic()) * 1000)))
+            try:
+                stream, frames = self._recv_message(slice_ms, sink)
+            except Again:
+                pattern.expect()  # raises what the peer's death left
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise self._no_reply(pattern, timeout) from None
+                continue
+            admitted = pattern.admit(stream, frames)
+            if admitted is not None:
+                if stream.peer is not None:
+                    stream.peer.answered()
+                self.context.tally.requests.add(time.monotonic_ns() - self._asked_ns)
+                return list(admitted)
+
+    def _no_reply(self, pattern: Requester, timeout: int) -> Again:
+        peer = self._links.peers.get(pattern.peer)
+        where = "nobody has taken the request" if peer is None else f"{peer.address or peer.endpoint} has it"
+        return Again(
+            f"no reply within {timeout} ms: {where}",
+            hint="receive again to wait on, or set req_relaxed = True and send anew",
+        )
+
+    def _latest(self, frames: list[Any]) -> list[Any]:
+        """Conflate: the newest message there is; those before it are dropped and counted."""
+        while True:
+            try:
+                newer = self._recv_message(0)[1]
+            except Again:
+                return frames
+            self._pattern.drop("conflated")
+            frames = newer
+
+    def _parts(self, frames: Sequence[Any]) -> list[Any]:
+        """A topic as the first part, nothing compressed."""
+        first = frames[0]
+        if len(frames) == 1 and type(first) is not bytes and first.topic is None:
+            return [decompressed(first, self._frame, self.largest_message)]
+        parts: list[Any] = []
+        for frame in frames:
+            if type(frame) is bytes:
+                parts.append(frame)
+                continue
+            if frame.topic is not None:
+                parts.append(frame.topic)
+            parts.append(decompressed(frame, self._frame, self.largest_message))
+        return parts
+
+    def _first(self, parts: list[Any], copy: bool) -> Any:
+        if len(parts) > 1:
+            self._rest.extend(parts[1:])
+            self._general_recv = True
+        return self._one(parts[0], copy)
+
+    def _one(self, part: Any, copy: bool) -> Any:
+        if copy:
+            return part if type(part) is bytes else part.bytes
+        if type(part) is bytes:
+            return self._frame(part, flags=Flag.MORE if self._rest else 0)
+        return part
+
+    def _as_frames(self, parts: list[Any]) -> list[Any]:
+        last = len(parts) - 1
+        return [
+            self._frame(part, flags=Flag.MORE if i < last else 0) if type(part) is bytes else part
+            for i, part in enumerate(parts)
+        ]
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def poll(self, timeout: float | None = None, flags: int = POLLIN) -> int:
+        """The bits of `flags` that hold, after waiting for one. `timeout` in ms, None endless."""
+        from transfer.poller import wait
+
+        self._check_usable()
+        ready = wait([(self, flags)], timeout)
+        return ready[0][1] if ready else 0
+
+    @property
+    def events(self) -> int:
+        """POLLIN and POLLOUT as they hold now."""
+        return self._ready_bits(POLLIN | POLLOUT)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor that becomes readable when `events` is worth a look."""
+        return self.fileno()
+
+    @property
+    def type(self) -> SocketType:
+        return self._pattern.socket_type
+
+    socket_type = type
+
+    def _ready_bits(self, bits: int) -> int:
+        self._check_usable()
+        found = 0
+        pattern = self._pattern
+        if bits & POLLIN and (
+            self._rest
+            or (pattern.may_receive() and self._readable())
+            or (self._requester is not None and self._requester.failure is not None)
+        ):
+            found = POLLIN
+        if bits & POLLOUT and pattern.may_send() and self._may_take():
+            found |= POLLOUT
+        return found
+
+    def _may_take(self) -> bool:
+        pattern = self._pattern
+        return True if pattern.send_mode is SendMode.NONE else self._writable()
+
+    def _tells(self, bits: int) -> bool:
+        """Whether the descriptor becomes readable when one of `bits` does, and only then."""
+        if bits & POLLIN and self._pattern.receive_mode is not ReceiveMode.NONE:
+            return self._pattern.may_receive() and self._requester is None
+        return not bits & POLLOUT
+
+    # -- subscriptions, callbacks, events ------------------------------------------------------
+
+    def subscribe(self, prefix: bytes | str = b"") -> None:
+        """Asks for messages whose topic (or first part) begins with `prefix`. Adds up; SUB only."""
+        wanted = self._prefix(prefix)
+        self._filter_add(wanted)
+        self._links.subscribe(wanted, add=True)
+
+    def unsubscribe(self, prefix: bytes | str = b"") -> None:
+        """Takes one subscription back. Raises UsageError if there is none."""
+        wanted = self._prefix(prefix)
+        self._links.subscribe(wanted, add=False)
+        self._filter_remove(wanted)
+
+    def _prefix(self, prefix: bytes | str) -> bytes:
+        self._check_usable()
+        if not isinstance(self._pattern, Subscriber):
+            raise NotSupported(f"a {self.type.name} has no subscriptions")
+        return prefix.encode() if isinstance(prefix, str) else bytes(prefix)
+
+    def set_callback(self, callback: Callable[[list[bytes]], object] | None) -> None:
+        """Gives every message to `callback(parts)` in a thread of its own, one at a time.
+
+        None ends that; a call that runs is waited for. An exception of the callback is logged and
+        told to the monitors, and the next message comes.
+        """
+        self._check_usable()
+        if self._pattern.receive_mode is ReceiveMode.NONE:
+            raise NotSupported(f"a {self.type.name} receives nothing")
+        running, self._dispatcher = self._dispatcher, None
+        if running is not None:
+            running.close()
+        if callback is not None:
+            from transfer.callback import Dispatcher
+
+            self._dispatcher = Dispatcher(self, callback)
+
+    def get_monitor(self) -> Monitor:
+        """A new monitor: it receives every event from now on until it or the socket is closed."""
+        self._check_usable()
+        monitors = self._links.monitors
+
+        def forget(monitor: Monitor) -> None:
+            if monitor in monitors:
+                monitors.remove(monitor)
+
+        monitor = Monitor(forget)
+        monitors.append(monitor)
+        return monitor
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self, linger: float | None = None) -> int:
+        """Flushes for at most `linger` ms (None: the option) and ends; waiting calls raise Closed.
+
+        Returns how many messages were not sent. Idempotent.
+        """
+        if self._inherited or not self._ending.acquire(blocking=False):
+            return 0
+        self._general_send = True  # a send from now on would not be flushed
+        seconds = self._linger_seconds(linger)
+        deadline = time.monotonic() + seconds
+        if seconds:
+            self._links.flush(deadline)
+        self._close_core()
+        unsent = self._links.close(deadline)
+        self.context.tally.socket_ended(self)
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+        return unsent
+
+    def _linger_seconds(self, linger: float | None) -> float:
+        wanted = self.linger if linger is None else linger
+        return _ENDLESS if wanted < 0 else wanted / 1000.0
+
+    def __enter__(self) -> SocketMethods:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "closed", True) or getattr(self, "_inherited", True):
+            return
+        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
+        self.close(0)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self._links.peers)} peers"
+        return f"<{type(self).__name__} {self._pattern.socket_type.name} {state}>"
+
+    def _check_usable(self) -> None:
+        if self._inherited:
+            raise ForkedError(
+                "this socket was made before fork",
+                hint="make context and socket in the child, or start processes by spawn or forkserver",
+            )
+        if self.closed or self._ending.locked():
+            raise Closed("the socket is closed")
+        if self._links.fatal is not None:
+            raise self._links.fatal
+
+    def _forked(self) -> None:
+        """We are the child's copy of a socket: every call ends in Python, where it is refused."""
+        self._inherited = self._general_send = self._general_recv = True
+
+    # -- changes of options --------------------------------------------------------------------
+
+    @property
+    def largest_message(self) -> int:
+        """The limit of an arriving frame's data, in bytes."""
+        value: int = self.maxmsgsize
+        return MAX_DATA if value < 0 else value
+
+    def _limits_changed(self) -> None:
+        for peer in list(self._links.peers.values()):
+            stream = peer.stream
+            stream.send_high_water = self.sndhwm
+            stream.send_high_water_bytes = self.sndhwm_bytes
+            stream.max_message = self.largest_message
+            stream.checksum = self.checksum
+        self._notify()
+
+    def _buffers_changed(self) -> None:
+        self._links.resize_buffers(self.sndbuf, self.rcvbuf)
+
+    def _pattern_changed(self) -> None:
+        pattern = self._pattern
+        if isinstance(pattern, Requester):
+            pattern.relaxed = self.req_relaxed
+            pattern.correlate = self.req_correlate
+        elif isinstance(pattern, Router):
+            pattern.mandatory = self.router_mandatory
+
+    def _heartbeat_changed(self) -> None:
+        if self._links.endpoints:
+            self._links.schedule_heartbeat()
+
+    def _ways_changed(self) -> None:
+        """Decides which calls the core may do alone."""
+        values = self._values
+        pattern = self._pattern
+        self._general_send = (
+            pattern.ordered
+            or bool(self._partial)
+            or values["resend"]
+            or values["compression"] is not None
+            or self._inherited
+            or self._ending.locked()
+            # without a peer the error must say who was awaited, and where
+            or (not self._links.peers and pattern.send_mode is not SendMode.FANOUT)
+        )
+        self._general_recv = (
+            pattern.ordered or bool(self._rest) or values["conflate"] or self._inherited
+        )
+
+    # -- hooks of the core ---------------------------------------------------------------------
+
+    def _on_control(self, stream: Any, frame: Frame) -> None:
+        self._links.control_arrived(stream, frame)
+
+    def _on_lost(self, stream: Any, error: BaseException) -> None:
+        self._links.lost(stream, error)
+
+
+#: seconds that stand for an endless linger: nothing here waits for ever
+_ENDLESS = 3600.0
+
+
+def _kept(frame: OutFrame) -> OutFrame:
+    data = frame[4]
+    return frame if type(data) is bytes else (*frame[:4], bytes(data))
+
+
+def _text(addr: str | bytes) -> str:
+    return addr.decode() if isinstance(addr, bytes) else addr
+
+
+@functools.cache
+def socket_class(core: Any) -> type[SocketMethods]:
+    """The Socket over this core: the compiled one, or the twin."""
+    return type("Socket", (SocketMethods, core.SocketBase), {"__module__": __name__})
+
+
+if TYPE_CHECKING:
+    Socket = SocketMethods
+else:
+
+    def __getattr__(name: str) -> Any:
+        # Only here the core is loaded, so that a test may bring another one.
+        if name == "Socket":
+            from transports import core
+
+            globals()["Socket"] = socket_class(core)
+            return globals()["Socket"]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
