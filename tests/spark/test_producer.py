@@ -1,0 +1,104 @@
+"""The sending end of a task, with trackers that do as they are told."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from transfer.spark.producer import Attempt
+from transfer.spark.session import parse_java_version
+from transports.errors import Again, Broken, NotSupported
+
+
+class Told:
+    def __init__(self):
+        self.answer = Again("not yet")
+
+    def wait_confirmed(self, timeout=None):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+
+
+class Line:
+    """A sender that keeps what it was given."""
+
+    transport = "memory"
+
+    def __init__(self):
+        self.kinds, self.trackers = [], []
+
+    def send(self, arrays, meta):
+        self.kinds.append(meta["kind"])
+        self.trackers.append(Told())
+        return self.trackers[-1]
+
+    def close(self):
+        pass
+
+
+def test_an_attempt_is_done_when_all_of_it_is_confirmed():
+    line = Line()
+    attempt = Attempt(line, "run", "job", 2, 7)
+    attempt.send({"x": np.zeros((3, 2), np.float32)})
+    with pytest.raises(Again, match="longer option 'ack_timeout'"):
+        attempt.finish(0.01)
+    assert line.kinds == ["begin", "rows", "end"]
+    for tracker in line.trackers:
+        tracker.answer = None
+    receipt = Attempt(line, "run", "job", 2, 8)
+    line.trackers[-1].answer = None
+    receipt.send({"x": np.zeros((3, 2), np.float32)})
+
+
+def test_the_receipt_tells_what_was_sent():
+    class Confirming(Line):
+        def send(self, arrays, meta):
+            super().send(arrays, meta).answer = None
+            return self.trackers[-1]
+
+    attempt = Attempt(Confirming(), "run", "job", 2, 7)
+    attempt.send({"x": np.zeros((3, 2), np.float32), "y": np.zeros(3, np.int64)})
+    attempt.send({"x": np.ones((1, 2), np.float32), "y": np.ones(1, np.int64)})
+    receipt = attempt.finish(1)
+    winner = receipt.winner
+    assert (winner.partition, winner.attempt, winner.frames, winner.rows) == (2, 7, 2, 4)
+    assert winner.nbytes == 4 * (8 + 8) and winner.crc
+    assert receipt.transport == "memory"
+
+
+def test_a_dead_trainer_ends_the_attempt_at_the_next_frame():
+    line = Line()
+    attempt = Attempt(line, "run", "job", 0, 1)
+    line.trackers[0].answer = Broken("gone")
+    with pytest.raises(Broken, match="trainer went away while partition 0 of run run"):
+        attempt.send({"x": np.zeros(3)})
+
+
+def test_a_trainer_that_dies_before_the_last_confirmation_fails_the_attempt():
+    line = Line()
+    attempt = Attempt(line, "run", "job", 0, 1)
+    attempt.send({"x": np.zeros(3)})
+    line.trackers[0].answer = None
+    line.trackers[1].answer = Broken("gone")
+    with pytest.raises(Broken):
+        attempt.finish(1)
+
+
+@pytest.mark.parametrize(
+    ("text", "major"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "21" 2023', 21),
+        ('java version "25-ea"', 25),
+    ],
+)
+def test_java_versions(text, major):
+    assert parse_java_version(text) == major
+
+
+@pytest.mark.parametrize(
+    "text", ['java version "1.8.0_392"', 'openjdk version "11.0.2"', "command not found"]
+)
+def test_old_java_is_refused_with_what_to_install(text):
+    with pytest.raises(NotSupported, match="openjdk-17"):
+        parse_java_version(text)

@@ -1,0 +1,157 @@
+"""What the demo shows: progress while it runs; a table, a plot file or JSON at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from rich import progress as rich_progress
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from transfer.demo.job import DemoResult, Epoch
+
+
+_COLUMNS = ("epoch", "rows sent", "received", "again", "tasks", "batches", "MB", "MB/s", "loss", "accuracy")
+
+
+class Progress:
+    """A bar for each epoch. Use as a context manager."""
+
+    def __init__(self, *, to_stderr: bool = False) -> None:
+        self._bars = rich_progress.Progress(
+            rich_progress.TextColumn("{task.description}"),
+            rich_progress.BarColumn(),
+            rich_progress.MofNCompleteColumn(),
+            rich_progress.TextColumn("{task.fields[note]}"),
+            rich_progress.TimeElapsedColumn(),
+            console=Console(stderr=to_stderr),
+        )
+        self._task: rich_progress.TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def say(self, text: str) -> None:
+        self._bars.console.print(text, highlight=False)
+
+    def begin(self, epoch: int, epochs: int, rows: int) -> None:
+        self._task = self._bars.add_task(f"epoch {epoch}/{epochs}", total=rows, note="Spark is working")
+
+    def batch(self, rows: int, loss: float) -> None:
+        assert self._task is not None
+        self._bars.update(self._task, advance=rows, note=f"loss {loss:.3f}")
+
+    def end(self, epoch: Epoch) -> None:
+        assert self._task is not None
+        self._bars.update(self._task, note=f"loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.1%}")
+
+
+def as_dict(result: DemoResult) -> dict[str, Any]:
+    """The result for programs; sizes in bytes, times in seconds, accuracy 0 to 1."""
+    return {
+        "endpoint": result.endpoint,
+        "rows_sent": sum(epoch.run.sent_rows for epoch in result.epochs),
+        "rows_received": sum(epoch.run.rows for epoch in result.epochs),
+        "rows_duplicated_and_dropped": sum(epoch.run.duplicate_rows for epoch in result.epochs),
+        "batches": sum(epoch.run.batches for epoch in result.epochs),
+        "accuracy": result.accuracy,
+        "ok": not result.problem(),
+        "epochs": [
+            {
+                "epoch": epoch.number,
+                "run": epoch.run.run,
+                "rows_sent": epoch.run.sent_rows,
+                "rows_received": epoch.run.rows,
+                "frames": epoch.run.frames,
+                "batches": epoch.run.batches,
+                "partitions": epoch.run.partitions,
+                "attempts": epoch.run.attempts,
+                "bytes": epoch.run.nbytes,
+                "seconds": epoch.run.seconds,
+                "transport": epoch.run.transports,
+                "peers": epoch.run.peers,
+                "loss": epoch.loss,
+                "accuracy": epoch.accuracy,
+            }
+            for epoch in result.epochs
+        ],
+    }
+
+
+def print_tables(result: DemoResult) -> None:
+    """The table of epochs, with their sum, and the table of peers."""
+    console = Console()
+    table = Table(title="Spark -> PUSH/PULL -> PyTorch")
+    for name in (
+        "epoch",
+        "rows sent",
+        "received",
+        "again",
+        "tasks",
+        "batches",
+        "MB",
+        "MB/s",
+        "loss",
+        "accuracy",
+    ):
+        table.add_column(name, justify="right")
+    for epoch in result.epochs:
+        run = epoch.run
+        table.add_row(
+            *(str(epoch.number), f"{run.sent_rows:,}", f"{run.rows:,}", str(run.duplicate_rows)),
+            *(str(run.attempts), str(run.batches), f"{run.nbytes / 1e6:.2f}", f"{_speed(epoch):.1f}"),
+            *(f"{epoch.loss:.3f}", f"{epoch.accuracy:.1%}"),
+        )
+    runs = [epoch.run for epoch in result.epochs]
+    table.add_section()
+    table.add_row(
+        *("all", f"{sum(r.sent_rows for r in runs):,}", f"{sum(r.rows for r in runs):,}"),
+        *(str(sum(r.duplicate_rows for r in runs)), str(sum(r.attempts for r in runs))),
+        *(str(sum(r.batches for r in runs)), f"{sum(r.nbytes for r in runs) / 1e6:.2f}", "", ""),
+        f"{result.accuracy:.1%}",
+    )
+    console.print(table)
+    peers = Table(title=f"peers of {result.endpoint} (one for each task)")
+    for name in ("epoch", "peer", "transport"):
+        peers.add_column(name)
+    for epoch in result.epochs:
+        for address, transport in epoch.run.peers.items():
+            peers.add_row(str(epoch.number), address, transport)
+    console.print(peers)
+
+
+def plot(result: DemoResult, path: Path) -> None:
+    """Accuracy and loss by epoch, and how fast the rows came, as an image file."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    numbers = [epoch.number for epoch in result.epochs]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    left.plot(numbers, [100 * epoch.accuracy for epoch in result.epochs], marker="o", label="accuracy, %")
+    left.axhline(95, color="grey", linestyle=":", label="wanted")
+    left.set(xlabel="epoch (one Spark run each)", ylabel="test accuracy, %", title="Digits from Spark")
+    left.legend()
+    right.bar(numbers, [epoch.run.rows / max(epoch.run.seconds, 1e-9) for epoch in result.epochs])
+    right.set(xlabel="epoch", ylabel="rows a second", title="first row to commit, training included")
+    for axes in (left, right):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _speed(epoch: Epoch) -> float:
+    return epoch.run.nbytes / 1e6 / max(epoch.run.seconds, 1e-9)

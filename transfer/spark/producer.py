@@ -1,0 +1,167 @@
+"""The sending end of one task attempt: begin, numbered frames, end; then it waits for confirmation."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from transfer.runs import Begin, Commit, End, Message, Rows, Winner, chain, checksum, to_meta, to_table
+from transports.errors import Again, Broken
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from transfer.spark.options import WriteOptions
+
+    Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class Tracker(Protocol):
+    """What `send(…, track=True)` returns, as far as it is used here."""
+
+    def wait_confirmed(self, timeout: float | None = None) -> Any: ...
+
+
+class Sender(Protocol):
+    """A way to one receiver. `SocketSender` is the real one."""
+
+    transport: str
+
+    def send(self, arrays: Arrays, meta: dict[str, Any]) -> Tracker: ...
+    def close(self) -> None: ...
+
+
+class SocketSender:
+    """A PUSH socket of its own, with its own context, connected to one receiver.
+
+    Raises Again if nobody is there within `connect_timeout`. Sending blocks while the receiver is
+    behind, for at most `ack_timeout`.
+    """
+
+    def __init__(self, endpoint: str, options: WriteOptions, connect_timeout: float | None = None) -> None:
+        import transfer
+
+        self._endpoint = endpoint
+        self._context = transfer.Context()
+        try:
+            self._socket = self._context.socket(transfer.PUSH)
+            self._socket.sndtimeo = int(options.ack_timeout * 1000)
+            self._socket.checksum = options.checksum
+            self._socket.compression = options.compression or None
+            self._socket.connect(endpoint)
+            self._wait_for_receiver(connect_timeout or options.connect_timeout)
+            self.transport = self._socket.peers()[0].transport
+        except BaseException:
+            self._context.destroy(0)
+            raise
+
+    def send(self, arrays: Arrays, meta: dict[str, Any]) -> Tracker:
+        tracker: Tracker = self._socket.send_tensors(arrays, meta=meta, track=True)
+        return tracker
+
+    def close(self) -> None:
+        # Whatever mattered was confirmed before: nothing is worth waiting for.
+        self._context.destroy(0)
+
+    def _wait_for_receiver(self, timeout: float) -> None:
+        try:
+            self._socket.wait_for_peers(1, timeout=timeout)
+        except Again as error:
+            raise Again(
+                f"nobody listens at {self._endpoint}; waited {timeout:g} s",
+                hint="Start the training process first, and use the `endpoint` that its data set prints. "
+                "The executors must be able to reach that host and port.",
+            ) from error
+
+
+class Confirmations:
+    """Everything that was sent and whose consumption the receiver has not yet confirmed."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Tracker] = deque()
+
+    def add(self, tracker: Tracker) -> None:
+        """Also looks at the oldest ones, so that a dead trainer stops the task soon. Raises Broken."""
+        self._waiting.append(tracker)
+        self._settle(0.0)
+
+    def wait(self, timeout: float, what: str) -> None:
+        """Until all is confirmed. Raises Again after `timeout` seconds, Broken if the peer died."""
+        if not self._settle(timeout):
+            raise Again(
+                f"{what}: the trainer consumed not all of it within {timeout:g} s",
+                hint="A trainer that takes long steps needs a longer option 'ack_timeout'.",
+            )
+
+    def _settle(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while self._waiting:
+            try:
+                self._waiting[0].wait_confirmed(max(0.0, deadline - time.monotonic()))
+            except Again:
+                return False
+            self._waiting.popleft()
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a task attempt sent, all of it consumed by the receiver."""
+
+    winner: Winner
+    transport: str
+    seconds: float
+
+
+class Attempt:
+    """One attempt at one partition. Owns nothing: the caller closes the sender."""
+
+    def __init__(
+        self, sender: Sender, run: str, job: str, partition: int, attempt: int, number: int = 0
+    ) -> None:
+        self._sender = sender
+        self._key = (run, job, partition, attempt)
+        self._confirmations = Confirmations()
+        self._frames = self._rows = self._bytes = self._crc = 0
+        self._began = time.monotonic()
+        self._send({}, Begin(*self._key, number))
+
+    def send(self, arrays: Arrays) -> None:
+        """One frame of rows; blocks while the receiver is behind. Raises Broken when it died."""
+        rows = len(next(iter(arrays.values())))
+        crc = checksum(arrays)
+        self._send(arrays, Rows(*self._key, self._frames, rows, crc))
+        self._crc = chain(self._crc, self._frames, rows, crc)
+        self._frames += 1
+        self._rows += rows
+        self._bytes += sum(array.nbytes for array in arrays.values())
+
+    def finish(self, timeout: float) -> Receipt:
+        """Sends the end, and returns when the receiver has consumed everything."""
+        run, _, partition, attempt = self._key
+        self._send({}, End(*self._key, self._frames, self._rows, self._crc))
+        self._confirmations.wait(timeout, f"partition {partition} of run {run}, {self._rows:,} rows")
+        winner = Winner(partition, attempt, self._frames, self._rows, self._bytes, self._crc)
+        return Receipt(winner, self._sender.transport, time.monotonic() - self._began)
+
+    def _send(self, arrays: Arrays, message: Message) -> None:
+        try:
+            self._confirmations.add(self._sender.send(arrays, to_meta(message)))
+        except Broken as error:
+            run, _, partition, _ = self._key
+            raise Broken(
+                f"the trainer went away while partition {partition} of run {run} was sent to it",
+                hint="Is it still running? Spark retries the task if spark.task.maxFailures allows it.",
+            ) from error
+
+
+def send_commit(sender: Sender, message: Commit, winners: list[Winner], timeout: float) -> None:
+    """Tells a receiver that its run is complete, and waits until it took note."""
+    import numpy as np
+
+    table = {name: np.array(column, dtype=np.int64) for name, column in to_table(winners).items()}
+    confirmations = Confirmations()
+    confirmations.add(sender.send(table, to_meta(message)))
+    confirmations.wait(timeout, f"the commit of run {message.run}")

@@ -1,0 +1,80 @@
+"""A Spark session on this machine, for the demo and the tests; and what to say when Java is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transports.errors import NotSupported
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MIN_JAVA = 17
+_INSTALL = (
+    "Install Java 17 or newer, for instance: apt install openjdk-17-jre-headless "
+    "(conda: openjdk=17), or set JAVA_HOME to one."
+)
+#: what Spark's own launcher runs, so that we look at the same Java
+_JAVA_VERSION = '"${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'
+
+
+def check_java(timeout: float = 30.0) -> int:
+    """The major version of the Java that Spark would use. Raises NotSupported with what to install."""
+    try:
+        answer = subprocess.run(
+            ["/bin/sh", "-c", _JAVA_VERSION], capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotSupported("Spark needs Java, which could not be started", hint=_INSTALL) from error
+    if answer.returncode:
+        raise NotSupported("Spark needs Java, and there is none", hint=_INSTALL)
+    return parse_java_version(answer.stderr + answer.stdout)
+
+
+def parse_java_version(text: str) -> int:
+    """`openjdk version "17.0.15"` -> 17; 1.8 counts as 8. Raises NotSupported below 17."""
+    found = re.search(r'version "(?:1\.)?(\d+)', text)
+    if found is None:
+        raise NotSupported(f"Java did not tell its version: {text.strip()[:200]!r}", hint=_INSTALL)
+    major = int(found[1])
+    if major < MIN_JAVA:
+        raise NotSupported(f"Spark needs Java {MIN_JAVA}, and this one is {major}", hint=_INSTALL)
+    return major
+
+
+def local_session(
+    workers: int = 2, *, task_failures: int = 4, name: str = "transfer", conf: dict[str, str] | None = None
+) -> SparkSession:
+    """Starts Spark in this process with `workers` tasks at a time, each in a Python process of its own.
+
+    A task is tried `task_failures` times. Everything listens on loopback. The caller stops it. Takes
+    some seconds. Raises NotSupported when Java or PySpark is missing.
+    """
+    check_java()
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise NotSupported("PySpark is missing", hint='pip install "tensor-transfer[demo]"') from error
+
+    # Spark starts its Python workers by this variable, or by the first `python3` of the path.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(f"local[{workers},{task_failures}]").appName(name)
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
+        "spark.sql.shuffle.partitions": str(2 * workers),
+        # Small inputs would end up in one task, and the demo wants to show several.
+        "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    }
+    for key, value in (settings | (conf or {})).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -1,0 +1,157 @@
+"""The data source: what Spark calls, on the driver and in its tasks.
+
+Spark builds the writer in one process on the driver's side, pickles it, runs `write` in a Python worker
+for each task attempt, and `commit` or `abort` in yet another process. So connections are made where
+they are used, and the writer holds plain values only.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+
+from transfer.runs import Abort, Commit, to_meta
+from transfer.spark.columns import ColumnReader, split
+from transfer.spark.options import WriteOptions, parse_options
+from transfer.spark.producer import Attempt, Receipt, Sender, SocketSender, send_commit
+from transfer.spark.schema import Column, check_schema
+from transports.errors import TransferError, UsageError
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+#: an abort is a courtesy to the trainer; Spark's job has failed whatever becomes of it
+_ABORT_TIMEOUT = 5.0
+_registered: WeakSet[Any] = WeakSet()
+
+
+@dataclass
+class Sent(WriterCommitMessage):
+    """What a task tells the commit. A plain dataclass, since Spark pickles it."""
+
+    receipt: Receipt
+
+
+class TransferWriter(DataSourceArrowWriter):
+    """Sends the rows of one job. Made once a job, so its run name is the same in every task."""
+
+    def __init__(self, options: WriteOptions, columns: Sequence[Column]) -> None:
+        self._options = options
+        self._columns = tuple(columns)
+        self.job = uuid.uuid4().hex
+        self.run = options.run or self.job
+
+    def write(self, iterator: Iterator[RecordBatch]) -> Sent:
+        """Sends one partition; returns when the receiver has consumed it."""
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        if task is None:
+            raise UsageError("a transfer writer runs inside a Spark task only")
+        partition = task.partitionId()
+        endpoints = self._options.endpoint
+        sender = self._open(endpoints[partition % len(endpoints)])
+        try:
+            attempt = Attempt(
+                sender, self.run, self.job, partition, task.taskAttemptId(), task.attemptNumber()
+            )
+            reader = ColumnReader(self._columns)
+            for batch in iterator:
+                for part in split(batch, self._options.frame_rows):
+                    attempt.send(reader.read(part))
+            return Sent(attempt.finish(self._options.ack_timeout))
+        finally:
+            sender.close()
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Tells every receiver which partitions there were. If it raises, Spark calls `abort`."""
+        receipts = [message.receipt for message in messages if isinstance(message, Sent)]
+        winners = [receipt.winner for receipt in receipts]
+        transports = ",".join(sorted({receipt.transport for receipt in receipts}))
+        endpoints = self._options.endpoint
+        for number, endpoint in enumerate(endpoints):
+            sender = self._open(endpoint)
+            try:
+                message = Commit(self.run, self.job, number, len(endpoints), transports)
+                send_commit(sender, message, winners, self._options.ack_timeout)
+            finally:
+                sender.close()
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Tells every receiver that can still be reached that the run has failed."""
+        for endpoint in self._options.endpoint:
+            try:
+                sender = self._open(endpoint, timeout=_ABORT_TIMEOUT)
+            except TransferError:
+                continue  # nobody is left to be told
+            try:
+                sender.send({}, to_meta(Abort(self.run, self.job))).wait_confirmed(_ABORT_TIMEOUT)
+            except TransferError:
+                continue
+            finally:
+                sender.close()
+
+    def _open(self, endpoint: str, timeout: float | None = None) -> Sender:
+        return SocketSender(endpoint, self._options, timeout)
+
+
+class TransferDataSource(DataSource):
+    """`format("transfer")`. Options: see `transfer.spark.options.WriteOptions` and docs/spark.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "transfer"
+
+    def writer(self, schema: StructType, overwrite: bool) -> TransferWriter:
+        """Checks options and schema on the driver, before any task starts."""
+        if overwrite:
+            raise UsageError(
+                "a stream of rows has no past to overwrite",
+                hint='Write with .mode("append").',
+            )
+        options = parse_options(self.options)
+        return TransferWriter(options, check_schema(schema, options.columns))
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `format("transfer")` known to a session. Needed only where `pyspark_transfer` is not
+    installed as a top-level module for Spark's Python; calling it again does nothing."""
+    if spark not in _registered:
+        spark.dataSource.register(TransferDataSource)
+        _registered.add(spark)
+
+
+def write(
+    df: DataFrame,
+    endpoint: str | Sequence[str],
+    *,
+    columns: Sequence[str] | None = None,
+    run: str | None = None,
+    **options: Any,
+) -> str:
+    """Sends a DataFrame's rows to the data set at `endpoint`, and returns the run's name.
+
+    Blocks until the receiver has consumed all rows. `columns` are selected first, so that Spark
+    computes no others. `options` are those of `WriteOptions`. Options and schema are checked before
+    Spark is asked for anything: raises OptionError, AddressError, NotATensor, NotSupported; what
+    goes wrong later is Spark's own exception with the cause in its text.
+    """
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    given["endpoint"] = endpoint if isinstance(endpoint, str) else ",".join(endpoint)
+    given["run"] = run or uuid.uuid4().hex
+    if columns is not None:
+        given["columns"] = json.dumps(list(columns))
+    check_schema(df.schema, parse_options(given).columns)
+    if columns is not None:
+        df = df.select(*(f"`{name.replace('`', '``')}`" for name in columns))
+    register(df.sparkSession)
+    df.write.format("transfer").mode("append").options(**given).save()
+    return given["run"]
