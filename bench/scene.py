@@ -89,6 +89,11 @@ def play(
         for result in results:
             result[1].close()
         outcomes = _collect([result[0] for result in results], patience)
+    except BaseException:
+        for process in processes:
+            if process.pid is not None:
+                process.kill()
+        raise
     finally:
         for process in processes:
             _end(process)

@@ -1,0 +1,63 @@
+"""What the command line selects and refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.cases import MODULES, case_named
+from bench.cli import main
+from bench.peers import PEERS
+from bench.run import plain, select
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("quick", [True, False])
+def test_each_case_has_works_with_known_peers(name: str, quick: bool) -> None:
+    case = case_named(name)
+    works = case.works(quick)
+    assert case.name == name
+    assert works
+    for work in works:
+        assert work.case == name
+        assert work.count > 0
+        assert set(work.peers) <= {*PEERS, "iperf3"}
+        assert case.metric(work).key
+
+
+@pytest.mark.parametrize(
+    ("asked", "label"),
+    [("64", "64B"), ("64b", "64B"), ("64 KiB", "64KiB"), ("65536", "64KiB"), ("1mb", "1MiB")],
+)
+def test_sizes_are_understood(asked: str, label: str) -> None:
+    works = select(["push_pull"], [asked], [], quick=True)
+    assert {work.label for work in works} == {label}
+
+
+def test_plain() -> None:
+    assert plain("12×64 KiB") == plain("12x64kib")
+
+
+def test_peers_narrow_the_line_up() -> None:
+    works = select(["push_pull"], ["64B"], ["pyzmq"], quick=True)
+    assert [work.peers for work in works] == [("pyzmq",)]
+
+
+def test_variants_of_ours_may_stand_where_ours_does() -> None:
+    works = select(["push_pull"], ["1KiB"], ["transfer-twin", "pyzmq"], quick=True)
+    assert [set(work.peers) for work in works] == [{"pyzmq", "transfer-twin"}]
+
+
+def test_list_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list", "--case", "req_rep"]) == 0
+    assert "REQ/REP round trip" in capsys.readouterr().out
+
+
+def test_unknown_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--case", "nonsense"])
+    assert "invalid choice" in capsys.readouterr().err
+
+
+def test_nothing_to_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--case", "push_pull", "--size", "3GiB"]) == 1
+    assert "no line-up matches" in capsys.readouterr().out

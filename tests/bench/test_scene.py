@@ -1,0 +1,85 @@
+"""Real processes: what they measure adds up, and what goes wrong in them is told in time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from bench.cases import fanout, netem, stream
+from bench.cases.timing import throughput
+from bench.run import run_line_up
+from bench.scene import play
+from bench.work import Failed, Skipped, Work
+
+pytest.importorskip("zmq")
+
+SMALL = Work("push_pull", "1KiB", 1024, 200, 10, ("raw", "pyzmq"))
+
+
+def _quiet(_: str) -> None:
+    """No progress."""
+
+
+def test_a_line_up_counts_every_message() -> None:
+    line_up = run_line_up(SMALL, 2, _quiet)
+    assert not line_up.absent
+    for peer in SMALL.peers:
+        assert len(line_up.samples[peer]) == 2
+        assert line_up.lost(peer) == 0
+        for sample in line_up.samples[peer]:
+            assert sample["msg_s"] * sample["seconds"] == pytest.approx(200)
+            assert sample["gb_s"] * sample["seconds"] * 1e9 == pytest.approx(200 * 1024)
+            assert sample["cpu_s"] > 0
+
+
+def test_every_subscriber_is_counted() -> None:
+    work = Work("pub_fanout", "1KiB", 1024, 20, 2, ("pyzmq",), 3, {"high_water": 0, "patience": 10.0})
+    sample = fanout.measure(work, "pyzmq")
+    assert sample["lost"] == 0
+    assert sample["msg_s"] * sample["seconds"] == pytest.approx(3 * 20)
+
+
+def test_what_a_receiver_dropped_is_lost_and_not_counted_as_speed() -> None:
+    work = replace(SMALL, count=100)
+    receivers = [{"received": 100, "bytes": 6400, "cpu": 0.0}, {"received": 60, "bytes": 3840, "cpu": 0.0}]
+    sample = throughput(work, {"seconds": 2.0, "cpu": 1.0}, receivers)
+    assert sample["lost"] == 40
+    assert sample["msg_s"] == 80
+
+
+def test_a_role_that_a_peer_lacks_is_skipped_with_the_reason() -> None:
+    with pytest.raises(Skipped, match="raw sockets have no subscriptions"):
+        play(fanout.publisher, fanout.subscriber, "raw", SMALL)
+
+
+def test_a_process_that_fails_ends_the_measurement() -> None:
+    with pytest.raises(Failed, match="KeyError"):
+        play(stream.receiver, stream.sender, "nobody", SMALL)
+
+
+def test_a_failed_peer_does_not_stop_the_others() -> None:
+    line_up = run_line_up(replace(SMALL, peers=("nobody", "raw")), 2, _quiet)
+    assert line_up.absent["nobody"].startswith("failed")
+    assert len(line_up.samples["raw"]) == 2
+
+
+def test_silence_ends() -> None:
+    with pytest.raises(Failed, match="no result within"):
+        play(stream.receiver, stream.sender, "raw", SMALL, patience=0.0)
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_a_delayed_link_delays_and_leaves_nothing_behind() -> None:
+    work = Work("netem", "1KiB", 1024, 20, 2, ("raw",))
+    try:
+        sample = netem.measure(work, "raw")
+    except Skipped as reason:
+        pytest.skip(str(reason))
+    # the reply came outside the link, the messages through it
+    assert sample["seconds"] >= netem.DELAY_MS / 1e3
+    names = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    assert f"-{os.getpid()}" not in names
