@@ -13,7 +13,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from patterns import PATTERNS, Replier, Requester, Router, Subscriber
 from patterns.base import ANYONE, ReceiveMode, SendMode
@@ -69,6 +69,20 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
 
     Every waiting call raises Again after its time-out, Closed when the socket is closed meanwhile.
     """
+
+    def __new__(cls, context: Context, socket_type: int, *args: Any, **kwargs: Any) -> Self:
+        make: Any = super().__new__
+        if make is object.__new__:  # the twin needs nothing before __init__
+            return make(cls)  # type: ignore[no-any-return]
+        kind = PATTERNS[SocketType(socket_type)]
+        return make(  # type: ignore[no-any-return]
+            cls,
+            int(socket_type),
+            int(kind.send_mode),
+            int(kind.receive_mode),
+            context.flusher,
+            context.pool,
+        )
 
     def __init__(self, context: Context, socket_type: int) -> None:
         defaults = context.defaults
@@ -248,7 +262,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
                 self._asked_ns = time.monotonic_ns()
         if pattern.send_mode is SendMode.FANOUT:
             if tracker is not None:
-                tracker._taken(1 if taker else 0)
+                tracker._taken(1)  # the core tells once, after the last stream
                 tracker._not_confirmable()
         elif tracker is not None or self._values["resend"]:
             self._links.note(taker, frames, tracker)
