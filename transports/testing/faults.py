@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 from transports.address import Address
 from transports.base import Capabilities, Listener, Transport
@@ -86,7 +87,7 @@ class FaultyTransport(Transport):
         return self.inner.listen(address, backlog=backlog)
 
     def start_connect(self, address: Address) -> socket.socket:
-        """Waits for the real connection (5 s at most), so that a refusal is told as the inner one tells it."""
+        """Waits for the real connection (5 s at most), so that a refusal is told as the inner one does."""
         far = _connected(self.inner.start_connect(address), address)
         near, given = socket.socketpair()
         for end in (near, given):
@@ -116,7 +117,7 @@ class FaultyTransport(Transport):
         for link in list(self._links):
             link.end(True)
 
-    def __enter__(self) -> FaultyTransport:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,165 @@
+"""Checks of a transport's streams: what is sent arrives, and what cannot arrive is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from transports.errors import Broken
+from transports.testing.ends import Ends, Subject, meet, plain, receive, until
+from transports.wire import Flag, SocketType
+
+if TYPE_CHECKING:
+    from transports.core_contract import Frame, OutFrame
+
+
+def check_carries(subject: Subject) -> None:
+    """Messages arrive whole, in order and unchanged, both ways, from empty to some megabytes."""
+    messages: list[list[OutFrame]] = [
+        plain(b""),
+        plain(b"x"),
+        plain(b"a", b"", b"c" * 300),
+        [(0, 0, b"topic", None, b"data")],
+        [(0, 0, b"", None, b"an empty topic is one")],
+        [(int(Flag.ACK), 77, None, None, b"with a number")],
+        plain(bytes(range(256)) * 20),
+        plain(b"m" * (3 << 20), b"tail"),
+    ]
+    with meet(subject) as ends:
+        for here, there in ((ends.connecting, ends.accepting), (ends.accepting, ends.connecting)):
+            for number, message in enumerate(messages, 1):
+                assert here.send(message)
+                arrived = receive(there)
+                _compare(message, arrived)
+                wanted = message[0][1] or number
+                assert [frame.sequence for frame in arrived] == [wanted] * len(arrived)
+                assert {frame.socket_type for frame in arrived} == {SocketType.PAIR}
+            until(here.flush, "the last byte to leave")
+            assert here.sent == there.received == there.consumed == len(messages)
+            assert here.sent_bytes == there.received_bytes
+
+
+def _compare(sent: Sequence[OutFrame], arrived: Sequence[Frame]) -> None:
+    assert len(sent) == len(arrived), f"{len(arrived)} of {len(sent)} frames"
+    for index, (out, frame) in enumerate(zip(sent, arrived, strict=True)):
+        assert frame.topic == out[2]
+        assert frame.meta == out[3]
+        assert frame.bytes == bytes(out[4])
+        assert frame.more == (index < len(sent) - 1)
+        assert bool(frame.flags & Flag.ACK) == bool(out[0] & Flag.ACK)
+
+
+def check_copies_what_may_change(subject: Subject) -> None:
+    """Memory that was sent may be written to at once, and memory that arrived is the receiver's."""
+    for size in (100, 1 << 20):
+        with meet(subject) as ends:
+            data = bytearray(b"\1" * size)
+            released: list[BaseException | None] = []
+            assert ends.connecting.send(plain(data), released=released.append)
+            data[:] = b"\2" * size
+            assert receive(ends.accepting)[0].bytes == b"\1" * size
+            _until_released(ends, released)
+            assert released == [None], released
+
+
+def _until_released(ends: Ends, released: list[BaseException | None]) -> None:
+    def is_released() -> bool:
+        ends.connecting.flush()
+        ends.reap()
+        return bool(released)
+
+    until(is_released, "the release")
+
+
+def check_holds(subject: Subject) -> None:
+    """With `hold`, memory stays exported until it was released, once."""
+    with meet(subject) as ends:
+        data = bytearray(4 << 20)
+        released: list[BaseException | None] = []
+        assert ends.connecting.send(plain(data), hold=True, released=released.append)
+        if not released:
+            try:
+                data.append(1)
+            except BufferError:
+                pass
+            else:
+                assert released, "a buffer in flight could be resized"
+        assert len(receive(ends.accepting)[0]) == 4 << 20
+        _until_released(ends, released)
+        assert released == [None], released
+
+
+def check_pushes_back(subject: Subject) -> None:
+    """A full stream takes nothing and says so; when the other end reads, it takes more. Nothing is lost."""
+    size = 64 << 10
+    with meet(subject, send_high_water=8) as ends:
+        sent = 0
+        while ends.connecting.send(plain(sent.to_bytes(4, "little") + bytes(size))):
+            sent += 1
+            assert sent < 10_000, "the high-water mark stops nobody"
+        assert ends.connecting.sent == sent
+        assert ends.connecting.queued <= 8
+        assert ends.connecting.send(plain(b"c", flags=int(Flag.CONTROL)), force=True)
+        for number in range(sent):
+            assert receive(ends.accepting)[0].bytes[:4] == number.to_bytes(4, "little")
+            ends.connecting.flush()
+        assert receive(ends.accepting)[0].flags & Flag.CONTROL
+        assert ends.accepting.received == sent, "a control frame is no message"
+        assert ends.connecting.send(plain(b"room again"))
+        assert receive(ends.accepting)[0].bytes == b"room again"
+
+
+def check_ends(subject: Subject) -> None:
+    """What was sent before a close arrives; then both ends are broken, and closing twice is fine."""
+    with meet(subject) as ends:
+        for number in range(3):
+            assert ends.connecting.send(plain(b"%d" % number))
+        until(ends.connecting.flush, "the last byte to leave")
+        assert ends.connecting.close() == 0
+        assert ends.connecting.close() == 0
+        assert [receive(ends.accepting)[0].bytes for _ in range(3)] == [b"0", b"1", b"2"]
+        _until_broken(ends.accepting.receive)
+        _until_broken(lambda: ends.accepting.send(plain(b"nobody")))
+        assert ends.accepting.broken is not None
+
+
+def _until_broken(call: Callable[[], Any]) -> None:
+    def broken() -> bool:
+        try:
+            call()
+        except Broken:
+            return True
+        return False
+
+    until(broken, "Broken")
+
+
+def check_gives_back(subject: Subject) -> None:
+    """When the peer goes, what did not leave this process can be sent to another one."""
+    with meet(subject, send_high_water=0, send_high_water_bytes=0) as ends:
+        count = 0
+        while count < 200:
+            assert ends.connecting.send(plain(count.to_bytes(4, "little") + bytes(1 << 18)))
+            count += 1
+        ends.accepting.close()
+        _until_broken(lambda: ends.connecting.send(plain(b"")))
+        taken = [bytes(message[0][4]) for message in ends.connecting.take_unsent()]
+        back = [int.from_bytes(data[:4], "little") for data in taken if data]  # the tries are among them
+        assert back, "some of it cannot have left"
+        assert back == list(range(count - len(back), count))
+        assert ends.connecting.take_unsent() == []
+
+
+def check_subscriptions(subject: Subject) -> None:
+    """Prefixes are counted: what is subscribed twice is unsubscribed twice."""
+    with meet(subject, kinds=(SocketType.PUB, SocketType.SUB)) as ends:
+        stream = ends.connecting
+        assert not stream.matches(b"topic")
+        stream.subscribe(b"to")
+        stream.subscribe(b"to")
+        assert stream.matches(b"topic") and not stream.matches(b"t")
+        assert stream.unsubscribe(b"to") and stream.matches(b"topic")
+        assert stream.unsubscribe(b"to") and not stream.matches(b"topic")
+        assert not stream.unsubscribe(b"to")
+        stream.subscribe(b"")
+        assert stream.matches(b"") and stream.matches(b"anything")

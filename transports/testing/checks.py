@@ -1,0 +1,53 @@
+"""The contract of a transport, executed. A transport's test is one call:
+
+    def test_contract():
+        check_transport(Subject(TcpTransport, "tcp://127.0.0.1:*"))
+
+Each check stands alone and may be called by itself. A check that fails raises AssertionError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transports.testing.carrying import (
+    check_carries,
+    check_copies_what_may_change,
+    check_ends,
+    check_gives_back,
+    check_holds,
+    check_pushes_back,
+    check_subscriptions,
+)
+from transports.testing.ends import Subject
+from transports.testing.meeting import (
+    check_addresses,
+    check_connects_before_bind,
+    check_meets,
+    check_reconnects,
+    check_refuses,
+)
+
+CHECKS: tuple[Callable[[Subject], None], ...] = (
+    check_meets,
+    check_connects_before_bind,
+    check_reconnects,
+    check_refuses,
+    check_addresses,
+    check_carries,
+    check_copies_what_may_change,
+    check_holds,
+    check_pushes_back,
+    check_ends,
+    check_gives_back,
+    check_subscriptions,
+)
+
+
+def check_transport(subject: Subject) -> None:
+    """Every check, one after the other."""
+    for check in CHECKS:
+        check(subject)
+
+
+__all__ = ["CHECKS", "Subject", "check_transport"]

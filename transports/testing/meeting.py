@@ -1,0 +1,143 @@
+"""Checks of a transport's addresses, listeners, connecting and handshake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transports.address import parse
+from transports.connection import reach, serve
+from transports.errors import AddressError, AddressInUse, Broken, HandshakeError, TransferError
+from transports.identity import make_hello
+from transports.reactor import Reactor
+from transports.testing.ends import IMPATIENT, Side, Subject, close_all, meet, until
+from transports.wire import SocketType
+
+
+def check_meets(subject: Subject) -> None:
+    """Both sides learn who the other is, and the endpoint that was bound is one to connect to."""
+    with meet(subject, kinds=(SocketType.PUSH, SocketType.PULL)) as ends:
+        ours, theirs = ends.at_connecting, ends.at_accepting
+        assert ours.agreement.remote.socket_type is SocketType.PULL
+        assert theirs.agreement.remote.socket_type is SocketType.PUSH
+        assert ours.agreement.choice.transport == theirs.agreement.choice.transport
+        assert ours.agreement.version == theirs.agreement.version
+        assert ours.agreement.features == theirs.agreement.features
+        assert not theirs.endpoint.is_wildcard, f"{theirs.endpoint} cannot be connected to"
+        assert parse(str(theirs.endpoint)) == theirs.endpoint
+
+
+def check_connects_before_bind(subject: Subject) -> None:
+    """Nobody serves the endpoint yet: the connector goes on trying, and finds who comes late."""
+    listener = subject.make().listen(subject.address)
+    address = listener.address  # a real one, which is free again now
+    listener.close()
+    reactor, one, other = Reactor(), Side(), Side()
+    connector = reach(
+        reactor, subject.make(), address, hello=lambda: make_hello(SocketType.PAIR),
+        on_connected=one.connected.append, on_failed=one.refused, options=IMPATIENT,
+    )  # fmt: skip
+    try:
+        if subject.make().capabilities.has_socket:
+            until(lambda: one.failed, "the news that nobody listens")
+            assert all(isinstance(error, Broken) and error.hint for error in one.failed), one.failed
+        acceptor = serve(
+            reactor, subject.make(), address, hello=lambda: make_hello(SocketType.PAIR),
+            on_connected=other.connected.append, on_failed=other.refused,
+        )  # fmt: skip
+        try:
+            until(lambda: one.connected and other.connected, "the connection")
+        finally:
+            acceptor.close()
+    finally:
+        connector.close()
+        reactor.close()
+        close_all(one, other)
+
+
+def check_reconnects(subject: Subject) -> None:
+    """After `lost`, told once or twice, there is one new connection; after `close` none."""
+    reactor, one, other = Reactor(), Side(), Side()
+    acceptor = serve(
+        reactor, subject.make(), subject.address, hello=lambda: make_hello(SocketType.PAIR),
+        on_connected=other.connected.append, on_failed=other.refused,
+    )  # fmt: skip
+    connector = reach(
+        reactor, subject.make(), acceptor.address, hello=lambda: make_hello(SocketType.PAIR),
+        on_connected=one.connected.append, on_failed=one.refused, options=IMPATIENT,
+    )  # fmt: skip
+    try:
+        for times in (1, 2, 3):
+            until(lambda: len(one.connected) == times and len(other.connected) == times, "the connection")  # noqa: B023
+            connector.lost()
+            connector.lost()
+        until(lambda: len(one.connected) == 4, "the last connection")
+        nonces = {connected.agreement.remote.nonce for connected in one.connected}
+        assert len(nonces) == 4, "a nonce was used twice"
+        connector.close()
+        connector.close()
+        connector.lost()
+    finally:
+        connector.close()
+        acceptor.close()
+        reactor.close()
+        close_all(one, other)
+
+
+def check_refuses(subject: Subject) -> None:
+    """Socket types that do not fit, and a wrong token, are refused by name on both sides."""
+    push = {"socket_type": SocketType.PUSH}
+    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("socket_type", push, {"socket_type": SocketType.SUB}),
+        ("token", {"token": "one", **push}, {"token": "other", "socket_type": SocketType.PULL}),
+        ("token", push, {"token": "other", "socket_type": SocketType.PULL}),
+    ]
+    for reason, ours, theirs in cases:
+        reactor, one, other = Reactor(), Side(), Side()
+        acceptor = serve(
+            reactor, subject.make(), subject.address, hello=lambda: make_hello(**theirs),  # noqa: B023
+            on_connected=other.connected.append, on_failed=other.refused,
+        )  # fmt: skip
+        connector = reach(
+            reactor, subject.make(), acceptor.address, hello=lambda: make_hello(**ours),  # noqa: B023
+            on_connected=one.connected.append, on_failed=one.refused, options=IMPATIENT,
+        )  # fmt: skip
+        try:
+            until(lambda: one.failed and other.failed, "the refusal")  # noqa: B023
+            for error in (one.failed[0], other.failed[0]):
+                assert isinstance(error, HandshakeError) and error.reason == reason, error
+        finally:
+            connector.close()
+            acceptor.close()
+            reactor.close()
+        assert not one.connected and not other.connected
+
+
+def check_addresses(subject: Subject) -> None:
+    """One endpoint, one listener; closing twice is fine and frees it; a wildcard cannot be reached."""
+    transport = subject.make()
+    listener = transport.listen(subject.address)
+    try:
+        assert listener.accept() is None, "accept has nobody to take, and must not wait"
+        _expect(AddressInUse, lambda: subject.make().listen(listener.address), transport, listener.address)
+    finally:
+        listener.close()
+        listener.close()
+    again = transport.listen(listener.address)
+    again.close()
+    if not subject.address.is_named:
+        _expect(AddressError, lambda: transport.start_connect(subject.address.with_port(0)))
+
+
+def _expect(kind: type[TransferError], *calls: Any) -> None:
+    call = calls[0]
+    if len(calls) == 3 and not calls[1].capabilities.has_socket:
+        transport, address = calls[1:]  # names of bare streams belong to one transport
+        call = lambda: transport.listen(address)  # noqa: E731
+    try:
+        made = call()
+    except kind as error:
+        if not error.hint:
+            raise AssertionError(f"{error!r} has no hint") from error
+    else:
+        made.close()
+        raise AssertionError(f"{kind.__name__} was expected")
