@@ -115,7 +115,8 @@ class SocketBase:
         self._check()
         self._asked = True
         with self._lock:
-            self._signal()
+            if self._turns or self._unread is not None:
+                self._wake()
         return self._epoll.fileno()
 
     def _readable(self) -> bool:
@@ -160,9 +161,8 @@ class SocketBase:
                 if receives:
                     stream.on_readable = lambda: self._has_message(stream)
             self._wake_senders()
-        if receives:
-            # Something may have come before we were told of it.
-            self._has_message(stream)
+        if receives and (not isinstance(stream, Stream) or stream._decoder.messages or stream._failure):
+            self._has_message(stream)  # something came before we were told of it
 
     def _register(self, stream: Stream) -> None:
         fd = stream.fd

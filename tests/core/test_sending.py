@@ -1,0 +1,429 @@
+"""SocketBase, the sending half: round robin, fan-out, waiting for room."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy
+import pytest
+
+from tests.core.conftest import FANOUT
+from tests.core.raw import Raw, decode, eventually, plain, read, read_frame
+from transports.errors import Again, Broken, Closed
+
+BIG = 4 << 20
+
+
+def stuff(socket, stream) -> None:
+    """Sends until the socket would block; then its one stream is full."""
+    with pytest.raises(Again):
+        while True:
+            socket._send_frames([plain(b"x" * 20_000)], 0)
+    assert stream.queued > 0
+
+
+def test_round_robin(kit):
+    ends = [kit.raw() for _ in range(3)]
+    socket = kit.pusher(*(stream for stream, _ in ends))
+    for number in range(9):
+        assert socket.send(b"%d" % number) is None
+    for first, (_, far) in enumerate(ends):
+        got = [frame.data for frame in decode(read(far, 3 * 35))]
+        assert sorted(got) == got and len(got) == 3
+        assert {int(data) % 3 for data in got} == {int(got[0]) % 3}, first
+    assert (socket.messages_sent, socket.bytes_sent) == (9, 9)
+
+
+def test_a_full_stream_is_skipped(kit):
+    full, _ = kit.raw(buffer=4096, send_high_water=1)
+    free, far = kit.raw()
+    socket = kit.pusher(full)
+    stuff(socket, full)
+    socket._attach(free, True, False)
+    for number in range(5):
+        assert socket._send_frames([plain(b"%d" % number)], 0) is free
+    assert [frame.data for frame in decode(read(far, 5 * 35))] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_nobody_there(kit):
+    socket = kit.pusher()
+    with pytest.raises(Again):
+        socket.send(b"x", 1)
+    socket.send_timeout = 30
+    with pytest.raises(Again):
+        socket.send(b"x")
+    assert socket._writable() is False
+    assert socket._wait_writable(10) is False
+    assert socket.blocked_ns > 0
+    assert socket.messages_sent == 0
+
+
+def test_a_sender_waits_for_a_peer(kit):
+    socket = kit.pusher()
+    stream, far = kit.raw()
+    timer = threading.Timer(0.05, socket._attach, (stream, True, False))
+    timer.start()
+    socket.send(b"at last")
+    assert read_frame(far).data == b"at last"
+    timer.join()
+
+
+def test_a_sender_waits_for_room(kit):
+    stream, far = kit.raw(buffer=4096, send_high_water=2)
+    socket = kit.pusher(stream)
+    stuff(socket, stream)
+    count = stream.sent
+    got = []
+
+    def drain() -> None:
+        time.sleep(0.05)
+        got.extend(read_frame(far).data for _ in range(count + 1))
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    socket.send(b"y")
+    reader.join()
+    assert got[-1] == b"y"
+    assert socket.blocked_ns > 0 and stream.blocked_ns > 0
+
+
+def test_many_senders_wait_and_all_get_through(kit):
+    stream, far = kit.raw(buffer=4096, send_high_water=1)
+    socket = kit.pusher(stream)
+    stuff(socket, stream)
+    before = stream.sent
+    threads = [threading.Thread(target=socket.send, args=(b"%d" % n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    got = [read_frame(far).data for _ in range(before + 8)]
+    for thread in threads:
+        thread.join()
+    assert sorted(got[before:]) == [b"%d" % n for n in range(8)]
+
+
+def test_a_longer_limit_helps_a_waiting_sender(kit):
+    stream, _ = kit.raw(buffer=4096, send_high_water=1)
+    socket = kit.pusher(stream)
+    stuff(socket, stream)
+    thread = threading.Thread(target=socket.send, args=(b"x",))
+    thread.start()
+    stream.send_high_water = 5
+    socket._notify()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_writable(kit):
+    stream, far = kit.raw(buffer=4096, send_high_water=1)
+    socket = kit.pusher(stream)
+    assert socket._writable() and socket._wait_writable(0)
+    stuff(socket, stream)
+    assert not socket._writable() and not socket._wait_writable(20)
+    reader = threading.Thread(target=lambda: [read_frame(far) for _ in range(stream.sent)])
+    reader.start()
+    assert socket._wait_writable(10_000) is True
+    reader.join()
+
+
+def test_small_messages_may_change_after_send(kit):
+    stream, far = kit.raw(buffer=4096)
+    socket = kit.pusher(stream)
+    socket.send(b"in the way" * 100_000)
+    data = bytearray(b"a" * 1000)
+    socket.send(data, copy=False)
+    socket.send(data)
+    data[:] = b"b" * 1000
+    data.append(1)
+    read_frame(far)
+    assert [read_frame(far).data for _ in range(2)] == [b"a" * 1000] * 2
+
+
+def test_large_messages_may_change_after_a_plain_send(kit):
+    stream, far = kit.raw(buffer=4096)
+    socket = kit.pusher(stream)
+    data = bytearray(b"a" * BIG)
+    socket.send(data)
+    assert stream.queued == 1, "a peer that does not read delays a send only shortly"
+    data[:] = b"b" * BIG
+    data.append(1)
+    assert read_frame(far).data == b"a" * BIG
+
+
+def test_large_messages_go_straight_while_the_peer_reads(kit):
+    stream, far = kit.raw("tcp")
+    socket = kit.pusher(stream)
+    data = numpy.arange(BIG, dtype=numpy.uint64)
+    got = []
+    reader = threading.Thread(target=lambda: got.append(read_frame(far).data))
+    reader.start()
+    socket.send(data)
+    data[:] = 0
+    reader.join()
+    assert got == [numpy.arange(BIG, dtype=numpy.uint64).tobytes()]
+
+
+def test_copy_false_holds_large_memory(kit):
+    stream, far = kit.raw(buffer=4096)
+    socket = kit.pusher(stream)
+    data = bytearray(BIG)
+    socket.send(data, copy=False)
+    with pytest.raises(BufferError):
+        data.append(1)
+    assert len(read_frame(far).data) == BIG
+    eventually(lambda: kit.flusher.reap() or stream.queued == 0)
+    kit.flusher.reap()
+    eventually(lambda: kit.flusher.reap() or resizable(data))
+
+
+def resizable(data: bytearray) -> bool:
+    try:
+        data.append(1)
+    except BufferError:
+        return False
+    return True
+
+
+def test_send_frames_tells_who_took_it(kit):
+    first, far_first = kit.raw()
+    second, far_second = kit.raw()
+    socket = kit.pusher(first, second)
+    for stream, far in ((second, far_second), (second, far_second), (first, far_first)):
+        assert socket._send_frames([plain(b"to one"), plain(b"of them")], 0, stream=stream) is stream
+        assert [read_frame(far).data for _ in range(2)] == [b"to one", b"of them"]
+    assert socket._send_frames([plain(b"any")], 0) in (first, second)
+
+
+def test_released_through_the_socket(kit):
+    stream, _ = kit.raw()
+    socket = kit.pusher(stream)
+    told = []
+    socket._send_frames([plain(bytearray(10))], 0, hold=True, released=told.append)
+    eventually(lambda: kit.flusher.reap() or told)
+    assert told == [None]
+
+
+@pytest.mark.parametrize(
+    ("flags", "copy", "track"), [(2, True, False), (3, True, False), (0, True, True), (0, False, True)]
+)
+def test_rare_sends_go_the_general_way(kit, flags, copy, track):
+    socket = kit.pusher(kit.raw()[0])
+    assert socket.send(b"x", flags, copy=copy, track=track) == "sent in general"
+    assert socket.general == [("send", b"x", flags, copy, track)]
+
+
+def test_the_general_way_by_wish_and_by_mode(kit):
+    socket = kit.pusher(kit.raw()[0])
+    socket._general_send = True
+    assert socket.send(b"x") == "sent in general"
+    assert kit.socket(send_mode=0).send(b"x") == "sent in general"
+    socket._general_send = False
+    assert socket.send(b"x") is None
+
+
+def test_what_is_no_message(kit):
+    socket = kit.pusher(kit.raw()[0])
+    with pytest.raises(TypeError):
+        socket.send("text")
+    with pytest.raises(TypeError):
+        socket.send(12)
+    assert socket.messages_sent == 0
+
+
+def test_a_received_frame_can_be_sent_on(core, kit):
+    stream, far = kit.raw()
+    socket = kit.pusher(stream)
+    socket.send(core.Frame(b"from elsewhere"))
+    assert read_frame(far).data == b"from elsewhere"
+
+
+# --- fan-out ----------------------------------------------------------------------------------
+
+
+def publisher(kit, *subscriptions: bytes, **options):
+    socket = kit.socket(send_mode=FANOUT)
+    ends = []
+    for prefix in subscriptions:
+        stream, far = kit.raw(**options)
+        stream.subscribe(prefix)
+        socket._attach(stream, True, False)
+        ends.append((stream, far))
+    return socket, ends
+
+
+def test_fan_out_by_prefix(kit):
+    socket, ends = publisher(kit, b"", b"a", b"ab", b"x")
+    for data in (b"abc", b"a", b"b"):
+        socket.send(data)
+    socket.send(b"end")
+    socket.send(b"x end")
+    assert [f.data for f in decode(read(ends[0][1], 34 * 5 + 13))] == [b"abc", b"a", b"b", b"end", b"x end"]
+    assert [f.data for f in decode(read(ends[1][1], 34 * 2 + 4))] == [b"abc", b"a"]
+    assert read_frame(ends[2][1]).data == b"abc"
+    assert read_frame(ends[3][1]).data == b"x end"
+    assert (socket.messages_sent, socket.dropped_no_peer) == (5, 0)
+
+
+def test_fan_out_counts_who_took_it(kit):
+    socket, _ = publisher(kit, b"a", b"a", b"b")
+    assert socket._send_frames([plain(b"abc")], 0) == 2
+    assert socket._send_frames([plain(b"xyz")], 0) == 0
+    assert socket._send_frames([plain(b"xyz")], 0, topic=b"b") == 1
+    assert socket._send_frames([plain(b"xyz", topic=b"a")], 0) == 2
+    assert socket._send_frames([plain(bytearray(b"abc"))], 0) == 2
+    assert socket.dropped_no_peer == 1
+
+
+def test_nobody_subscribed(kit):
+    socket, _ = publisher(kit)
+    socket.send(b"x")
+    assert socket.dropped_no_peer == 1
+    assert socket._writable() is True
+
+
+def test_a_slow_subscriber_loses_and_others_do_not(kit):
+    socket, [(slow, _)] = publisher(kit, b"", buffer=4096, send_high_water=3)
+    fast, far = kit.raw()
+    fast.subscribe(b"")
+    socket._attach(fast, True, False)
+    for _ in range(200):
+        socket.send(b"y" * 1000)
+        read_frame(far)
+    assert slow.dropped > 0 and slow.sent + slow.dropped == 200
+    assert fast.dropped == 0 and fast.sent == 200
+
+
+def test_fan_out_of_one_large_object(kit):
+    socket, ends = publisher(kit, b"", b"", b"", buffer=4096)
+    data = bytearray(b"z" * 1_000_000)
+    socket.send(data)
+    data[:] = bytes(1_000_000)
+    for _, far in ends:
+        assert read_frame(far).data == b"z" * 1_000_000
+
+
+def test_released_once_after_all_have_it(kit):
+    socket, ends = publisher(kit, b"", b"", b"x", buffer=4096)
+    told = []
+    data = bytearray(b"a" * BIG)
+    assert socket._send_frames([plain(data)], 0, topic=b"a", hold=True, released=told.append) == 2
+    assert len(read_frame(ends[0][1]).data) == BIG
+    eventually(lambda: ends[0][0].queued == 0)
+    kit.flusher.reap()
+    assert told == []
+    assert len(read_frame(ends[1][1]).data) == BIG
+    eventually(lambda: kit.flusher.reap() or told)
+    assert told == [None]
+
+
+# --- peers that go ----------------------------------------------------------------------------
+
+
+def test_a_lost_peer_is_told_once_and_others_go_on(kit):
+    gone, far_gone = kit.raw()
+    alive, far = kit.raw()
+    socket = kit.pusher(gone, alive)
+    far_gone.close()
+    for number in range(50):
+        socket.send(b"%02d" % number)
+    assert [(stream, type(error)) for stream, error in socket.losses] == [(gone, Broken)]
+    assert socket._streams() == [alive]
+    assert gone.fd >= 0, "closing it is the owner's"
+    arrived = [read_frame(far).data]
+    while arrived[-1] != b"49":
+        arrived.append(read_frame(far).data)
+    assert len(arrived) >= 49, "at most what was on its way to the lost peer is lost"
+
+
+def test_a_lost_peer_asked_for_by_name(kit):
+    gone, far = kit.raw()
+    socket = kit.pusher(gone)
+    far.close()
+    with pytest.raises(Broken):
+        for _ in range(3):
+            socket._send_frames([plain(b"x")], 0, stream=gone)
+    assert [stream for stream, _ in socket.losses] == [gone]
+
+
+def test_detach(kit):
+    one, far = kit.raw()
+    other, _ = kit.raw()
+    socket = kit.pusher(one, other)
+    socket._detach(other)
+    socket._detach(other)
+    for _ in range(4):
+        socket.send(b"x")
+    assert len(decode(read(far, 4 * 35))) == 4
+    assert socket._streams() == [one] and not socket.losses
+    other.close()
+
+
+# --- the end ----------------------------------------------------------------------------------
+
+
+def test_closing_wakes_senders(kit):
+    socket = kit.pusher()
+    raised = []
+
+    def work() -> None:
+        try:
+            socket.send(b"x")
+        except Closed as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    socket._close_core()
+    for thread in threads:
+        thread.join(10)
+    assert len(raised) == 3
+
+
+def test_a_closed_socket_says_so(kit):
+    stream, _ = kit.raw()
+    socket = kit.pusher(stream)
+    socket._close_core()
+    socket._close_core()
+    assert socket.closed is True
+    for call in (
+        lambda: socket.send(b"x"),
+        lambda: socket._send_frames([plain(b"x")], 0),
+        lambda: socket._wait_writable(0),
+        lambda: socket._attach(stream, True, False),
+    ):
+        with pytest.raises(Closed):
+            call()
+    assert socket._writable() is False
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_threads_send_on_one_socket_without_interleaving(kit, kind):
+    stream, far = kit.raw(kind, buffer=8192, send_high_water=20)
+    socket = kit.pusher(stream)
+    count, threads = 40, 4
+
+    def work(mark: int) -> None:
+        for number in range(count):
+            if number % 2:
+                socket.send(bytearray([mark]) * (number * 5003 % 150_000))
+            else:
+                socket._send_frames([plain(bytes([mark])), plain(bytes([mark]) * number)], 10_000)
+
+    workers = [threading.Thread(target=work, args=(mark,)) for mark in range(threads)]
+    for worker in workers:
+        worker.start()
+    seen = [0] * threads
+    while sum(seen) < count * threads:
+        first: Raw = read_frame(far)
+        mark = first.data[0]
+        number = seen[mark]
+        if number % 2:
+            assert first.data == bytes([mark]) * (number * 5003 % 150_000)
+        else:
+            assert read_frame(far).data == bytes([mark]) * number
+        seen[mark] += 1
+    for worker in workers:
+        worker.join()
+    eventually(lambda: stream.queued == 0)
