@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from transfer.tensors.build import NUMPY, Builder, Recipe, check_length, known_recipes, recipe_for
-from transfer.tensors.bundle import MAX_PACKED, PACK_BELOW, BundleHeader, Index, unpack_bundle
+from transfer.tensors.bundle import MAX_PACKED, PACK_BELOW, BundleHeader, Entry, Index, unpack_bundle
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, KIND_TENSOR, kind_of
 from transfer.tensors.target import Target
 from transports.errors import ProtocolError, TensorMismatch
@@ -143,12 +143,8 @@ class BundleArrival:
 
     def sink(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
         """Where the next frame goes. Raising leaves it unread."""
-        if meta is not None:
+        if meta is None or self._position < 0 or kind_of(meta) == KIND_BUNDLE:
             return self._first(meta, nbytes)
-        if self._position < 0:
-            if nbytes < PACK_BELOW:
-                raise _no_tensor()
-            return None  # may belong to a bundle whose first frame was compressed; `finish` will know
         position = self._position
         self._position += 1
         if self._head is not None:
@@ -162,7 +158,9 @@ class BundleArrival:
             self._placed[position] = buffer
         return buffer
 
-    def _first(self, meta: bytes, nbytes: int) -> Any:
+    def _first(self, meta: bytes | None, nbytes: int) -> Any:
+        if meta is not None and nbytes >= PACK_BELOW and kind_of(meta) == KIND_TENSOR:
+            return None  # may belong to a bundle whose first frame was compressed; `finish` will know
         header = _expect_bundle(meta)
         self._position, self._placed, self._head = 0, {}, None
         self._index = header.index
@@ -240,8 +238,8 @@ class BundleArrival:
                 continue
             position += 1
             frame = frames[position]
-            if frame.meta is not None or frame.topic is not None:
-                raise _stray_header()
+            if frame.meta != entry.header:
+                raise _other_header(entry)
             data = frame.data
             if frame.flags & _LZ4:
                 data = _decompressed(data, recipe.nbytes)
@@ -258,8 +256,8 @@ class BundleArrival:
         ours = {id(buffer) for buffer in self._placed.values()}
         for position, entry in enumerate(index.own):
             frame = frames[position + 1]
-            if frame.meta is not None or frame.topic is not None:
-                raise _stray_header()
+            if frame.meta != entry.header:
+                raise _other_header(entry)
             data = frame.data
             if data is self._placed.get(position) and not frame.flags & _LZ4:
                 continue
@@ -285,5 +283,5 @@ def _expect_bundle(meta: bytes | None) -> BundleHeader:
     return unpack_bundle(meta)
 
 
-def _stray_header() -> ProtocolError:
-    return ProtocolError("tensor", "a header or a topic on a frame inside a bundle")
+def _other_header(entry: Entry) -> ProtocolError:
+    return ProtocolError("tensor", f"the frame of {entry.name!r} has another header than the index says")

@@ -11,7 +11,7 @@ The first frame carries an extended header of kind 2, fixed part 16 bytes:
 
 Its data is: index (where = 1 only), metadata (JSON, UTF-8; 0 bytes mean None), zeros up to a
 multiple of 64, then the small tensors, each padded with zeros to a multiple of 64. Every other
-tensor follows in a plain frame of its own, in the order of the index. The index:
+tensor follows in a tensor frame of its own, in the order of the index. The index:
 
     u32 count
     count times: u16 length of the name, u8 place (0 packed, 1 own frame), u8 reserved 0,
@@ -92,7 +92,7 @@ def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) ->
         header = _header(index, where, len(described))
         data = _first_data(index + described if where else described, compress(buffers, packed))
     first: OutFrame = (EXTENDED_FLAGS, 0, topic, header, data)
-    return [first, *[(0, 0, None, None, buffer) for buffer in compress(buffers, own)]]
+    return [first, *[(flags, 0, None, single, buffer) for flags, single, buffer in compress(exported, own)]]
 
 
 def _lay_out(names: list[str], exported: Sequence[Exported]) -> _Layout:
@@ -157,10 +157,11 @@ def _first_data(head: bytes, packed: Any) -> bytes:
 class Entry:
     """One tensor of an index: where it lies. `offset` counts from the first packed tensor."""
 
-    __slots__ = ("name", "offset", "recipe")
+    __slots__ = ("header", "name", "offset", "recipe")
 
-    def __init__(self, name: str, recipe: Recipe, offset: int | None) -> None:
+    def __init__(self, name: str, header: bytes, recipe: Recipe, offset: int | None) -> None:
         self.name = name
+        self.header = header
         self.recipe = recipe
         self.offset = offset
 
@@ -272,11 +273,12 @@ def _read_index(raw: bytes) -> Index:
     names: set[str] = set()
     at, packed = _COUNT.size, 0
     for _ in range(count):
-        name, recipe, own, at = _read_entry(raw, at)
+        name, header, own, at = _read_entry(raw, at)
+        recipe = recipe_for(header)
         if name in names:
             raise ProtocolError("tensor", f"the name {name!r} appears twice in a bundle")
         names.add(name)
-        entries.append(Entry(name, recipe, None if own else packed))
+        entries.append(Entry(name, header, recipe, None if own else packed))
         if not own:
             packed += recipe.nbytes + -recipe.nbytes % ALIGNMENT
     if at != len(raw):
@@ -284,7 +286,7 @@ def _read_index(raw: bytes) -> Index:
     return Index(entries, packed)
 
 
-def _read_entry(raw: bytes, at: int) -> tuple[str, Recipe, int, int]:
+def _read_entry(raw: bytes, at: int) -> tuple[str, bytes, int, int]:
     if len(raw) - at < _ENTRY.size:
         raise ProtocolError("tensor", "the index of a bundle is cut off")
     length, own, reserved = _ENTRY.unpack_from(raw, at)
@@ -292,8 +294,7 @@ def _read_entry(raw: bytes, at: int) -> tuple[str, Recipe, int, int]:
     end = at + measure(raw, at)
     if own > 1 or reserved or length > MAX_NAME or end + length > len(raw):
         raise ProtocolError("tensor", "an entry of a bundle is malformed")
-    recipe = recipe_for(raw[at:end])
     try:
-        return raw[end : end + length].decode(), recipe, own, end + length
+        return raw[end : end + length].decode(), raw[at:end], own, end + length
     except UnicodeDecodeError as error:
         raise ProtocolError("tensor", "a name in a bundle is not UTF-8") from error

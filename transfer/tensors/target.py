@@ -12,6 +12,8 @@ from typing import Any
 from transfer.tensors.build import NUMPY, TORCH, Recipe
 from transports.errors import NotATensor, TensorMismatch
 
+_BYTES = "|u1"
+
 
 class NumpyTarget:
     """An array, in any order of axes, also one with gaps."""
@@ -31,13 +33,13 @@ class NumpyTarget:
             raise _mismatch(self.out, recipe.numpy_dtype, recipe)
 
     def buffer_for(self, recipe: Recipe) -> Any:
-        """Writable memory for the bytes as they lie on the wire, or None."""
+        """Writable memory, flat, for the bytes as they lie on the wire; or None."""
         out = self.out
         if recipe.spec.axes is not None:
             out = out.transpose(recipe.spec.axes)
         if not out.flags.c_contiguous or not recipe.nbytes:
             return None
-        return out if recipe.numpy_view is None else out.reshape(-1).view(recipe.numpy_view)
+        return out.reshape(-1).view(_BYTES)
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
         """Copies bytes that arrived elsewhere."""
@@ -62,7 +64,7 @@ class TorchTarget:
             raise _mismatch(self.out, recipe.torch_dtype, recipe)
 
     def buffer_for(self, recipe: Recipe) -> Any:
-        """Writable memory for the bytes as they lie on the wire, or None."""
+        """Writable memory, flat, for the bytes as they lie on the wire; or None."""
         plain = self._plain
         if not plain.is_cpu or plain.is_conj() or plain.is_neg() or not recipe.nbytes:
             return None
@@ -72,7 +74,7 @@ class TorchTarget:
             return None
         if recipe.torch_view is not None:
             plain = plain.view(getattr(sys.modules["torch"], recipe.torch_view))
-        return plain.numpy()
+        return plain.numpy().reshape(-1).view(_BYTES)
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
         """Copies bytes that arrived elsewhere."""
