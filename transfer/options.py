@@ -86,7 +86,7 @@ def switch(value: Any) -> bool:
     return bool(value)
 
 
-def identity(value: Any) -> bytes:
+def name_of_peer(value: Any) -> bytes:
     """A check: up to 255 bytes that do not begin with a zero."""
     kept = value.encode() if isinstance(value, str) else bytes(memoryview(value))
     if len(kept) > 255:
@@ -123,7 +123,7 @@ class SocketOptions:
     reconnect_ivl_max = Option(".reconnect_ivl_max", whole(0, 2**31 - 1), 21)
     sndbuf = Option(-1, whole(-1, 2**31 - 1), 11, effect="_buffers_changed")
     rcvbuf = Option(-1, whole(-1, 2**31 - 1), 12, effect="_buffers_changed")
-    routing_id = Option(b"", identity, 5)
+    routing_id = Option(b"", name_of_peer, 5)
     maxmsgsize = Option(MAX_DATA, whole(-1), 22, effect="_limits_changed")
     tcp_keepalive = Option(-1, whole(-1, 1), 34)
     tcp_keepalive_cnt = Option(-1, whole(-1), 35)
@@ -176,7 +176,15 @@ class SocketOptions:
     def hwm(self, value: int) -> None:
         self.set("hwm", value)
 
-    identity = routing_id
+    @property
+    def identity(self) -> bytes:
+        """An older name of `routing_id`."""
+        value: bytes = self.routing_id
+        return value
+
+    @identity.setter
+    def identity(self, value: bytes | str) -> None:
+        self.routing_id = value
 
     def _initial_values(self, defaults: Defaults) -> dict[str, Any]:
         return {

@@ -26,9 +26,18 @@ def core(request):
     return core_module(request.param)
 
 
+class KeepingContext(transfer.Context):
+    """Holds its sockets, so that a test need not close each of them."""
+
+    def socket(self, socket_type, **options):
+        made = super().socket(socket_type, **options)
+        self.__dict__.setdefault("kept", []).append(made)
+        return made
+
+
 @pytest.fixture
 def context(core):
-    made = transfer.Context(core=core)
+    made = KeepingContext(core=core)
     yield made
     made.destroy(0)
 
@@ -42,15 +51,3 @@ def endpoint(request, tmp_path):
         "inproc": f"inproc://{os.path.basename(tmp_path)}",
     }[request.param]
 
-
-def pair_of(context, bound_type, connected_type, endpoint="tcp://127.0.0.1:0", **options):
-    """(bound, connected) sockets with their connection made."""
-    bound = context.socket(bound_type, **options)
-    connected = context.socket(connected_type, **options)
-    bound.bind(endpoint)
-    connected.connect(bound.last_endpoint)
-    if connected_type is transfer.SUB:
-        connected.subscribe(b"")
-    connected.wait_for_peers(1, 10)
-    bound.wait_for_peers(1, 10)
-    return bound, connected
