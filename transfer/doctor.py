@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-from transfer.config import java_home
 from transports import config
 from transports.errors import TransferError
 from transports.wire import SocketType
@@ -25,8 +24,6 @@ PATIENCE = 5.0
 MANY_DESCRIPTORS = 16_384
 #: memory that a registered pool wants to lock, bytes
 MUCH_MEMLOCK = 1 << 30
-
-JAVA_HINT = "apt install openjdk-17-jre-headless (or set JAVA_HOME)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,34 +302,13 @@ def _version(distribution: str) -> str:
 
 
 def _java() -> Check:
-    """Spark needs Java 17 or newer."""
-    import shutil
-    import subprocess
+    from transfer.spark.session import check_java
 
-    program = _java_program() or shutil.which("java")
-    if program is None:
-        return Check("libraries", "java", "off", "not found; for Spark and the demo", JAVA_HINT)
     try:
-        answer = subprocess.run(
-            [program, "-version"], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Check("libraries", "java", "warn", f"{program} does not run: {error}", JAVA_HINT)
-    first = (answer.stderr or answer.stdout).splitlines()[:1]
-    found = re.search(r'"(\d+)', first[0]) if first else None
-    if answer.returncode or found is None:
-        return Check(
-            "libraries", "java", "warn", f"{program} -version: exit code {answer.returncode}", JAVA_HINT
-        )
-    fine = int(found[1]) >= 17
-    return Check("libraries", "java", "ok" if fine else "warn", first[0], "" if fine else JAVA_HINT)
-
-
-def _java_program() -> str | None:
-    """The one that JAVA_HOME names, which Spark takes first."""
-    home = java_home()
-    program = Path(home, "bin", "java") if home else None
-    return str(program) if program is not None and program.is_file() else None
+        return Check("libraries", "java", "ok", f"Java {check_java()}")
+    except TransferError as error:
+        detail, _, hint = str(error).partition("\n  hint: ")
+        return Check("libraries", "java", "off", detail, hint)
 
 
 # --- what decides the transport ---------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from transports.errors import NotATensor, UsageError
+from transports.errors import UsageError
 
 STDIN = Path("-")
 
@@ -20,7 +20,7 @@ class Outgoing:
     payload: Any
     nbytes: int
     kind: str = "bytes"  # bytes, tensor, tensors
-    meta: dict[str, Any] | None = None
+    meta: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,8 @@ class Inputs:
         elif self.lines or self.chunk is not None:
             with path.open("rb") as file:
                 yield from self._split(file, lines=self.lines)
-        elif path.suffix == ".npy":
-            yield _read_npy(path)
-        elif path.suffix == ".safetensors":
-            yield _read_safetensors(path)
+        elif path.suffix in (".npy", ".safetensors"):
+            yield _read_tensors(path)
         else:
             data = path.read_bytes()
             yield Outgoing(data, len(data))
@@ -92,19 +90,12 @@ class Inputs:
             yield Outgoing(data, len(data))
 
 
-def _read_npy(path: Path) -> Outgoing:
-    """The array as it lies in the file, mapped and not read. Never unpickles."""
-    import numpy
+def _read_tensors(path: Path) -> Outgoing:
+    """The tensors as they lie in the file, mapped and not read. Never unpickles."""
+    from transfer.tensors import load
 
-    try:
-        array = numpy.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise NotATensor(f"{path} holds no plain array: {error}") from error
-    return Outgoing(array, array.nbytes, "tensor")
-
-
-def _read_safetensors(path: Path) -> Outgoing:
-    from transfer import safetensors
-
-    tensors, meta = safetensors.load(path)
-    return Outgoing(tensors, sum(tensor.nbytes for tensor in tensors.values()), "tensors", meta)
+    tensors, meta = load(path)
+    size = path.stat().st_size
+    if path.suffix == ".npy":
+        return Outgoing(tensors[""], size, "tensor")
+    return Outgoing(tensors, size, "tensors", meta or None)

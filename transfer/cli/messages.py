@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from transfer.cli.inputs import Inputs, Outgoing
 from transfer.cli.outputs import Incoming, Writer
 from transfer.cli.progress import Progress
-from transports.errors import Broken, UsageError
+from transports.errors import Again, Broken, TensorMismatch, UsageError
 
 if TYPE_CHECKING:
     from transfer.socket import Socket
 
 #: how long the end of a command waits for what is still on its way, seconds, when no --timeout is given
 LINGER = 30.0
+#: how often confirmations are looked at, seconds; they arrive every 20 ms
+CONFIRM_POLL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +170,22 @@ def answer_all(
 
 
 def receive(socket: Socket) -> Incoming:
-    """The next message, whatever it is. Raises Again after the socket's time-out."""
-    raise UsageError("not ready")
+    """The next message, whatever it is. Raises Again after the socket's time-out.
+
+    A message that is no tensor stays unread when it is asked for as one, so asking is how to find out.
+    """
+    try:
+        tensor = socket.recv_tensor()
+        return Incoming("tensor", tensor, tensor.nbytes)
+    except TensorMismatch:
+        pass
+    try:
+        tensors, meta = socket.recv_tensors()
+        return Incoming("tensors", tensors, sum(tensor.nbytes for tensor in tensors.values()), meta=meta)
+    except TensorMismatch:
+        pass
+    parts = socket.recv_multipart()
+    return Incoming("bytes", parts, sum(len(part) for part in parts))
 
 
 def _echo(socket: Socket, request: Incoming) -> None:
@@ -189,4 +205,9 @@ def _limited(inputs: Inputs, count: int | None) -> Iterator[Outgoing]:
 
 
 def _wait_confirmed(socket: Socket, timeout: float | None) -> None:
-    raise UsageError("not ready")
+    """Waits until the peers told that they consumed everything. Raises Again."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while any(peer.queued or peer.unconfirmed for peer in socket.peers()):
+        if deadline is not None and time.monotonic() > deadline:
+            raise Again("the receivers have not taken everything", hint="give a longer --timeout")
+        time.sleep(CONFIRM_POLL)

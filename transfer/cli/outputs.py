@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transports.errors import UsageError
+from transports.errors import NotATensor, UsageError
 
 #: payloads up to this long are repeated in JSON, in bytes
 JSON_PAYLOAD = 4096
@@ -23,7 +23,7 @@ class Incoming:
     payload: Any
     nbytes: int
     topic: bytes | None = None
-    meta: dict[str, Any] | None = None
+    meta: Any = None
 
 
 class Writer:
@@ -54,21 +54,23 @@ class Writer:
 
     def _save(self, message: Incoming, folder: Path) -> Path:
         stem = folder / f"message-{self._number:06d}"
-        if message.kind == "tensor":
-            import numpy
-
-            path = stem.with_suffix(".npy")
-            numpy.save(path, message.payload, allow_pickle=False)
-        elif message.kind == "tensors":
-            from transfer import safetensors
-
-            path = stem.with_suffix(".safetensors")
-            safetensors.save(path, message.payload, message.meta)
-        else:
+        if message.kind == "bytes":
             path = stem.with_suffix(".bin")
             with path.open("wb") as file:
                 file.writelines(message.payload)
-        return path
+            return path
+        from transfer.tensors import save
+
+        if message.kind == "tensor":
+            try:
+                save(stem.with_suffix(".npy"), message.payload)
+                return stem.with_suffix(".npy")
+            except NotATensor:  # bfloat16 and float8 have no .npy form
+                tensors, meta = {"tensor": message.payload}, None
+        else:
+            tensors, meta = message.payload, _as_text(message.meta)
+        save(stem.with_suffix(".safetensors"), tensors, meta)
+        return stem.with_suffix(".safetensors")
 
     def _describe(self, message: Incoming, file: Path | None) -> dict[str, Any]:
         told: dict[str, Any] = {"number": self._number, "kind": message.kind, "bytes": message.nbytes}
@@ -123,3 +125,11 @@ def _describe_tensor(tensor: Any) -> dict[str, Any]:
 def _show_tensor(tensor: Any) -> str:
     shape = "×".join(map(str, tensor.shape)) or "scalar"
     return f"{tensor.dtype} {shape} ({tensor.nbytes} B)"
+
+
+def _as_text(meta: Any) -> dict[str, str] | None:
+    """Metadata as a .safetensors file can hold it: text by name; what is no text becomes JSON."""
+    if meta is None:
+        return None
+    items = meta.items() if isinstance(meta, dict) else [("meta", meta)]
+    return {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in items}

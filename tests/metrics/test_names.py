@@ -1,0 +1,43 @@
+"""docs/metrics.md and the code tell the same names, types and labels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+import transfer
+from transfer.metrics import FAMILIES
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+ROW = re.compile(r"^\| `(transfer_\w+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$", re.MULTILINE)
+
+
+def documented() -> dict[str, tuple[str, tuple[str, ...]]]:
+    return {
+        name: (kind, tuple(re.findall(r"`(\w+)`", labels)))
+        for name, kind, labels, _ in ROW.findall(DOCUMENT.read_text())
+    }
+
+
+def test_the_document_has_every_metric_and_no_other():
+    assert documented() == {name: (spec.kind, spec.labels) for name, spec in FAMILIES.items()}
+
+
+def test_a_scrape_has_every_documented_name_and_no_other():
+    registry = CollectorRegistry()
+    with transfer.Context(registry=registry):
+        text = generate_latest(registry).decode()
+    found = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
+    assert found == set(documented())
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_names_follow_prometheus_conventions(name):
+    spec = FAMILIES[name]
+    assert name.startswith("transfer_")
+    assert name.endswith("_total") == (spec.kind == "counter")
+    assert spec.text.endswith(".")
+    assert not re.search(r"_(ms|ns|millis|kb|mb)(_|$)", name), "base units: seconds and bytes"

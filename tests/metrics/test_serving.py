@@ -1,0 +1,193 @@
+"""Over HTTP, and over several processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+import transfer
+from transfer import metrics
+from transports.errors import AddressInUse
+
+ROOT = Path(__file__).parents[2]
+
+
+def scrape(port: int) -> dict[str, float]:
+    """name{labels} -> value, as Prometheus would read it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        lines = answer.read().decode().splitlines()
+    return {
+        name: float(value)
+        for name, value in (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    }
+
+
+def test_a_context_serves_its_own_numbers():
+    with transfer.Context(metrics_port="127.0.0.1:0") as context:
+        publisher = context.socket(transfer.PUB)
+        publisher.bind("tcp://127.0.0.1:0")
+        publisher.send(b"x")
+        numbers = scrape(context._metrics.port)
+        assert numbers['transfer_drops_total{reason="no_peer",socket="PUB"}'] == 1
+        port = context._metrics.port
+        publisher.close()
+    with pytest.raises(OSError, match="refused"):
+        scrape(port)
+
+
+def test_a_port_in_use_is_a_clear_error():
+    with transfer.Context(metrics_port="127.0.0.1:0") as context:
+        with pytest.raises(AddressInUse, match="metrics_port"):
+            transfer.Context(metrics_port=f"127.0.0.1:{context._metrics.port}")
+
+
+def test_the_default_registry_serves_too():
+    with transfer.Context() as context:
+        metrics.register(context)
+        try:
+            with context.socket(transfer.PULL):
+                assert REGISTRY.get_sample_value("transfer_sockets", {"socket": "PULL"}) == 1
+        finally:
+            metrics.unregister(context)
+    # Another registration afterwards finds the collector that is there already.
+    with transfer.Context() as context:
+        metrics.register(context)
+        metrics.unregister(context)
+
+
+WORKER = """
+import sys
+import transfer
+port = sys.argv[1]
+context = transfer.Context(metrics_port=None if port == "none" else port)
+if port == "none":
+    from transfer import metrics
+    metrics.register(context)
+pull = context.socket(transfer.PULL)
+push = context.socket(transfer.PUSH)
+req, rep = context.socket(transfer.REQ), context.socket(transfer.REP)
+for one, other, name in ((pull, push, "a"), (rep, req, "b")):
+    one.rcvtimeo = other.sndtimeo = 20000
+    one.bind(f"inproc://{name}")
+    other.connect(f"inproc://{name}")
+for _ in range(int(sys.argv[2])):
+    push.send(b"1234")
+    pull.recv()
+req.send(b"?"); rep.recv(); rep.send(b"!"); req.recv()
+from transfer import metrics
+metrics._process_files.publish()
+print(context._metrics.port if context._metrics else "-", flush=True)
+sys.stdin.readline()
+for socket in (pull, push, req, rep):
+    socket.close(0)
+context.destroy(0)
+if port == "none":
+    metrics.unregister(context)
+print("ended", flush=True)
+sys.stdin.readline()
+"""
+
+
+class Worker:
+    """A process that sends `messages` to itself, reports them, and waits."""
+
+    def __init__(self, folder: Path, port: str, messages: int) -> None:
+        environment = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, port, str(messages)],
+            cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        line = self.line()
+        self.port = int(line) if line.isdigit() else None
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def go_on(self) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.line()
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.communicate(timeout=20)
+
+
+def test_several_processes_are_summed(tmp_path):
+    sent = 'transfer_messages_sent_total{socket="PUSH"}'
+    sockets = 'transfer_sockets{socket="PUSH"}'
+    trips = "transfer_request_seconds_count"
+    first = Worker(tmp_path, "127.0.0.1:0", 10)
+    others = [Worker(tmp_path, "none", 5), Worker(tmp_path, "none", 7)]
+    try:
+        assert first.port is not None
+        numbers = scrape(first.port)
+        assert numbers[sent] == 22
+        assert numbers[sockets] == 3
+        assert numbers[trips] == 3
+        assert numbers['transfer_request_seconds_bucket{le="+Inf"}'] == 3
+
+        others[0].kill()  # what it counted stays, what it held is gone
+        numbers = scrape(first.port)
+        assert numbers[sent] == 22
+        assert numbers[sockets] == 2
+
+        assert others[1].go_on() == "ended"  # it lives on, and its context has ended
+        numbers = scrape(first.port)
+        assert numbers[sent] == 22
+        assert numbers[sockets] == 1
+    finally:
+        for worker in (first, *others):
+            worker.kill()
+
+
+def test_a_process_writes_without_being_asked(tmp_path):
+    """The thread that publishes runs by itself: nobody scrapes the worker here."""
+    code = """
+import sys, time
+import transfer
+from transfer import metrics
+metrics.PUBLISH_INTERVAL = 0.05
+context = transfer.Context()
+metrics.register(context)
+publisher = context.socket(transfer.PUB)
+publisher.send(b"x")
+print("sent", flush=True)
+sys.stdin.readline()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "sent\n"
+        deadline = time.monotonic() + 20
+        while not _dropped(tmp_path):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+def _dropped(folder: Path) -> bool:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(folder))
+    text = generate_latest(registry).decode()
+    return bool(re.search(r'transfer_drops_total\{reason="no_peer",socket="PUB"\} 1\.0', text))

@@ -1,0 +1,61 @@
+"""Reading and keeping counts, without sockets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer.tally import MAX_PEERS, OTHER_PEERS, LatencyCounts, Tally, peer_name
+
+
+def peer(address: str = "", endpoint: str = "", identity: bytes = b"", connects: bool = False):
+    stream = SimpleNamespace(blocked_ns=10**9, waited_ns=2 * 10**9, dropped=3, queued=0, queued_bytes=0)
+    agreement = SimpleNamespace(
+        remote=SimpleNamespace(routing_id=identity), choice=SimpleNamespace(transport="tcp")
+    )
+    source = SimpleNamespace(connector=object() if connects else None)
+    return SimpleNamespace(
+        address=address, endpoint=endpoint, agreement=agreement, source=source, stream=stream, unconfirmed=0
+    )
+
+
+def test_names_of_peers_do_not_change_with_their_port():
+    assert peer_name(peer("10.0.0.7:40312")) == "10.0.0.7"
+    assert peer_name(peer("[::1]:40312")) == "[::1]"
+    assert peer_name(peer("10.0.0.7:5555", "tcp://node7:5555", connects=True)) == "tcp://node7:5555"
+    assert peer_name(peer("10.0.0.7:40312", identity=b"rank-3")) == "rank-3"
+    assert peer_name(peer("", "ipc:///tmp/q")) == "ipc:///tmp/q"
+    assert peer_name(peer("1.2.3.4:5", identity=b"\xff\x00")) == "\\xff\x00"
+
+
+def test_the_number_of_names_is_limited_and_names_are_kept():
+    tally = Tally()
+    first = [tally.name_of(peer(f"10.0.{i >> 8}.{i & 255}:1")) for i in range(MAX_PEERS)]
+    assert len(set(first)) == MAX_PEERS
+    assert tally.name_of(peer("10.9.9.9:1")) == OTHER_PEERS
+    assert tally.name_of(peer("10.0.0.0:2")) == first[0]
+
+
+def test_ended_peers_add_up():
+    tally = Tally()
+    for _ in range(2):
+        tally.peer_ended("PULL", peer("10.0.0.7:40312"))
+    ended = tally.ended()
+    assert ended["transfer_peer_send_blocked_seconds_total", ("PULL", "10.0.0.7")] == 2
+    assert ended["transfer_peer_receive_wait_seconds_total", ("PULL", "10.0.0.7")] == 4
+    assert ended["transfer_drops_total", ("PULL", "full")] == 6
+
+
+@given(st.lists(st.integers(0, 20 * 10**9), max_size=50))
+def test_every_duration_falls_into_its_bucket(durations):
+    counts = LatencyCounts()
+    for duration in durations:
+        counts.add(duration)
+    assert sum(counts.counts) == len(durations)
+    assert counts.total_ns == sum(durations)
+    running = 0
+    for bound, count in zip(LatencyCounts.BOUNDS, counts.counts, strict=False):
+        running += count
+        assert running == sum(duration <= bound for duration in durations)

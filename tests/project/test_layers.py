@@ -1,0 +1,98 @@
+"""The layering of pyproject.toml is really checked: a wrong import is found."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("transfer", "transports", "patterns")
+FORBIDDEN_IN_PATTERNS = {"socket", "threading", "time", "asyncio", "select", "selectors", "_thread", "os"}
+ENVIRONMENT_READERS = {"transports/config.py", "transfer/config.py"}
+HOMES = {
+    "torch": ("transfer/torch/", "transfer/demo"),
+    "pyspark": ("transfer/spark/", "transfer/demo", "pyspark_transfer"),
+    "pyarrow": ("transfer/spark/", "transfer/demo"),
+    "prometheus_client": ("transfer/metrics.py",),
+    "typer": ("transfer/cli/",),
+    "ucxx": ("transports/ucx.py",),
+    "pyverbs": ("transports/verbs/",),
+}
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every module that is named in an import, wherever it stands, but not for type checking."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+        yield from imports(node)
+
+
+def test_an_arrow_never_points_up() -> None:
+    above = {"transports": {"patterns", "transfer"}, "patterns": {"transfer"}, "transfer": set()}
+    wrong = [
+        f"{path}: {name}"
+        for path, tree in sources()
+        for name in imports(tree)
+        if name.partition(".")[0] in above[path.partition("/")[0]]
+    ]
+    assert not wrong
+
+
+def test_patterns_are_pure() -> None:
+    wrong = [
+        f"{path}: {name}"
+        for path, tree in sources()
+        if path.startswith("patterns/")
+        for name in imports(tree)
+        if name.partition(".")[0] in FORBIDDEN_IN_PATTERNS
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("library", sorted(HOMES))
+def test_a_library_has_one_home(library: str) -> None:
+    wrong = [
+        path
+        for path, tree in sources()
+        if library in {name.partition(".")[0] for name in imports(tree)}
+        and not path.startswith(HOMES[library])
+    ]
+    assert not wrong
+
+
+def test_only_two_files_read_the_environment() -> None:
+    wrong = [
+        path
+        for path, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in {"environ", "getenv", "environb"}
+        and ast.unparse(node.value) == "os"
+        and path not in ENVIRONMENT_READERS
+    ]
+    # Spark's processes get their settings through the environment: these two places write it.
+    assert [path for path in wrong if not path.startswith("transfer/demo")] == []
+
+
+def test_import_linter_reads_the_same_rules() -> None:
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    assert set(rules["root_packages"]) == set(PACKAGES)
+    layers = next(rule for rule in rules["contracts"] if rule["type"] == "layers")
+    assert layers["layers"] == ["transfer", "patterns", "transports"]
+    pure = next(rule for rule in rules["contracts"] if rule.get("source_modules") == ["patterns"])
+    assert set(pure["forbidden_modules"]) >= FORBIDDEN_IN_PATTERNS

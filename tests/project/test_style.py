@@ -1,0 +1,48 @@
+"""Rules that no linter has, as far as they can be counted."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(
+    path for package in ("transfer", "transports", "patterns") for path in (ROOT / package).rglob("*.py")
+)
+LONGEST_FILE = 450
+LONGEST_FUNCTION = 80
+VAGUE = re.compile(r"\bclass \w*(Manager|Helper|Util)s?\b")
+BARE = {"Exception", "RuntimeError", "NotImplementedError", "BaseException"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_is_short_and_says_what_it_is(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert text.count("\n") <= LONGEST_FILE
+    assert not VAGUE.search(text)
+    if text.strip():
+        assert ast.get_docstring(tree), "no docstring"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{node.name} is long"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_errors_are_typed(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            assert ast.unparse(raised) not in BARE, f"line {node.lineno}"
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"line {node.lineno}: bare except"
+            silent = len(node.body) == 1 and isinstance(node.body[0], ast.Pass)
+            assert not (silent and ast.unparse(node.type) in BARE), f"line {node.lineno}: swallowed"

@@ -1,0 +1,412 @@
+"""Metrics for Prometheus. The fast path adds to plain integers; they are read when somebody scrapes.
+
+    context = transfer.Context(metrics_port=9100)     # serves them at http://host:9100/metrics
+    transfer.metrics.register(context)                # or: into the default registry
+
+`docs/metrics.md` has all names. Several processes: with PROMETHEUS_MULTIPROC_DIR set (to an empty
+folder, before Python starts) each process also writes its numbers to memory-mapped files there,
+every two seconds and when a context ends, and whoever serves sums them over all processes.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import REGISTRY, CollectorRegistry, multiprocess, start_http_server, values
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from transfer.tally import Key, LatencyCounts, Tally, peer_counts, peer_gauges, socket_counts
+from transports.errors import AddressInUse, AddressNotAvailable
+
+if TYPE_CHECKING:
+    from transfer.context import Context
+
+#: how old the files of a process may be, seconds
+PUBLISH_INTERVAL: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric: its type, its help text, the names of its labels."""
+
+    kind: str  # counter, gauge, histogram
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    "transfer_messages_sent_total": Family("counter", "Messages taken from callers.", ("socket",)),
+    "transfer_messages_received_total": Family("counter", "Messages handed to callers.", ("socket",)),
+    "transfer_bytes_sent_total": Family("counter", "Payload bytes taken from callers.", ("socket",)),
+    "transfer_bytes_received_total": Family("counter", "Payload bytes handed to callers.", ("socket",)),
+    "transfer_drops_total": Family("counter", "Messages dropped.", ("socket", "reason")),
+    "transfer_unconfirmed_total": Family(
+        "counter", "Messages written to a peer that went before it confirmed them.", ("socket",)
+    ),
+    "transfer_resent_total": Family("counter", "Messages sent again after their peer went.", ("socket",)),
+    "transfer_redistributed_total": Family(
+        "counter", "Messages not yet written to a peer that went, given to another.", ("socket",)
+    ),
+    "transfer_connections_total": Family("counter", "Connections made, both ways.", ("socket",)),
+    "transfer_disconnections_total": Family("counter", "Connections that ended.", ("socket",)),
+    "transfer_reconnects_total": Family("counter", "Further attempts to connect.", ("socket",)),
+    "transfer_silent_peers_total": Family("counter", "Peers given up because they were silent.", ("socket",)),
+    "transfer_handshake_failures_total": Family("counter", "Peers refused, or that refused us.", ("reason",)),
+    "transfer_protocol_errors_total": Family("counter", "Connections ended for invalid bytes.", ("reason",)),
+    "transfer_fallback_total": Family(
+        "counter", "Peers reached by a lesser transport than wished.", ("reason",)
+    ),
+    "transfer_transport_unused_total": Family(
+        "counter", "Peers where both sides have a better transport than was asked for.", ("transport",)
+    ),
+    "transfer_send_blocked_seconds_total": Family("counter", "Time senders waited for room.", ("socket",)),
+    "transfer_receive_wait_seconds_total": Family("counter", "Time receivers waited for data.", ("socket",)),
+    "transfer_peer_send_blocked_seconds_total": Family(
+        "counter", "Time senders waited for room, by the peer that had none.", ("socket", "peer")
+    ),
+    "transfer_peer_receive_wait_seconds_total": Family(
+        "counter", "Time receivers waited, by the peer that sent next.", ("socket", "peer")
+    ),
+    "transfer_registration_seconds_total": Family("counter", "Time spent registering memory with a device."),
+    "transfer_sockets": Family("gauge", "Open sockets.", ("socket",)),
+    "transfer_peers": Family("gauge", "Connections now.", ("socket", "peer", "transport")),
+    "transfer_queue_messages": Family(
+        "gauge", "Messages taken and not yet given to the kernel.", ("socket",)
+    ),
+    "transfer_queue_bytes": Family("gauge", "Their payload bytes.", ("socket",)),
+    "transfer_in_flight_messages": Family("gauge", "Messages written and not yet confirmed.", ("socket",)),
+    "transfer_pool_bytes": Family("gauge", "Receive buffers: on lease, or kept for reuse.", ("state",)),
+    "transfer_core_info": Family("gauge", "Contexts by the core in use.", ("implementation",)),
+    "transfer_request_seconds": Family("histogram", "Round trip of a request: from send to the reply."),
+}
+
+
+def register(context: Context, registry: CollectorRegistry | None = None) -> None:
+    """Adds the context's numbers to a registry, the default one if none is given.
+
+    Several contexts in one registry are summed. With PROMETHEUS_MULTIPROC_DIR the numbers go to the
+    files there instead, which `prometheus_client.multiprocess.MultiProcessCollector` reads.
+    Idempotent; `unregister` undoes it, and `Context.term` calls that.
+    """
+    if multi_process():
+        _process_files.add(context)
+        return
+    registry = REGISTRY if registry is None else registry
+    with _lock:
+        collector = _collectors.get(registry)
+        if collector is None:
+            collector = ContextCollector()
+            registry.register(collector)
+            _collectors[registry] = collector
+    collector.add(context)
+
+
+def unregister(context: Context, registry: CollectorRegistry | None = None) -> None:
+    """The context ends: its totals are kept, its gauges are gone. Idempotent."""
+    if multi_process():
+        _process_files.remove(context)
+        return
+    with _lock:
+        collector = _collectors.get(REGISTRY if registry is None else registry)
+    if collector is not None:
+        collector.remove(context)
+
+
+def multi_process() -> bool:
+    """Whether prometheus_client found PROMETHEUS_MULTIPROC_DIR when it was loaded."""
+    return values.ValueClass is not values.MutexValue
+
+
+_lock = threading.Lock()
+_collectors: weakref.WeakKeyDictionary[CollectorRegistry, ContextCollector] = weakref.WeakKeyDictionary()
+
+
+class ContextCollector(Collector):
+    """Reads the numbers of its contexts at each scrape. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._contexts: weakref.WeakKeyDictionary[Context, weakref.finalize[..., Context]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._ended: dict[Key, float] = defaultdict(float)
+        self._ended_requests = LatencyCounts()
+        # Tallies of contexts that were forgotten and not ended. A deque, since the garbage collector
+        # may put one there while this thread holds the lock.
+        self._forgotten: deque[Tally] = deque()
+
+    def add(self, context: Context) -> None:
+        with self._lock:
+            if context not in self._contexts:
+                end = weakref.finalize(context, self._forgotten.append, context.tally)
+                end.atexit = False
+                self._contexts[context] = end
+
+    def remove(self, context: Context) -> bool:
+        """Keeps the totals of a context that ends. True when no context is left."""
+        with self._lock:
+            end = self._contexts.pop(context, None)
+            if end is not None and end.detach() is not None:
+                self._keep(_read(context), context.tally)
+            return not self._contexts
+
+    def _keep(self, numbers: Mapping[Key, float], tally: Tally) -> None:
+        for key, value in numbers.items():
+            if FAMILIES[key[0]].kind == "counter":
+                self._ended[key] += value
+        self._ended_requests.merge(tally.requests)
+
+    def read(self) -> tuple[dict[Key, float], LatencyCounts]:
+        """All numbers by name and labels, and the histogram of requests."""
+        with self._lock:
+            contexts = list(self._contexts)
+            while self._forgotten:
+                tally = self._forgotten.popleft()
+                self._keep(tally.ended(), tally)
+            total = defaultdict(float, self._ended)
+            requests = LatencyCounts()
+            requests.merge(self._ended_requests)
+        for context in contexts:
+            for key, value in _read(context).items():
+                total[key] += value
+            requests.merge(context.tally.requests)
+        return total, requests
+
+    def describe(self) -> Iterable[Metric]:
+        """The names, so that a second metric of the same name is refused at once."""
+        return [_family(name, spec, {}) for name, spec in FAMILIES.items() if spec.kind != "histogram"]
+
+    def collect(self) -> Iterator[Metric]:
+        numbers, requests = self.read()
+        by_name: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
+        for (name, labels), value in numbers.items():
+            by_name[name][labels] = value
+        for name, spec in FAMILIES.items():
+            if spec.kind == "histogram":
+                yield HistogramMetricFamily(
+                    name, spec.text, buckets=list(_cumulative(requests)), sum_value=requests.total_ns / 1e9
+                )
+            else:
+                yield _family(name, spec, by_name[name])
+
+
+def _family(name: str, spec: Family, samples: Mapping[tuple[str, ...], float]) -> Metric:
+    make = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+    family = make(name.removesuffix("_total"), spec.text, labels=spec.labels)
+    for labels, value in samples.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _read(context: Context) -> dict[Key, float]:
+    """All numbers of one context now."""
+    total: dict[Key, float] = defaultdict(float, context.tally.ended())
+    for socket in context.sockets:
+        links = socket._links
+        kind = links.pattern.socket_type.name
+        counts = [*socket_counts(socket)]
+        for peer in list(links.peers.values()):
+            name = context.tally.name_of(peer)
+            counts += [*peer_counts(kind, peer, name), *peer_gauges(kind, peer, name)]
+        counts.append((("transfer_sockets", (kind,)), 1))
+        for key, value in counts:
+            total[key] += value
+    total["transfer_pool_bytes", ("in_use",)] += context.pool.in_use
+    total["transfer_pool_bytes", ("cached",)] += context.pool.cached
+    total["transfer_core_info", (context.core.IMPLEMENTATION,)] += 1
+    # Only transports with registered memory (RDMA, UCX) count this; the name is there from the start.
+    total["transfer_registration_seconds_total", ()] += getattr(context.pool, "registration_ns", 0) / 1e9
+    return total
+
+
+def _bounds() -> list[str]:
+    return [floatToGoString(bound / 1e9) for bound in LatencyCounts.BOUNDS] + ["+Inf"]
+
+
+def _cumulative(requests: LatencyCounts) -> Iterator[tuple[str, float]]:
+    total = 0
+    for bound, count in zip(_bounds(), requests.counts, strict=True):
+        total += count
+        yield bound, total
+
+
+# --- serving ------------------------------------------------------------------------------------
+
+
+class Server:
+    """What a context with metrics owns: its place in a registry, and an HTTP server if it serves.
+
+    Made by `serve`; the context closes it when its sockets are closed. `port` is the real one, None
+    when nothing is served here or when another process of the group serves already.
+    """
+
+    def __init__(self, context: Context, registry: CollectorRegistry | None) -> None:
+        self.port: int | None = None
+        self._context = context
+        self._registry = registry
+        self._http: Any = None
+        self._thread: threading.Thread | None = None
+        register(context, registry)
+
+    def listen(self, address: str, port: int, registry: CollectorRegistry) -> None:
+        """Serves a registry over HTTP, in a thread. Raises AddressInUse, AddressNotAvailable."""
+        try:
+            self._http, self._thread = start_http_server(port, address, registry)
+        except OSError as error:
+            if not (multi_process() and error.errno == errno.EADDRINUSE):
+                raise _address_error(error, address, port) from error
+        else:
+            self.port = self._http.server_port
+
+    def close(self) -> None:
+        """Stops serving, ends the thread, and leaves the context's totals in the registry. Idempotent."""
+        http, self._http = self._http, None
+        if http is not None:
+            http.shutdown()
+            http.server_close()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        unregister(self._context, self._registry)
+
+
+def serve(
+    context: Context, port: int | str | None = None, registry: CollectorRegistry | None = None
+) -> Server:
+    """Registers the context's numbers, and serves them over HTTP if a port is given.
+
+    port: a number (0: any free one, see `Server.port`) on all interfaces, or "host:port" for one.
+    registry: where to register; None: one of its own if it is served, else the default one.
+    Raises AddressInUse, AddressNotAvailable.
+    """
+    if port is None:
+        return Server(context, registry)
+    address, number = "0.0.0.0", port
+    if isinstance(port, str):
+        host, _, digits = port.rpartition(":")
+        address, number = host.strip("[]") or address, int(digits)
+    if registry is None:
+        registry = CollectorRegistry()
+    server = Server(context, registry)
+    if multi_process():
+        registry.register(_AllProcesses())
+    try:
+        server.listen(address, int(number), registry)
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def _address_error(error: OSError, address: str, port: int) -> AddressInUse | AddressNotAvailable:
+    if error.errno == errno.EADDRINUSE:
+        return AddressInUse(
+            f"port {port} for metrics is in use", hint="choose another metrics_port, or 0 for any free one"
+        )
+    return AddressNotAvailable(f"metrics cannot be served at {address}:{port}: {error}", errno=error.errno)
+
+
+# --- several processes ----------------------------------------------------------------------------
+
+
+class _AllProcesses(Collector):
+    """Sums the files of all processes. Gauges of processes that have died are left out."""
+
+    def collect(self) -> Iterator[Metric]:
+        _process_files.publish()
+        folder = multiprocess.MultiProcessCollector(None)
+        _forget_dead(Path(folder._path))
+        yield from folder.collect()
+
+
+def _forget_dead(folder: Path) -> None:
+    """Removes the gauges of processes that were killed and could not do it themselves."""
+    for file in folder.glob("gauge_livesum_*.db"):
+        pid = file.stem.rpartition("_")[2]
+        if pid.isdigit() and not Path("/proc", pid).exists() and Path("/proc/self").exists():
+            multiprocess.mark_process_dead(int(pid), str(folder))
+
+
+class _ProcessFiles:
+    """Writes the numbers of this process to prometheus_client's memory-mapped files.
+
+    A custom collector is seen by its own process only; these files are seen by all. One thread
+    writes them while a context is registered.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._collector = ContextCollector()
+        self._values: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, context: Context) -> None:
+        self._collector.add(context)
+        with self._lock:
+            if self._thread is None:
+                self._stop.clear()
+                self._thread = threading.Thread(target=self._run, name="transfer-metrics", daemon=True)
+                self._thread.start()
+        self.publish()
+
+    def remove(self, context: Context) -> None:
+        last = self._collector.remove(context)
+        with self._lock:
+            thread = None
+            if last:
+                thread, self._thread = self._thread, None
+                self._stop.set()
+        if thread is not None:
+            thread.join()
+            self.publish()
+
+    def publish(self) -> None:
+        """Writes all numbers as they are now; gauges that have gone become 0."""
+        numbers, requests = self._collector.read()
+        with self._lock:
+            for key, value in self._values.items():
+                if key[0] in FAMILIES and FAMILIES[key[0]].kind == "gauge" and key not in numbers:
+                    value.set(0.0)
+            for (name, labels), number in numbers.items():
+                self._value(name, name, labels).set(number)
+            name = "transfer_request_seconds"
+            self._value(name, f"{name}_sum", ()).set(requests.total_ns / 1e9)
+            # Not cumulative: the reader adds them up.
+            for bound, count in zip(_bounds(), requests.counts, strict=True):
+                self._value(name, f"{name}_bucket", (bound,), ("le",)).set(count)
+
+    def _value(self, name: str, sample: str, labels: tuple[str, ...], names: tuple[str, ...] = ()) -> Any:
+        """The number's place in the files."""
+        value = self._values.get((sample, labels))
+        if value is None:
+            spec = FAMILIES[name]
+            metric = name.removesuffix("_total")
+            value = values.ValueClass(
+                spec.kind,
+                metric,
+                sample,
+                names or spec.labels,
+                labels,
+                spec.text,
+                multiprocess_mode="livesum",
+            )
+            self._values[sample, labels] = value
+        return value
+
+    def _run(self) -> None:
+        while not self._stop.wait(PUBLISH_INTERVAL):
+            self.publish()
+
+
+_process_files = _ProcessFiles()
