@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import baseline, machine, report
+from bench import baseline, machine, markdown, report
 from bench.cases import MODULES, case_named
 from bench.numbers import TARGETS, Row, judge, works_for
 from bench.peers import PEERS
@@ -33,6 +33,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--numbers", action="store_true", help="the project's targets: measured, hit or missed")
     made.add_argument("--json", type=Path, metavar="FILE", help="all samples, the machine and the versions")
     made.add_argument("--plot", type=Path, metavar="FILE", help="the ratios as a PNG")
+    made.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="the tables; into the place of a document"
+    )
     made.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier --json file: what got slower")
     made.add_argument("--list", action="store_true", help="cases, sizes and peers, without running any")
     return made
@@ -58,14 +61,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     repeat = min(chosen.repeat, 2) if chosen.quick else chosen.repeat
     where = machine.describe()
     line_ups = _run(works, repeat, console)
-    console.print(report.table(line_ups, machine.one_line(where)))
+    console.print(machine.one_line(where), highlight=False)
+    console.print(report.table(line_ups))
     rows = judge(targets, line_ups) if chosen.numbers else []
     if rows:
         console.print(_numbers_table(rows))
     document = report.as_json(line_ups, where, rows)
     if earlier is not None:
         console.print(_changes_table(baseline.compare(earlier, document)))
-    _write(chosen, line_ups, document, where)
+    if chosen.json:
+        report.write_json(chosen.json, document)
+    if chosen.markdown:
+        markdown.write(chosen.markdown, markdown.render(line_ups, rows, where))
+    if chosen.plot:
+        from bench.plot import draw
+
+        draw(chosen.plot, line_ups, machine.one_line(where))
     return 1 if any("failed" in reason for line in line_ups for reason in line.absent.values()) else 0
 
 
@@ -81,17 +92,6 @@ def _asked_for(target: Any, chosen: argparse.Namespace) -> bool:
 def _run(works: Sequence[Work], repeat: int, console: Console) -> list[LineUp]:
     with console.status("") as status:
         return [run_line_up(work, repeat, status.update) for work in works]
-
-
-def _write(
-    chosen: argparse.Namespace, line_ups: list[LineUp], document: dict[str, Any], where: dict[str, Any]
-) -> None:
-    if chosen.json:
-        report.write_json(chosen.json, document)
-    if chosen.plot:
-        from bench.plot import draw
-
-        draw(chosen.plot, line_ups, machine.one_line(where))
 
 
 def _list(works: Sequence[Work], console: Console) -> int:
@@ -110,24 +110,7 @@ def _numbers_table(rows: Sequence[Row]) -> Table:
         shown.add_column(column, justify="left" if column in ("case", "against", "verdict") else "right")
     style = {"hit": "green", "missed": "red"}
     for row in rows:
-        target, measured = row.target, row.measured
-        sign = "≥" if target.at_least else "≤"
-        found = "–"
-        if measured:
-            low, high = report.number(measured.low), report.number(measured.high)
-            found = f"{report.number(measured.median)} {target.unit} ({low}–{high})"
-        cpu = report.number(row.cpu) if row.cpu is not None else ""
-        ours = "" if target.ours == "transfer" else f" ({target.ours})"
-        bound = f"{sign} {target.bound:g} {target.unit}"
-        shown.add_row(
-            target.text + ours,
-            target.theirs or "itself",
-            bound,
-            found,
-            cpu,
-            row.verdict,
-            style=style.get(row.verdict),
-        )
+        shown.add_row(*report.number_cells(row), style=style.get(row.verdict))
     return shown
 
 

@@ -34,7 +34,7 @@ def draw(path: Path, line_ups: Sequence[LineUp], head: str) -> None:
         (f"{line_up.work.case} {line_up.work.label}", peer, spread)
         for line_up in line_ups
         for peer in line_up.work.peers
-        if peer != OURS and (spread := advantage(line_up, peer)) is not None
+        if not peer.startswith(OURS) and (spread := advantage(line_up, peer)) is not None
     ]
     if not bars:
         raise ValueError("nothing to draw: no line-up has ours beside another peer")
@@ -42,7 +42,8 @@ def draw(path: Path, line_ups: Sequence[LineUp], head: str) -> None:
     rows = range(len(bars))
     axes.barh(
         rows,
-        [spread.median for _, _, spread in bars],
+        [spread.median - 1 for _, _, spread in bars],
+        left=1.0,
         color=[COLOURS.get(peer, "#228833") for _, peer, _ in bars],
         xerr=(
             [spread.median - spread.low for _, _, spread in bars],
@@ -53,8 +54,10 @@ def draw(path: Path, line_ups: Sequence[LineUp], head: str) -> None:
     axes.set_yticks(rows, [f"{name} · {peer}" for name, peer, _ in bars])
     axes.invert_yaxis()
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if value < 1 else "")
     axes.axvline(1.0, color="black", linewidth=1)
-    axes.set_xlabel(f"times better than the peer (1 = equal), median of rounds; {OURS} in every row")
+    axes.set_xlabel("times better than the peer (1 = equal): median, lowest and highest round")
     for row, (_, _, spread) in zip(rows, bars, strict=True):
         axes.annotate(
             f"{spread.median:.2f}",

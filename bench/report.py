@@ -16,6 +16,8 @@ from bench.work import Metric
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from bench.numbers import Row
+
 FORMAT = 1
 
 
@@ -33,24 +35,45 @@ def times(spread: Spread | None) -> str:
     return f"{number(spread.median)} × ({number(spread.low)}–{number(spread.high)})"
 
 
-def table(line_ups: Sequence[LineUp], head: str) -> Table:
+def table(line_ups: Sequence[LineUp]) -> Table:
     """One row for each peer of each line-up; the last column is ours divided by that peer's."""
     from rich.table import Table
 
-    shown = Table(title=head, title_justify="left", header_style="bold")
+    shown = Table(header_style="bold")
     for column in ("case", "size", "messages", "peer"):
         shown.add_column(column, no_wrap=column != "case")
     for column in ("median", "spread", "CPU", "lost", f"{OURS} ÷ peer"):
         shown.add_column(column, justify="right", no_wrap=True)
     shown.add_column("also")
     for line_up in line_ups:
-        for index, peer in enumerate(line_up.work.peers):
-            first = index == 0
-            last = index == len(line_up.work.peers) - 1
-            work = line_up.work
-            lead = (work.case, work.label, f"{work.count:,}") if first else ("", "", "")
-            shown.add_row(*lead, peer, *_cells(line_up, peer), end_section=last)
+        rows = peer_cells(line_up)
+        for row in rows:
+            shown.add_row(*row, end_section=row is rows[-1])
     return shown
+
+
+def peer_cells(line_up: LineUp) -> list[tuple[str, ...]]:
+    """The cells of each peer's row; the case stands in the first one only."""
+    work = line_up.work
+    leads = [(work.case, work.label, f"{work.count:,}")] + [("", "", "")] * (len(work.peers) - 1)
+    return [(*lead, peer, *_cells(line_up, peer)) for lead, peer in zip(leads, work.peers, strict=True)]
+
+
+def number_cells(row: Row) -> tuple[str, ...]:
+    """What was aimed at and what was measured."""
+    target, measured = row.target, row.measured
+    found = "–"
+    if measured:
+        low, high = number(measured.low), number(measured.high)
+        found = f"{number(measured.median)} {target.unit} ({low}–{high})"
+    return (
+        target.text if target.ours == OURS else f"{target.text} ({target.ours})",
+        target.theirs or "itself",
+        f"{'≥' if target.at_least else '≤'} {target.bound:g} {target.unit}",
+        found,
+        number(row.cpu) if row.cpu is not None else "",
+        row.verdict,
+    )
 
 
 def _cells(line_up: LineUp, peer: str) -> tuple[str, ...]:

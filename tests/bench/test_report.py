@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bench import baseline, machine, report
+from bench import baseline, machine, markdown, report
+from bench.numbers import Target, judge
 from bench.plot import advantage, draw
 from bench.stats import Spread
 from tests.bench.line_ups import line_up
@@ -25,14 +26,14 @@ def _text(shown: object) -> str:
 
 def test_table_shows_medians_ratios_and_who_is_absent() -> None:
     made = line_up({"transfer": [6e6, 6e6], "pyzmq": [1e6, 2e6]}, absent={"pynng": "skipped: no pynng"})
-    text = _text(report.table([made], "head"))
+    text = _text(report.table([made]))
     assert "6,000 k msg/s" in text
     assert "4.5 × (3–6)" in text
     assert "skipped: no pynng" in text
 
 
 def test_lost_messages_are_in_the_table() -> None:
-    assert "7,654" in _text(report.table([line_up({"pyzmq": [1e6]}, lost=7654)], ""))
+    assert "7,654" in _text(report.table([line_up({"pyzmq": [1e6]}, lost=7654)]))
 
 
 def test_json_can_be_the_next_baseline(tmp_path: Path) -> None:
@@ -90,6 +91,19 @@ def test_advantage_is_the_inverse_where_less_is_better() -> None:
     assert found is not None
     assert (found.low, found.high) == (2.0, 2.5)
     assert made.ratio("pyzmq") == Spread(0.45, 0.4, 0.5)
+
+
+def test_markdown_takes_its_place_in_a_document(tmp_path: Path) -> None:
+    path = tmp_path / "benchmarks.md"
+    path.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n", encoding="utf-8")
+    made = line_up({"transfer": [6.0, 7.0], "pyzmq": [1.0, 1.0]})
+    rows = judge([Target("64 B", "push_pull", "64B", 6, "pyzmq")], [made])
+    markdown.write(path, markdown.render([made], rows, machine.describe()))
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("before\n")
+    assert text.endswith(f"{markdown.END}\nafter\n")
+    assert "old" not in text
+    assert "| 64 B | pyzmq | ≥ 6 × | 6.5 × (6–7) | 1 | hit |" in text
 
 
 @pytest.mark.keeps("matplotlib holds its fonts open")

@@ -1,0 +1,44 @@
+"""A run as Markdown, also right into a document that has a place for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import machine, report
+from bench.numbers import Row
+from bench.peers import OURS
+from bench.run import LineUp
+
+#: what stands between these lines of a document is replaced by the run
+BEGIN = "<!-- run: written by `python -m bench --markdown` -->"
+END = "<!-- end of the run -->"
+
+
+def render(line_ups: Sequence[LineUp], rows: Sequence[Row], where: dict[str, Any]) -> str:
+    """The machine, the targets if they were judged, and a row for each peer."""
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    parts = [f"{where['when'][:10]}, revision {where['revision']}. {machine.one_line(where)}. {versions}."]
+    if rows:
+        head = ("case", "against", "target", "measured (lowest–highest round)", "CPU ÷", "verdict")
+        parts.append(_table(head, (report.number_cells(row) for row in rows)))
+    head = ("case", "size", "messages", "peer", "median", "spread", "CPU", "lost", f"{OURS} ÷ peer", "also")
+    parts.append(_table(head, (cells for line_up in line_ups for cells in report.peer_cells(line_up))))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def write(path: Path, text: str) -> None:
+    """Replaces the run in a document that has a place for it, else writes the file anew."""
+    if path.exists():
+        document = path.read_text(encoding="utf-8")
+        before, begin, rest = document.partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if begin and end:
+            text = f"{before}{BEGIN}\n\n{text}\n{END}{after}"
+    path.write_text(text, encoding="utf-8")
