@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import fill
 
 from bench.peers import OURS
+from bench.report import number
 from bench.run import LineUp
 from bench.stats import Spread
 
@@ -55,13 +56,13 @@ def draw(path: Path, line_ups: Sequence[LineUp], head: str) -> None:
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if value < 1 else "")
+    axes.xaxis.set_minor_formatter("")
     axes.axvline(1.0, color="black", linewidth=1)
     axes.set_xlabel("times better than the peer (1 = equal): median, lowest and highest round")
     for row, (_, _, spread) in zip(rows, bars, strict=True):
         axes.annotate(
-            f"{spread.median:.2f}",
-            (spread.high, row),
+            number(spread.median),
+            (max(1.0, spread.high), row),
             xytext=(4, 0),
             textcoords="offset points",
             va="center",

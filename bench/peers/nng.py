@@ -36,7 +36,7 @@ class Nng(Peer):
 
     def open_async(self, role: Role, work: Work, address: str = "") -> Channel:
         channel = self._channel(role, work, address)
-        channel.send, channel.recv = channel.socket.asend, channel.socket.arecv
+        channel.send, channel.recv = channel.socket.asend, channel.socket.arecv  # codespell:ignore asend
         return channel
 
     def _channel(self, role: Role, work: Work, address: str) -> Channel:

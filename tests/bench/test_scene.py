@@ -13,6 +13,7 @@ from bench.cases.timing import throughput
 from bench.run import run_line_up
 from bench.scene import play
 from bench.work import Failed, Skipped, Work
+from transports import core
 
 pytest.importorskip("zmq")
 
@@ -33,6 +34,31 @@ def test_a_line_up_counts_every_message() -> None:
             assert sample["msg_s"] * sample["seconds"] == pytest.approx(200)
             assert sample["gb_s"] * sample["seconds"] * 1e9 == pytest.approx(200 * 1024)
             assert sample["cpu_s"] > 0
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        Work("push_pull", "1KiB", 1024, 200, 10, ()),
+        Work("push_pull", "64KiB", 65536, 40, 2, ()),
+        Work("pair", "64B", 64, 200, 10, ()),
+        Work("tensors", "64KiB", 65536, 40, 2, ()),
+        Work("tensors", "12×64KiB", 12 * 65536, 10, 2, ()),
+        Work("req_rep", "64B", 64, 100, 10, ()),
+        Work("asyncio", "64B", 64, 100, 10, ()),
+        Work("pub_fanout", "64KiB", 65536, 20, 2, (), 2, {"high_water": 0, "patience": 10.0}),
+        Work("burst_tail", "64B", 64, 3, 0, (), 1, {"burst": 100, "compute": 0.01}),
+        Work("memory", "1MiB", 1 << 20, 20, 0, (), 1, {"high_water": 4}),
+        Work("connections", "20", 64, 20, 0, (), 2),
+    ],
+    ids=lambda work: f"{work.case}-{work.label}",
+)
+def test_ours_plays_every_case(work: Work) -> None:
+    ours = "transfer" if core.IMPLEMENTATION == "native" else "transfer-twin"
+    line_up = run_line_up(replace(work, peers=(ours,)), 1, _quiet)
+    assert not line_up.absent
+    assert line_up.spread(ours, line_up.metric.key) is not None
+    assert line_up.lost(ours) == 0
 
 
 def test_every_subscriber_is_counted() -> None:
