@@ -1,0 +1,30 @@
+"""Pauses between attempts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transports.backoff import Backoff
+
+
+def test_doubles_up_to_the_limit():
+    backoff = Backoff(0.1, 1.0, lambda: 1.0)
+    assert [round(backoff.next(), 3) for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    backoff.reset()
+    assert backoff.next() == 0.1
+
+
+def test_without_a_limit_it_does_not_grow():
+    backoff = Backoff(0.1, 0.0, lambda: 1.0)
+    assert [backoff.next() for _ in range(3)] == [0.1, 0.1, 0.1]
+
+
+@given(st.floats(0, 10), st.floats(0, 100), st.lists(st.floats(0, 1), min_size=1, max_size=50))
+def test_every_pause_is_a_random_part_of_its_range(first, limit, draws):
+    given_draws = iter(draws)
+    backoff = Backoff(first, limit, lambda: next(given_draws))
+    span = first
+    for draw in draws:
+        assert backoff.next() == span * draw
+        span = min(max(first, limit), span * 2)

@@ -1,0 +1,89 @@
+"""The choice of a transport."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transports.address import POLICIES
+from transports.choice import RANKING, Choice, Offer, choose
+from transports.errors import HandshakeError
+
+ALL = RANKING
+
+
+def test_the_best_that_both_have():
+    assert choose(Offer(ALL), Offer(ALL)).transport == "rdma"
+    assert choose(Offer(ALL), Offer(("ucx", "tcp"))).transport == "ucx"
+    assert choose(Offer(("rdma",)), Offer(("ucx",))).transport == "tcp"
+    assert choose(Offer(), Offer()).transport == "tcp"
+
+
+def test_a_named_transport_is_taken_and_better_ones_are_told():
+    choice = choose(Offer(ALL, "tcp", source="MC_RPC_PROTOCOL"), Offer(ALL))
+    assert (choice.transport, choice.unused, choice.fallback) == ("tcp", ("rdma", "ucx"), False)
+    assert "MC_RPC_PROTOCOL" in choice.reason and "this side" in choice.reason
+    assert "the peer" in choose(Offer(ALL), Offer(ALL, "ucx")).reason
+
+
+def test_naming_means_prefer():
+    choice = choose(Offer(ALL, "rdma"), Offer(("tcp",)))
+    assert (choice.transport, choice.fallback) == ("tcp", True)
+    assert "the peer does not have it" in choice.reason
+
+
+@pytest.mark.parametrize(("ours", "theirs", "policy"), [("require", "auto", None), ("auto", "require", None),
+                                                        ("auto", "auto", "require")])  # fmt: skip
+def test_require_fails_on_either_side(ours, theirs, policy):
+    with pytest.raises(HandshakeError, match="rdma") as caught:
+        choose(Offer(("tcp",), "rdma", ours), Offer(ALL, policy=theirs), policy)
+    assert caught.value.reason == "policy"
+
+
+def test_require_without_a_name_is_met_by_the_best():
+    assert choose(Offer(ALL, policy="require"), Offer(("tcp",))).transport == "tcp"
+
+
+def test_the_stricter_side_wins():
+    assert choose(Offer(ALL, "tcp", "require"), Offer(ALL, "rdma")).transport == "tcp"
+    assert choose(Offer(ALL, "tcp"), Offer(ALL, "rdma", "require")).transport == "rdma"
+    assert choose(Offer(ALL, "ucx"), Offer(ALL, "rdma")).transport == "tcp"
+    with pytest.raises(HandshakeError) as caught:
+        choose(Offer(ALL, "ucx", "require"), Offer(ALL, "rdma", "require"))
+    assert caught.value.reason == "policy"
+
+
+def test_ipc_stays_ipc():
+    assert choose(Offer(ALL), Offer(ALL), base="ipc") == Choice("ipc", "the best that both have: ipc")
+
+
+def test_names_of_later_releases_do_no_harm():
+    assert choose(Offer(("warp", "tcp")), Offer(("warp", "tcp"))).transport == "tcp"
+    assert choose(Offer(ALL), Offer((*ALL, "warp"), "warp")).transport == "rdma"
+
+
+offers = st.builds(
+    Offer,
+    st.lists(st.sampled_from((*ALL, "warp")), unique=True).map(tuple),
+    st.sampled_from(("auto", *ALL)),
+    st.sampled_from(POLICIES),
+)
+
+
+@given(offers, offers)
+def test_both_sides_come_to_the_same(one, other):
+    outcomes = []
+    for local, remote in ((one, other), (other, one)):
+        try:
+            choice = choose(local, remote)
+        except HandshakeError as error:
+            outcomes.append(error.reason)
+        else:
+            outcomes.append((choice.transport, choice.unused, choice.fallback))
+            common = set(one.transports) & set(other.transports) | {"tcp"}
+            assert choice.transport in common
+            assert set(choice.unused) <= common - {choice.transport}
+            assert choice.reason
+    assert outcomes[0] == outcomes[1]
+    assert "require" in (one.policy, other.policy) or outcomes[0] != "policy"

@@ -1,0 +1,250 @@
+"""The reactor: callbacks, timers, descriptors, failures, fork and close."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+
+import pytest
+
+from transports.errors import Closed, ForkedError, InternalError
+from transports.reactor import EDGE, PEER_CLOSED, READABLE, WRITABLE, Reactor
+
+SOON = 10.0  # no wait of a test is longer
+
+
+@pytest.fixture
+def reactor():
+    reactor = Reactor()
+    yield reactor
+    reactor.close()
+
+
+@pytest.fixture
+def ends():
+    one, other = socket.socketpair()
+    one.setblocking(False)
+    other.setblocking(False)
+    yield one, other
+    one.close()
+    other.close()
+
+
+def settle(reactor: Reactor) -> None:
+    """Returns when everything that was asked for before is done."""
+    done = threading.Event()
+    reactor.call_soon(done.set)
+    assert done.wait(SOON)
+
+
+def test_nothing_starts_before_it_is_needed():
+    reactor = Reactor()
+    before = threading.active_count()
+    assert not reactor.running
+    assert threading.active_count() == before
+    reactor.close()
+    reactor.close()
+
+
+def test_calls_keep_their_order(reactor):
+    seen: list[int] = []
+    for number in range(100):
+        reactor.call_soon(seen.append, number)
+    settle(reactor)
+    assert seen == list(range(100))
+
+
+def test_calls_from_many_threads(reactor):
+    seen: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: [reactor.call_soon(seen.append, 1) for _ in range(500)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    settle(reactor)
+    assert len(seen) == 2000
+
+
+def test_a_callback_that_goes_on_for_ever_does_not_starve_others(reactor):
+    rounds = 0
+
+    def again() -> None:
+        nonlocal rounds
+        rounds += 1
+        if not done.is_set():
+            reactor.call_soon(again)
+
+    done = threading.Event()
+    reactor.call_soon(again)
+    reactor.call_later(0.01, done.set)
+    assert done.wait(SOON)
+    assert rounds > 1
+
+
+def test_timers_come_in_their_order(reactor):
+    seen: list[str] = []
+    done = threading.Event()
+    reactor.call_later(0.03, done.set)
+    reactor.call_later(0.02, seen.append, "second")
+    reactor.call_later(0.0, seen.append, "first")
+    reactor.call_later(0.01, seen.append, "never").cancel()
+    assert done.wait(SOON)
+    assert seen == ["first", "second"]
+
+
+def test_cancelled_timers_do_not_pile_up(reactor):
+    for _ in range(10_000):
+        reactor.call_later(3600, settle).cancel()
+    assert len(reactor._timers) < 1000
+    done = threading.Event()
+    reactor.call_later(0.0, done.set)
+    assert done.wait(SOON)
+
+
+def test_a_cancelled_timer_lets_go(reactor):
+    class Heavy:
+        def call(self) -> None: ...
+
+    heavy = Heavy()
+    timer = reactor.call_later(3600, heavy.call)
+    timer.cancel()
+    timer.cancel()
+    assert timer.cancelled and timer._callback is None
+
+
+def test_descriptors(reactor, ends):
+    one, other = ends
+    seen: list[bytes] = []
+    got = threading.Event()
+
+    def readable(events: int) -> None:
+        assert events & READABLE and reactor.in_loop()
+        seen.append(one.recv(100))
+        got.set()
+
+    reactor.register(one.fileno(), READABLE, readable)
+    other.send(b"hello")
+    assert got.wait(SOON) and seen == [b"hello"]
+    assert reactor.unregister(one.fileno())
+    assert not reactor.unregister(one.fileno())
+    other.send(b"unseen")
+    settle(reactor)
+    assert seen == [b"hello"]
+
+
+def test_modify_and_edges(reactor, ends):
+    one, other = ends
+    events: list[int] = []
+    reactor.register(one.fileno(), READABLE | PEER_CLOSED | EDGE, events.append)
+    other.send(b"1")
+    while not events:
+        settle(reactor)
+    settle(reactor)
+    assert len(events) == 1, "an edge is told once, although the byte was not read"
+    reactor.modify(one.fileno(), WRITABLE | EDGE)
+    while len(events) < 2:
+        settle(reactor)
+    assert events[1] & WRITABLE
+
+
+def test_a_callback_of_the_same_round_may_remove_another(reactor, ends):
+    one, other = ends
+    calls: list[int] = []
+
+    def first_of_both(_events: int) -> None:
+        calls.append(1)
+        reactor.unregister(one.fileno())
+        reactor.unregister(other.fileno())
+
+    def both() -> None:  # in the loop, so that one wait finds the two of them
+        reactor.register(one.fileno(), WRITABLE, first_of_both)
+        reactor.register(other.fileno(), WRITABLE, first_of_both)
+
+    reactor.call_soon(both)
+    while not calls:
+        settle(reactor)
+    settle(reactor)
+    assert calls == [1]
+
+
+def test_a_failure_is_logged_and_the_loop_goes_on(reactor, caplog):
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    with caplog.at_level(logging.ERROR, logger="transfer"):
+        reactor.call_soon(fail)
+        reactor.call_later(0.0, fail)
+        settle(reactor)
+        done = threading.Event()
+        reactor.call_later(0.01, done.set)
+        assert done.wait(SOON)
+    assert [record.exc_info[0] for record in caplog.records] == [ValueError, ValueError]
+    assert reactor.running
+
+
+def test_after_close(ends):
+    reactor = Reactor()
+    called: list[int] = []
+    reactor.call_later(3600, called.append, 1)
+    reactor.register(ends[0].fileno(), READABLE, called.append)
+    assert reactor.running
+    reactor.close()
+    reactor.close()
+    assert reactor.closed and not reactor.running
+    with pytest.raises(Closed):
+        reactor.call_soon(print)
+    with pytest.raises(Closed):
+        reactor.call_later(0, print)
+    with pytest.raises(Closed):
+        reactor.register(ends[0].fileno(), READABLE, print)
+    assert not reactor.unregister(ends[0].fileno())
+    assert not called
+
+
+def test_close_in_a_callback():
+    reactor = Reactor()
+    reactor.call_soon(reactor.close)
+    thread = reactor._thread
+    thread.join(SOON)
+    assert not thread.is_alive()
+    reactor.close()
+
+
+def test_close_tells_about_a_callback_that_blocks():
+    reactor = Reactor()
+    go_on = threading.Event()
+    reactor.call_soon(go_on.wait, SOON)
+    with pytest.raises(InternalError, match="blocks"):
+        reactor.close(timeout=0.01)
+    go_on.set()
+    reactor.close()
+
+
+def test_in_a_forked_child(ends):
+    reactor = Reactor()
+    one, other = ends
+    got = threading.Event()
+    reactor.register(one.fileno(), READABLE, lambda _events: (one.recv(10), got.set()))
+    child = os.fork()
+    if not child:  # nothing of pytest may run here
+        signal.alarm(20)
+        code = 1
+        try:
+            for call in (lambda: reactor.call_soon(print), lambda: reactor.register(1, READABLE, print)):
+                with pytest.raises(ForkedError, match="spawn"):
+                    call()
+            reactor.unregister(one.fileno())
+            reactor.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    other.send(b"x")
+    assert got.wait(SOON), "the child took something from the parent's set"
+    reactor.close()
