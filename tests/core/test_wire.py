@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 
 import numpy
@@ -11,6 +12,7 @@ from tests.core.raw import (
     ACK, CONTROL, CRC, EXTENDED, EXTENDED_META, LZ4, META, MORE, TENSOR, TOPIC, Raw, decode, eventually,
     plain, read, read_frame,
 )  # fmt: skip
+from transports.errors import Broken, ProtocolError
 
 
 def received(stream):
@@ -84,7 +86,7 @@ def test_what_has_no_flat_memory_is_refused_and_nothing_is_sent(kit):
     stream, far = kit.raw()
     with pytest.raises(TypeError):
         stream.send([plain(b"first"), plain(12)])
-    with pytest.raises(BufferError):
+    with pytest.raises((BufferError, ValueError)):
         stream.send([plain(numpy.arange(10)[::2])])
     assert (stream.sent, stream.queued) == (0, 0)
     stream.send([plain(b"good")])
@@ -101,7 +103,7 @@ def test_plain_data_arrives_with_its_header(kit):
     [frame] = received(stream)
     assert (frame.data, frame.flags, frame.sequence, frame.socket_type) == (b"hello", ACK, 77, 3)
     assert (frame.topic, frame.meta, frame.more) == (None, None, False)
-    assert (stream.received, stream.received_bytes, stream.consumed) == (1, 5, 1)
+    assert (stream.received, stream.consumed) == (1, 1)
     assert stream.last_received_ns > 0
 
 
@@ -133,8 +135,10 @@ def test_large_plain_data_is_a_lease_and_small_is_bytes(core, kit):
     stream, far = kit.raw()
     far.sendall(Raw(b"s" * 1000).encode())
     assert type(received(stream)[0].data) is bytes
-    far.sendall(Raw(b"l" * 65536).encode())
+    sender = threading.Thread(target=far.sendall, args=(Raw(b"l" * 1_000_000).encode(),))
+    sender.start()
     assert isinstance(received(stream)[0].data, core.Lease)
+    sender.join()
 
 
 def test_multipart_is_assembled(kit):
@@ -154,7 +158,7 @@ def test_control_frames_come_alone_and_do_not_count(kit):
     stream, far = kit.raw()
     far.sendall(Raw(b"a").encode() + Raw(b"\x06", CONTROL).encode() + Raw(b"b").encode())
     assert [received(stream)[0].data for _ in range(3)] == [b"a", b"\x06", b"b"]
-    assert (stream.received, stream.consumed, stream.received_bytes) == (2, 2, 2)
+    assert (stream.received, stream.consumed) == (2, 2)
 
 
 def test_control_frames_of_ours_do_not_count(kit):
@@ -214,20 +218,17 @@ def test_bad_frame_ends_the_stream_after_what_was_good(core, kit, case, before):
     far.sendall(Raw(b"good").encode() * before + bad.encode() + bytes(40))
     for _ in range(before):
         assert received(stream)[0].data == b"good"
-    with pytest.raises(Exception) as caught:
+    with pytest.raises(ProtocolError) as caught:
         received(stream)
-    assert type(caught.value).__name__ == "ProtocolError"
     assert caught.value.reason in reasons
     assert stream.broken is not None
     assert kit.pool.in_use <= 2 * 200_000, "nothing may be allocated for what a bad header claims"
 
 
 def test_the_broken_stream_takes_no_more(kit):
-    from transports.errors import Broken
-
     stream, far = kit.raw()
     far.sendall(Raw(magic=1).encode())
-    with pytest.raises(Exception, match="magic"):
+    with pytest.raises(ProtocolError):
         received(stream)
     with pytest.raises(Broken):
         stream.send([plain(b"x")])
@@ -247,8 +248,6 @@ def test_the_limit_itself_is_fine_and_may_change(kit):
 )
 @pytest.mark.parametrize("size", [50, 100_000])
 def test_the_end_inside_a_frame(kit, part, size):
-    from transports.errors import ProtocolError
-
     stream, far = kit.raw()
     good = Raw(b"good").encode()
     far.sendall(good + Raw(b"x" * size, TENSOR | TOPIC, meta=META, topic=b"a topic!").encode()[:part])
@@ -260,8 +259,6 @@ def test_the_end_inside_a_frame(kit, part, size):
 
 
 def test_the_end_between_frames(kit):
-    from transports.errors import Broken
-
     stream, far = kit.raw()
     far.sendall(Raw(b"last").encode())
     far.close()

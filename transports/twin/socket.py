@@ -83,7 +83,6 @@ class SocketBase:
         self._epoll.register(self._event, select.EPOLLIN)
         self._signalled = False
         self._asked = False  # somebody outside watches the descriptor
-        self._want_room = False  # and was refused a send
 
     # -- what users call
 
@@ -108,10 +107,7 @@ class SocketBase:
         return frame.bytes if copy else frame
 
     def fileno(self) -> int:
-        """An epoll descriptor, readable when `recv` may succeed, or when a refused send may.
-
-        After it became readable look at both; a call that finds nothing clears it.
-        """
+        """An epoll descriptor, readable when `recv` may succeed; a call that finds nothing clears it."""
         self._check()
         self._asked = True
         with self._lock:
@@ -138,9 +134,6 @@ class SocketBase:
             if self._send_mode == FANOUT:
                 return True
             writable = any(self._takes(stream) for stream in self._senders)
-            if not writable:
-                self._want_room = True
-                self._signal()
         return writable
 
     # -- streams
@@ -245,7 +238,6 @@ class SocketBase:
                 self.bytes_sent += sum(len(payload_of(frame[4])) for frame in frames)
                 return taker
             if timeout == 0:
-                self._want_room = True
                 raise Again("no peer can take the message now")
             deadline = deadline or (math.inf if timeout < 0 else time.monotonic() + timeout / 1000)
             self._wait_room(before, deadline, stream)
@@ -343,9 +335,8 @@ class SocketBase:
             shared.done(None)
         if not matched:
             self.dropped_no_peer += 1
-        if taken:
-            self.messages_sent += 1
-            self.bytes_sent += sum(len(payload_of(frame[4])) for frame in frames)
+        self.messages_sent += taken
+        self.bytes_sent += taken * sum(len(payload_of(frame[4])) for frame in frames)
         return taken
 
     def _wait_writable(self, timeout: int) -> bool:
@@ -386,9 +377,6 @@ class SocketBase:
     def _wake_senders(self) -> None:
         self._room_count += 1
         self._room.notify_all()
-        if self._want_room and self._asked:
-            self._want_room = False
-            self._wake()
 
     # -- own subscriptions
 
