@@ -5,13 +5,9 @@ Ratios only: the machine's own speed of the day is in both parts of each and can
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from bench.report import FORMAT
 
 #: a ratio that moved by less than this is noise, whatever the spreads say
 TOLERANCE = 0.10
@@ -29,14 +25,6 @@ class Change:
     then: float
     now: float
     verdict: str
-
-
-def load(path: Path) -> dict[str, Any]:
-    """The document. Raises ValueError if it is not one of ours."""
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if document.get("format") != FORMAT:
-        raise ValueError(f"{path} is no result of this bench (format {document.get('format')!r})")
-    return document
 
 
 def compare(then: dict[str, Any], now: dict[str, Any]) -> list[Change]:

@@ -37,6 +37,9 @@ def parser() -> argparse.ArgumentParser:
         "--markdown", type=Path, metavar="FILE", help="the tables; into the place of a document"
     )
     made.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier --json file: what got slower")
+    made.add_argument(
+        "--from", **again, dest="saved", type=Path, metavar="FILE", help="show --json files, run nothing"
+    )
     made.add_argument("--list", action="store_true", help="cases, sizes and peers, without running any")
     return made
 
@@ -57,18 +60,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not works:
         console.print("no line-up matches; `--list` shows all")
         return 1
-    earlier = baseline.load(chosen.baseline) if chosen.baseline else None
+    if chosen.saved:
+        line_ups, where = _saved(chosen.saved)
+    else:
+        where = machine.describe()
+        line_ups = _measure(works, where, chosen, console)
+    _show(line_ups, where, judge(targets, line_ups) if chosen.numbers else [], chosen, console)
+    return 1 if any("failed" in reason for line in line_ups for reason in line.absent.values()) else 0
+
+
+def _measure(
+    works: Sequence[Work], where: dict[str, Any], chosen: argparse.Namespace, console: Console
+) -> list[LineUp]:
+    """Runs the works. With `--json` each line-up is in the file as soon as it is done."""
     repeat = min(chosen.repeat, 2) if chosen.quick else chosen.repeat
-    where = machine.describe()
-    line_ups = _run(works, repeat, console)
+    line_ups: list[LineUp] = []
+    with console.status("") as status:
+        for work in works:
+            line_ups.append(run_line_up(work, repeat, status.update))
+            if chosen.json:
+                report.write_json(chosen.json, report.as_json(line_ups, where))
+    return line_ups
+
+
+def _saved(paths: Sequence[Path]) -> tuple[list[LineUp], dict[str, Any]]:
+    """The line-ups of some files together, and the machine of the last. Later files replace earlier."""
+    found: dict[tuple[str, str, int, tuple[str, ...]], LineUp] = {}
+    where: dict[str, Any] = {}
+    for path in paths:
+        document = report.read_json(path)
+        where = document["machine"]
+        for line_up in report.line_ups_of(document):
+            work = line_up.work
+            found[work.case, work.label, work.count, work.peers] = line_up
+    return list(found.values()), where
+
+
+def _show(
+    line_ups: list[LineUp],
+    where: dict[str, Any],
+    rows: list[Row],
+    chosen: argparse.Namespace,
+    console: Console,
+) -> None:
+    """The tables on the console, and the files that were asked for."""
     console.print(machine.one_line(where), highlight=False)
     console.print(report.table(line_ups))
-    rows = judge(targets, line_ups) if chosen.numbers else []
     if rows:
         console.print(_numbers_table(rows))
     document = report.as_json(line_ups, where, rows)
-    if earlier is not None:
-        console.print(_changes_table(baseline.compare(earlier, document)))
+    if chosen.baseline:
+        changes = baseline.compare(report.read_json(chosen.baseline), document)
+        console.print(_changes_table(changes))
     if chosen.json:
         report.write_json(chosen.json, document)
     if chosen.markdown:
@@ -77,7 +120,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from bench.plot import draw
 
         draw(chosen.plot, line_ups, machine.one_line(where))
-    return 1 if any("failed" in reason for line in line_ups for reason in line.absent.values()) else 0
 
 
 def _asked_for(target: Any, chosen: argparse.Namespace) -> bool:
@@ -87,11 +129,6 @@ def _asked_for(target: Any, chosen: argparse.Namespace) -> bool:
     if sizes and plain(target.label) not in sizes:
         return False
     return not chosen.peer or not target.theirs or target.theirs in chosen.peer
-
-
-def _run(works: Sequence[Work], repeat: int, console: Console) -> list[LineUp]:
-    with console.status("") as status:
-        return [run_line_up(work, repeat, status.update) for work in works]
 
 
 def _list(works: Sequence[Work], console: Console) -> int:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.cases import case_named
 from bench.peers import OURS
 from bench.run import LineUp
 from bench.stats import Spread
-from bench.work import Metric
+from bench.work import Metric, Work
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -132,3 +133,20 @@ def _line_up(line_up: LineUp) -> dict[str, Any]:
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The document that `write_json` wrote. Raises ValueError if it is not one of ours."""
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if document.get("format") != FORMAT:
+        raise ValueError(f"{path} is no result of this bench (format {document.get('format')!r})")
+    return document
+
+
+def line_ups_of(document: dict[str, Any]) -> list[LineUp]:
+    """The line-ups as they were measured."""
+    found = []
+    for saved in document["line_ups"]:
+        work = Work(**{**saved["work"], "peers": tuple(saved["work"]["peers"])})
+        found.append(LineUp(case_named(work.case), work, saved["samples"], saved["absent"]))
+    return found

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from bench import machine, report
 from bench.cases import MODULES, case_named
 from bench.cli import main
 from bench.peers import PEERS
 from bench.run import plain, select
+from tests.bench.line_ups import line_up
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -61,3 +65,18 @@ def test_unknown_case_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_to_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--case", "push_pull", "--size", "3GiB"]) == 1
     assert "no line-up matches" in capsys.readouterr().out
+
+
+def test_saved_runs_are_shown_together_and_nothing_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, label, ours in (("old", "64B", 1e6), ("new", "64B", 9e6), ("other", "1KiB", 3e6)):
+        made = line_up({"transfer": [ours], "pyzmq": [1e6]}, label=label)
+        report.write_json(tmp_path / name, report.as_json([made], machine.describe()))
+    files = [word for name in ("old", "new", "other") for word in ("--from", str(tmp_path / name))]
+    assert main(["--numbers", "--case", "push_pull", *files]) == 0
+    shown = capsys.readouterr().out
+    assert "9 × (9–9)" in shown
+    assert "3 × (3–3)" in shown
+    assert "1,000 k msg/s" in shown
+    assert "not run" in shown

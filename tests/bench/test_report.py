@@ -40,8 +40,8 @@ def test_json_can_be_the_next_baseline(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     document = report.as_json([line_up({"transfer": [6.0], "pyzmq": [1.0]})], MACHINE)
     report.write_json(path, document)
-    assert baseline.load(path) == json.loads(json.dumps(document))
-    (change,) = baseline.compare(baseline.load(path), document)
+    assert report.read_json(path) == json.loads(json.dumps(document))
+    (change,) = baseline.compare(report.read_json(path), document)
     assert change.verdict == "same"
 
 
@@ -75,11 +75,19 @@ def test_slower_ones_stand_first() -> None:
     assert [(change.label, change.verdict) for change in changes] == [("1KiB", "slower"), ("64B", "same")]
 
 
+def test_line_ups_come_back_as_they_were() -> None:
+    made = line_up({"transfer": [6.0], "pyzmq": [1.0]}, absent={"raw": "skipped: why"})
+    document = json.loads(json.dumps(report.as_json([made], MACHINE)))
+    (read,) = report.line_ups_of(document)
+    assert (read.work, read.samples, read.absent) == (made.work, made.samples, made.absent)
+    assert read.ratio("pyzmq") == made.ratio("pyzmq")
+
+
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match="no result of this bench"):
-        baseline.load(path)
+        report.read_json(path)
 
 
 def test_advantage_is_the_inverse_where_less_is_better() -> None:
