@@ -148,7 +148,7 @@ class ProtocolError(PeerError):
 
     def __init__(self, reason: str, message: str = "", *, hint: str = "") -> None:
         self.reason = reason
-        super().__init__(message or reason, hint=hint)
+        super().__init__(f"{reason}: {message}" if message else reason, hint=hint)
 
 
 class HandshakeError(PeerError):
@@ -156,7 +156,7 @@ class HandshakeError(PeerError):
 
     def __init__(self, reason: str, message: str = "", *, hint: str = "") -> None:
         self.reason = reason
-        super().__init__(message or reason, hint=hint)
+        super().__init__(f"{reason}: {message}" if message else reason, hint=hint)
 
 
 # --- ours -----------------------------------------------------------------------------------

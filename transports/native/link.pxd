@@ -59,6 +59,8 @@ cdef struct segment_t:
     size_t capacity           # 0: the memory is somebody else's
     size_t done               # bytes the kernel has
     int64_t messages          # messages that end here
+    int64_t payloads          # payload bytes of the messages that end here
+    int failed                # the connection ended before this was written
     int starts_inside         # the first byte here continues a message begun before
     int borrowed              # the caller wants it back soon: link_settle copies what is left
     int payload               # the payload of the frame whose head ends the segment before
@@ -72,6 +74,7 @@ cdef struct link_t:
     int socket_type
     int kernel_full           # the last write met a full kernel buffer
     int wants_output          # the flusher's epoll has it
+    int notify_fd             # eventfd of a socket that was refused and wants to hear of room; -1
     int waiters               # callers that poll for room themselves
     int turn                  # something was received since the last send: answer at once
     int closed
@@ -82,7 +85,8 @@ cdef struct link_t:
     segment_t* finished       # written segments with Python objects, for the next GIL holder
     int next_inside           # the next frame appended continues a message
     int64_t queued
-    int64_t queued_bytes
+    int64_t queued_bytes      # what is still to be written, headers too
+    int64_t queued_payload    # payload bytes of the messages in the queue
     int64_t borrowed
     uint64_t written          # bytes the kernel has taken in all
     int reading               # a thread reads without the GIL; close() leaves the descriptor to it
@@ -134,7 +138,7 @@ cdef int64_t now_ns() noexcept nogil
 cdef link_t* link_new(flusher_t* flusher) noexcept nogil
 cdef void link_free(link_t* link) noexcept nogil
 cdef int link_push(link_t* link, const char* data, size_t size) noexcept nogil
-cdef int link_room(link_t* link, size_t size) noexcept nogil
+cdef int link_room(link_t* link, size_t payload) noexcept nogil
 cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil
 cdef void link_append(link_t* link, segment_t* segment) noexcept nogil
 cdef int link_write(link_t* link) noexcept nogil

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """A connection's out-queue and the flusher thread, all of it without the GIL.
 
 Small messages are copied into the tail chunk and share a write; large payloads lie in segments of
@@ -77,7 +77,7 @@ cdef enum:
     TICK_NS = 100 * 1000            # how long a message waits for company
     PAUSE_NS = 20 * 1000            # a send after this long a pause goes out at once
     CREDIT_NS = 20 * 1000 * 1000
-    IDLE_TICKS = 20                 # empty ticks before the flusher sleeps
+    IDLE_TICKS = 5                  # empty ticks before the flusher sleeps
 
 fork_generation = 0
 
@@ -96,6 +96,7 @@ cdef link_t* link_new(flusher_t* flusher) noexcept nogil:
         pthread_mutex_init(&link.mutex, NULL)
         link.flusher = flusher
         link.fd = -1
+        link.notify_fd = -1
     return link
 
 
@@ -168,21 +169,22 @@ cdef void link_put_header(char* at, int socket_type, int flags, uint64_t sequenc
     put_header(at, socket_type, flags, sequence, topic, data, checksum)
 
 
-cdef int link_room(link_t* link, size_t size) noexcept nogil:
-    """OK if the high-water marks allow one more message of `size` bytes, else FULL or BROKEN."""
-    if (link.high_water and link.queued >= link.high_water) or (
-            link.high_water_bytes and link.queued
-            and link.queued_bytes + <int64_t>size > link.high_water_bytes):
-        # What waits for company only is not a backlog: let the kernel have it first.
-        if link.fd < 0 or link.kernel_full:
-            return FULL
-        if link_write(link) == BROKEN:
-            return BROKEN
-        if (link.high_water and link.queued >= link.high_water) or (
-                link.high_water_bytes and link.queued
-                and link.queued_bytes + <int64_t>size > link.high_water_bytes):
-            return FULL
-    return OK
+cdef inline int is_full(link_t* link, size_t payload) noexcept nogil:
+    return ((link.high_water and link.queued >= link.high_water)
+            or (link.high_water_bytes and link.queued
+                and link.queued_payload + <int64_t>payload > link.high_water_bytes))
+
+
+cdef int link_room(link_t* link, size_t payload) noexcept nogil:
+    """OK if the high-water marks allow one more message of so many bytes, else FULL or BROKEN."""
+    if not is_full(link, payload):
+        return OK
+    # What waits for company only is not a backlog: let the kernel have it first.
+    if link.fd < 0 or link.kernel_full:
+        return FULL
+    if link_write(link) == BROKEN:
+        return BROKEN
+    return FULL if is_full(link, payload) else OK
 
 
 cdef int link_push(link_t* link, const char* data, size_t size) noexcept nogil:
@@ -197,8 +199,8 @@ cdef int link_push(link_t* link, const char* data, size_t size) noexcept nogil:
     cdef char* at
     if link.error or link.closed:
         return BROKEN
-    if link.high_water and link.queued >= link.high_water or link.high_water_bytes:
-        answer = link_room(link, size + HEADER)
+    if is_full(link, size):
+        answer = link_room(link, size)
         if answer != OK:
             return answer
     at = link_reserve(link, HEADER + size, 0)
@@ -207,20 +209,25 @@ cdef int link_push(link_t* link, const char* data, size_t size) noexcept nogil:
     link.sent += 1
     link.sent_bytes += size
     link.queued += 1
+    link.queued_payload += size
     link.tail.messages += 1
+    link.tail.payloads += size
     put_header(at, link.socket_type, 0, link.sent, 0, size, 0)
     memcpy(at + HEADER, data, size)
     if link.fd < 0 or link.kernel_full:
         return OK
-    now = now_ns()
     if link.queued_bytes >= COALESCE:
-        link.last_sent = now
         return WOULD_BLOCK
-    if link.turn or (before == 0 and now - link.last_sent > PAUSE_NS):
+    if link.turn:
         link.turn = 0
-        link.last_sent = now
         return BROKEN if link_write(link) == BROKEN else OK
-    link.last_sent = now
+    # The clock is read for the first message after a write only: it costs as much as the rest.
+    if before == 0:
+        now = now_ns()
+        if now - link.last_sent > PAUSE_NS and now - link.last_write > PAUSE_NS:
+            link.last_sent = now
+            return BROKEN if link_write(link) == BROKEN else OK
+        link.last_sent = now
     if not link.armed:
         link_arm(link)
     return OK
@@ -254,11 +261,12 @@ cdef int link_write(link_t* link) noexcept nogil:
                 continue
             if errno == EAGAIN:
                 link.kernel_full = 1
-                if not link.armed and not link.wants_output:
+                if not link.armed and not link.wants_output and not link.waiters:
                     link_arm(link)
                 return WOULD_BLOCK
             if link.error == 0:
                 link.error = errno
+                give_up_begun(link)
             return BROKEN
         retire(link, written)
     link.kernel_full = 0
@@ -267,6 +275,15 @@ cdef int link_write(link_t* link) noexcept nogil:
 
 
 cdef void retire(link_t* link, size_t written) noexcept nogil:
+    """Takes off the queue what the kernel has, and tells who waits for room."""
+    cdef uint64_t one = 1
+    drop_written(link, written)
+    if link.notify_fd >= 0 and not is_full(link, 0):
+        write(link.notify_fd, &one, 8)
+        link.notify_fd = -1
+
+
+cdef void drop_written(link_t* link, size_t written) noexcept nogil:
     cdef segment_t* segment
     cdef size_t part
     link.queued_bytes -= written
@@ -281,10 +298,11 @@ cdef void retire(link_t* link, size_t written) noexcept nogil:
         written -= part
         segment.done = segment.size
         link.queued -= segment.messages
+        link.queued_payload -= segment.payloads
         if segment.capacity and segment.next == NULL and segment.capacity <= CHUNK:
             # The last chunk stays for the next message.
             segment.size = segment.done = 0
-            segment.messages = 0
+            segment.messages = segment.payloads = 0
             return
         link.head = segment.next
         if link.head == NULL:
@@ -297,6 +315,23 @@ cdef void retire(link_t* link, size_t written) noexcept nogil:
             link.finished = segment
         else:
             free(segment)
+
+
+cdef void give_up_begun(link_t* link) noexcept nogil:
+    """The payload that was on its way is of no use to anybody: its owner gets it back now."""
+    cdef segment_t* segment = link.head
+    if segment == NULL or not segment.payload or segment.owner == NULL:
+        return
+    link.head = segment.next
+    if link.head == NULL:
+        link.tail = NULL
+    link.queued -= segment.messages
+    link.queued_payload -= segment.payloads
+    link.queued_bytes -= segment.size - segment.done
+    link.borrowed -= segment.borrowed
+    segment.failed = 1
+    segment.next = link.finished
+    link.finished = segment
 
 
 cdef int link_settle(link_t* link) noexcept nogil:
@@ -426,13 +461,18 @@ cdef flusher_t* flusher_new() noexcept nogil:
     return flusher
 
 
-cdef void flusher_free(flusher_t* flusher) noexcept nogil:
+cdef void close_descriptors(flusher_t* flusher) noexcept nogil:
     if flusher.wake_fd >= 0:
         close(flusher.wake_fd)
     if flusher.reap_fd >= 0:
         close(flusher.reap_fd)
     if flusher.epoll_fd >= 0:
         close(flusher.epoll_fd)
+    flusher.wake_fd = flusher.reap_fd = flusher.epoll_fd = -1
+
+
+cdef void flusher_free(flusher_t* flusher) noexcept nogil:
+    close_descriptors(flusher)
     pthread_mutex_destroy(&flusher.mutex)
     free(flusher)
 
@@ -468,6 +508,7 @@ cdef void flusher_stop(flusher_t* flusher) noexcept nogil:
         pthread_join(flusher.thread, NULL)
         flusher.running = 0
     free_dead(flusher)
+    close_descriptors(flusher)
 
 
 cdef void* flusher_main(void* argument) noexcept nogil:

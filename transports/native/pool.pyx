@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """Memory of the compiled core: pool, lease, held buffer, frame. Contract: core_contract.pyi."""
 
 from cpython.buffer cimport (
@@ -133,7 +133,11 @@ cdef class HeldBuffer:
     """A user's object, exported until this dies: a bytearray in flight cannot be resized."""
 
     def __cinit__(self, obj):
-        PyObject_GetBuffer(obj, &self.view, PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT)
+        try:
+            PyObject_GetBuffer(obj, &self.view, PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT)
+        except ValueError as error:
+            # numpy's word for memory that is not flat; memoryview says BufferError.
+            raise BufferError(str(error)) from error
         self.held = True
 
     @property

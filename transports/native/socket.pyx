@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """The compiled SocketBase: distributors over streams, a fair reader, waiting.
 Contract: core_contract.pyi.
 
@@ -22,7 +22,7 @@ from transports.errors import Again, Broken, Closed, ForkedError, InternalError,
 
 from transports.native cimport link as native_link
 from transports.native.link cimport (
-    BROKEN, F_CONTROL, F_MORE, FULL, HEADER, LARGE, MAGIC, NO_MEMORY, OK, VERSION, WOULD_BLOCK,
+    BROKEN, F_CONTROL, F_CRC, F_MORE, FULL, HEADER, LARGE, MAGIC, NO_MEMORY, OK, VERSION, WOULD_BLOCK,
     header_t, link_arm, link_arm_credit, link_push, link_settle, link_t, link_write, now_ns,
     pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
 )
@@ -119,6 +119,7 @@ cdef class SocketBase:
     cdef int ready_count
     cdef int ready_next
     cdef object stash
+    cdef Stream sinking
     cdef int64_t last_wait
     # own subscriptions
     cdef dict prefixes
@@ -205,7 +206,7 @@ cdef class SocketBase:
         if self.send_mode == 0 or self._general_send or track or flags & ~DONTWAIT:
             return self._send_general(data, flags, copy, track)
         self.send_frames([(0, 0, None, None, data)], 0 if flags & DONTWAIT else self.send_timeout,
-                         None, None, False, None)
+                         None, None, not copy, None, True)
         return None
 
     cdef int push_one(self, bytes data) except -2:
@@ -221,6 +222,8 @@ cdef class SocketBase:
             self.turn += 1
             answer = self.push(stream, data)
             if answer == OK:
+                self.messages_sent += 1
+                self.bytes_sent += PyBytes_GET_SIZE(data)
                 return OK
             if answer == BROKEN:
                 self.lose(stream, stream.broken)
@@ -238,7 +241,10 @@ cdef class SocketBase:
                 continue
             answer = self.push(stream, data)
             taken += 1
-            if answer == FULL:
+            if answer == OK:
+                self.messages_sent += 1
+                self.bytes_sent += PyBytes_GET_SIZE(data)
+            elif answer == FULL:
                 stream.link.dropped += 1
             elif answer == BROKEN:
                 broken = [stream] if broken is None else broken + [stream]
@@ -265,10 +271,7 @@ cdef class SocketBase:
             answer = OK
         else:
             pthread_mutex_unlock(&link.mutex)
-        if answer == OK:
-            self.messages_sent += 1
-            self.bytes_sent += size
-        elif answer == NO_MEMORY:
+        if answer == NO_MEMORY:
             raise InternalError("no memory to queue a message", hint="lower the high-water marks")
         if link.finished != NULL:
             stream.reap()
@@ -281,9 +284,10 @@ cdef class SocketBase:
         """One message by the distributor, or to `stream`. The stream that took it; for a fan-out
         how many took it. Raises Again, Closed, and Broken with `stream`."""
         self.check_usable()
-        return self.send_frames(frames, timeout, stream, topic, hold, released)
+        return self.send_frames(frames, timeout, stream, topic, hold, released, not hold)
 
-    cdef object send_frames(self, frames, long long timeout, stream, topic, bint hold, released):
+    cdef object send_frames(self, frames, long long timeout, stream, topic, bint hold, released,
+                            bint patient):
         cdef int64_t deadline = -1
         cdef int64_t size = 0
         cdef object taker
@@ -294,10 +298,12 @@ cdef class SocketBase:
         if timeout > 0:
             deadline = now_ns() + timeout * 1000000
         while True:
-            taker = (self.offer_to(stream, frames, hold, released) if stream is not None
+            taker = (self.offer_by_name(stream, frames, hold, released) if stream is not None
                      else self.offer_in_turn(frames, hold, released))
             if taker is not None:
                 break
+            if timeout == 0 and self.exposed and self.ask_for_room(stream):
+                continue
             if timeout == 0 or not self.wait_for_room(stream, deadline):
                 raise Again(
                     "no peer has room for the message" if self.outs or self.foreign_outs
@@ -307,8 +313,25 @@ cdef class SocketBase:
         self.messages_sent += 1
         self.bytes_sent += size
         if type(taker) is Stream and size >= LARGE:
-            self.drain(<Stream>taker, timeout == 0, hold)
+            self.drain(<Stream>taker, timeout == 0 or not patient, hold)
         return taker
+
+    cdef bint ask_for_room(self, only) except -1:
+        """Lets the descriptor become readable when a full stream has room; True: it has some now."""
+        cdef Stream stream
+        cdef uint64_t drained
+        cdef bint room = False
+        read_fd(self.receive_event, &drained, 8)
+        self.event_set = False
+        for candidate in (self.outs if only is None else (only,)):
+            if type(candidate) is Stream:
+                stream = <Stream>candidate
+                stream.take_mutex()
+                stream.link.notify_fd = self.receive_event
+                room = room or not is_full(stream.link)
+                pthread_mutex_unlock(&stream.link.mutex)
+        self.signal()
+        return room
 
     cdef object offer_to(self, stream, frames, bint hold, released):
         if type(stream) is Stream:
@@ -318,6 +341,13 @@ cdef class SocketBase:
         if stream.broken is not None:
             raise stream.broken
         return stream if stream.send(frames, hold=hold, released=released) else None
+
+    cdef object offer_by_name(self, stream, frames, bint hold, released):
+        try:
+            return self.offer_to(stream, frames, hold, released)
+        except Broken as error:
+            self.lose(stream, error)
+            raise
 
     cdef object offer_in_turn(self, frames, bint hold, released):
         """Round robin over native and foreign streams alike."""
@@ -406,8 +436,7 @@ cdef class SocketBase:
         link.waiters += 1
         pthread_mutex_unlock(&link.mutex)
         try:
-            # With `hold` the caller asked not to wait.
-            while not at_once and not hold and link.written < target and link.queued_bytes:
+            while not at_once and link.written < target and link.queued_bytes:
                 if link.fd < 0 or link.error or link.closed:
                     break
                 with nogil:
@@ -447,7 +476,7 @@ cdef class SocketBase:
         return True
 
     def _writable(self):
-        return self.send_mode == FANOUT or self.has_room(None)
+        return not self.closed and (self.send_mode == FANOUT or self.has_room(None))
 
     cdef bint has_room(self, only):
         cdef Stream stream
@@ -543,7 +572,7 @@ cdef class SocketBase:
                     data = PyBytes_FromStringAndSize(self.reader.data + self.reader.start + HEADER, size)
                     self.reader.start += HEADER + size
                     stream.expect_size = 0
-                    self.count(stream, size)
+                    self.count_one(stream, size)
                     if self.exposed:
                         self.signal()
                     if copy:
@@ -551,7 +580,7 @@ cdef class SocketBase:
                     return plain_frame(data, header)
         return self.recv_slowly(flags, copy, track)
 
-    cdef inline void count(self, Stream stream, size_t size) noexcept:
+    cdef inline void count_one(self, Stream stream, size_t size) noexcept:
         cdef link_t* link = stream.link
         link.received += 1
         link.received_bytes += size
@@ -571,7 +600,7 @@ cdef class SocketBase:
         frames = <list>message[1]
         if len(frames) == 1:
             frame = <Frame>frames[0]
-            if frame.flags == 0:
+            if frame.flags & ~F_CRC == 0:
                 return frame.data if copy and type(frame.data) is bytes else (
                     frame.bytes if copy else frame)
         return self._deliver(message[0], frames, flags, copy)
@@ -614,6 +643,9 @@ cdef class SocketBase:
                 if timeout != 0 and not self.wait_for_input(deadline):
                     raise Again("no message came in time")
         finally:
+            if self.sinking is not None:
+                self.sinking.leave_sink()
+                self.sinking = None
             self.receiving = False
             if self.exposed:
                 self.signal()
@@ -621,18 +653,14 @@ cdef class SocketBase:
 
     cdef int count_message(self, tuple message) except -1:
         cdef object stream = message[0]
-        cdef size_t size = 0
         cdef Frame frame
+        self.messages_received += 1
         for frame in <list>message[1]:
-            size += len(frame.data)
+            self.bytes_received += len(frame.data)
         if type(stream) is Stream:
-            if self.last_wait:
-                (<Stream>stream).link.waited_ns += self.last_wait
-                self.last_wait = 0
-            self.count(<Stream>stream, size)
-        else:
-            self.messages_received += 1
-            self.bytes_received += size
+            (<Stream>stream).count(<list>message[1])
+            (<Stream>stream).link.waited_ns += self.last_wait
+            self.last_wait = 0
         return 0
 
     cdef int take_lock(self, long long timeout, int64_t deadline) except -1:
@@ -693,6 +721,11 @@ cdef class SocketBase:
             if self.current is not None:
                 self.reader.start = self.reader.end = 0
                 self.reader.drained = 0
+                # With several peers each has one read-ahead a turn.
+                self.reader.reads = -1 if len(self.by_fd) == 1 else 1
+                if self.sinking is not None and self.sinking is not self.current:
+                    self.sinking.leave_sink()
+                    self.sinking = None
                 return True
         return False
 
@@ -706,6 +739,8 @@ cdef class SocketBase:
                 frame = stream.next_frame(&self.reader, as_bytes, sink)
                 if frame is None:
                     self.current = None
+                    if stream.large_hold is not None:
+                        self.sinking = stream
                     return None
                 if (<Frame>frame).flags & F_CONTROL:
                     self._on_control(stream, frame)
@@ -879,6 +914,7 @@ cdef class SocketBase:
 
     def _attach(self, stream, bint sends, bint receives):
         """Uses the stream for sending, receiving or both."""
+        self.check_usable()
         if type(stream) is not Stream:
             stream.on_readable = self._notify
             stream.on_writable = self._notify
@@ -917,7 +953,6 @@ cdef class SocketBase:
 
     def _detach(self, stream):
         """Forgets the stream; it is not closed. Not attached: nothing happens."""
-        cdef int fd
         for streams in (self.outs, self.foreign_outs, self.foreign_ins, self.lazy):
             if stream in streams:
                 streams.remove(stream)
@@ -925,7 +960,7 @@ cdef class SocketBase:
             stream.on_readable = stream.on_writable = None
             return
         (<Stream>stream).socket = None
-        fd = (<Stream>stream).link.fd
+        (<Stream>stream).link.notify_fd = -1
         for known, other in list(self.by_fd.items()):
             if other is stream:
                 del self.by_fd[known]
@@ -944,8 +979,8 @@ cdef class SocketBase:
         return found
 
     cdef int lose(self, stream, error) except -1:
-        if type(stream) is Stream and (<Stream>stream).failure is None:
-            (<Stream>stream).failure = error
+        if type(stream) is Stream:
+            (<Stream>stream).fail(error)
         self._detach(stream)
         self._on_lost(stream, error)
         return 0
@@ -1006,7 +1041,7 @@ class Countdown:
 
 cdef inline bint is_full(link_t* link) noexcept:
     return ((link.high_water and link.queued >= link.high_water)
-            or (link.high_water_bytes and link.queued and link.queued_bytes >= link.high_water_bytes))
+            or (link.high_water_bytes and link.queued and link.queued_payload >= link.high_water_bytes))
 
 
 cdef Frame plain_frame(bytes data, header_t* header):

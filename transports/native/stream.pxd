@@ -12,6 +12,7 @@ cdef struct reader_t:
     size_t end
     size_t capacity
     int drained
+    int reads                 # so many more before it is another stream's turn; -1: no limit
 
 
 cdef class Flusher:
@@ -50,6 +51,7 @@ cdef class Stream:
     cdef bint wants_all
     cdef object __weakref__
 
+    cdef int count(self, list message) except -1
     cdef object next_frame(self, reader_t* reader, bint as_bytes, object sink)
     cdef int refill(self, reader_t* reader, bint as_bytes, object sink) except -1
     cdef int refill_expected(self, reader_t* reader, bint as_bytes) except -1
@@ -57,10 +59,13 @@ cdef class Stream:
     cdef int done_reading(self) except -1
     cdef int park(self, reader_t* reader) except -1
     cdef int head_size(self, const char* at, size_t available, size_t* head) except -1
-    cdef Frame whole_frame(self, const char* at, size_t head, object sink)
+    cdef Frame whole_frame(self, const char* at, size_t head, bint as_bytes, object sink)
     cdef object check(self, Frame frame, unsigned int checksum)
     cdef int begin_large(self, reader_t* reader, size_t head, bint as_bytes, object sink) except -1
     cdef int read_large(self) except -1
+    cdef int leave_sink(self) except -1
+    cdef object pour(self, Frame frame, object sink)
+    cdef int fail(self, object error) except -1
     cdef object place(self, size_t size, bint lease, char** data)
     cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow) except -1
     cdef int write_out(self, bint no_gil) except -1

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """The compiled Stream: one connection as Python sees it. Contract: core_contract.pyi.
 
 Writing stands on link.pyx. Reading is here: small frames are cut out of a read-ahead that the
@@ -12,21 +12,21 @@ from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Relea
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EINTR, EPROTO, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memmove
 from posix.unistd cimport close as close_fd
 from posix.unistd cimport read as read_fd
 
-from transports.errors import Broken, Closed, ForkedError, InternalError, ProtocolError
+from transports.errors import Broken, ForkedError, InternalError, ProtocolError
 from transports.wire import EXTENDED_MAX, EXTENDED_MIN, MAX_CONTROL, MAX_TOPIC
 
 from transports.native cimport link as native_link
 from transports.native.link cimport (
     BROKEN, BUSY, F_CONTROL, F_CRC, F_EXTENDED, F_MORE, F_TENSOR, F_TOPIC, FULL, HEADER, LARGE, MAGIC,
     NO_MEMORY, OK, VERSION, WOULD_BLOCK, flusher_free, flusher_new, flusher_stop, flusher_t, header_t,
-    link_append, link_arm, link_bury, link_new, link_put_header, link_reserve, link_room, link_settle,
+    link_append, link_arm, link_arm_credit, link_bury, link_new, link_put_header, link_reserve, link_room, link_settle,
     link_t, link_write, now_ns, pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
     segment_t,
 )
@@ -56,6 +56,7 @@ cdef extern from "<sys/epoll.h>" nogil:
 
 cdef enum:
     READ_AHEAD = 256 * 1024
+    TURN = 64 * 1024               # read-ahead of one stream among several
     PROBE = 128 * 1024             # of an expected payload, before its header was seen
     HUGE = 4 * 1024 * 1024
     F_LZ4 = 128
@@ -92,9 +93,11 @@ cdef class Flusher:
 
     def close(self):
         """Joins the thread. Twice is fine."""
+        self.reap()
         with nogil:
             flusher_stop(self.state)
-        self.reap()
+        release_segments(self.state.finished, None)
+        self.state.finished = NULL
 
     def __dealloc__(self):
         free(self.reader.data)
@@ -124,7 +127,8 @@ cdef int release_segments(segment_t* segment, object error) except -1:
         if segment.released != NULL:
             released = <object>segment.released
             Py_DECREF(released)
-            released(error)
+            released(Broken("the connection ended while this message was sent")
+                     if segment.failed else error)
         if segment.capacity:
             free(segment.data)
         free(segment)
@@ -188,7 +192,7 @@ cdef class Stream:
 
     @property
     def queued_bytes(self):
-        return self.link.queued_bytes
+        return self.link.queued_payload
 
     @property
     def received(self):
@@ -361,7 +365,7 @@ cdef class Stream:
         try:
             for i in range(count):
                 prepare(self.link, &out[i], frames[i], i + 1 < count, owners)
-                total += HEADER + out[i].topic_size + out[i].meta_size + out[i].size
+                total += out[i].size
             add_segments(out, count, owners, hold, released)
             if total < 4096:
                 self.take_mutex()
@@ -421,9 +425,10 @@ cdef class Stream:
         return 0
 
     cdef object raise_broken(self):
-        if self.link.closed:
-            raise Closed("this stream is closed")
-        raise self.broken
+        failure = self.broken
+        if isinstance(failure, Broken):
+            raise failure
+        raise Broken("the connection ended") from failure
 
     def take_unsent(self):
         """Removes and returns the messages of which no byte was given to the kernel."""
@@ -434,7 +439,7 @@ cdef class Stream:
         segment = self.link.head
         self.link.head = self.link.tail = NULL
         self.link.queued = 0
-        self.link.queued_bytes = 0
+        self.link.queued_bytes = self.link.queued_payload = 0
         self.link.borrowed = 0
         pthread_mutex_unlock(&self.link.mutex)
         cdef segment_t* first = segment
@@ -473,7 +478,7 @@ cdef class Stream:
         left = self.link.head
         self.link.head = self.link.tail = NULL
         self.link.queued = 0
-        self.link.queued_bytes = 0
+        self.link.queued_bytes = self.link.queued_payload = 0
         pthread_mutex_unlock(&self.link.mutex)
         if fd >= 0:
             # Another process may share the descriptor, so closing alone would not end the watch.
@@ -482,7 +487,7 @@ cdef class Stream:
         self.reap()
         release_segments(left, Broken("the stream was closed before this message was sent"))
         if self.failure is None and not self.link.error:
-            self.failure = Closed("this stream is closed")
+            self.failure = Broken("this end closed the stream")
         free(self.saved)
         self.saved = NULL
         self.saved_size = 0
@@ -519,11 +524,14 @@ cdef class Stream:
         cdef reader_t* reader = &self.flusher.reader
         cdef object frame
         cdef object message
+        if self.link.fd < 0 and not self.link.closed:
+            return None
         prepare_reader(reader)
         reader.start = reader.end = 0
         try:
             while True:
                 reader.drained = 0
+                reader.reads = -1
                 frame = self.next_frame(reader, False, None)
                 if frame is None:
                     return None
@@ -531,15 +539,24 @@ cdef class Stream:
                     return [frame]
                 message = group(self, <Frame>frame)
                 if message is not None:
-                    self.link.received += 1
+                    self.count(message)
                     return message
         except (Broken, ProtocolError) as error:
-            if self.failure is None:
-                self.failure = error
+            self.fail(error)
             raise
         finally:
             # The reader is shared: what is left of this stream moves out.
             self.park(reader)
+
+    cdef int count(self, list message) except -1:
+        """One more message was handed over; the peer will be told."""
+        cdef Frame frame
+        for frame in message:
+            self.link.received_bytes += len(frame.data)
+        self.link.received += 1
+        if self.link.credits and not self.link.credit_armed:
+            link_arm_credit(self.link)
+        return 0
 
     cdef object next_frame(self, reader_t* reader, bint as_bytes, object sink):
         """The next frame, or None when the kernel has no more. Raises ProtocolError, Broken."""
@@ -553,8 +570,11 @@ cdef class Stream:
                     return None
                 frame = self.large
                 self.large = None
+                self.check(frame, self.large_checksum)
+                if sink is not None and self.large_hold is None:
+                    self.pour(frame, sink)
                 self.large_hold = None
-                return self.check(frame, self.large_checksum)
+                return frame
             if self.saved_size and reader.end == reader.start:
                 memcpy(reader.data, self.saved, self.saved_size)
                 reader.start = 0
@@ -566,7 +586,7 @@ cdef class Stream:
                 header = <header_t*>(reader.data + reader.start)
                 if self.head_size(reader.data + reader.start, available, &head):
                     if header.data_length <= available and head + header.data_length <= available:
-                        frame = self.whole_frame(reader.data + reader.start, head, sink)
+                        frame = self.whole_frame(reader.data + reader.start, head, as_bytes, sink)
                         reader.start += head + header.data_length
                         if reader.start == reader.end:
                             reader.start = reader.end = 0
@@ -629,7 +649,7 @@ cdef class Stream:
             head[0] += 48
         return 1
 
-    cdef Frame whole_frame(self, const char* at, size_t head, object sink):
+    cdef Frame whole_frame(self, const char* at, size_t head, bint as_bytes, object sink):
         """A frame that lies in the reader whole."""
         cdef header_t* header = <header_t*>at
         cdef Frame frame = frame_of(at, head)
@@ -648,7 +668,7 @@ cdef class Stream:
             finally:
                 PyBuffer_Release(&view)
             frame.data = target
-        elif header.flags & F_TENSOR:
+        elif header.flags & F_TENSOR or (size >= LARGE and not as_bytes):
             lease = self.pool.take(size)
             memcpy(lease.pointer, at + head, size)
             frame.data = lease
@@ -719,6 +739,36 @@ cdef class Stream:
         reader.start = reader.end = 0
         return 0
 
+    cdef object pour(self, Frame frame, object sink):
+        """Copies a payload that was read before this sink was known to where the sink wants it."""
+        cdef object target
+        if frame.flags & (F_CONTROL | F_LZ4):
+            return None
+        target = sink(frame.meta, frame.topic, len(frame.data))
+        if target is not None:
+            memoryview(target).cast("B")[:] = memoryview(frame.data).cast("B")
+            frame.data = target
+
+    cdef int leave_sink(self) except -1:
+        """A sink's memory is the caller's again when its call ends: the rest goes to a lease."""
+        cdef Lease lease
+        if self.large is None or self.large_hold is None:
+            return 0
+        lease = self.pool.take(self.large_size)
+        memcpy(lease.pointer, self.large_data, self.large_done)
+        self.large.data = lease
+        self.large_data = lease.pointer
+        self.large_hold = None
+        return 0
+
+    cdef int fail(self, object error) except -1:
+        """No more goes through this stream; the first reason stays."""
+        if self.failure is None:
+            self.failure = error
+        if self.link.error == 0:
+            self.link.error = EPROTO
+        return 0
+
     cdef int read_large(self) except -1:
         """1 when the payload is complete, 0 when the kernel has no more of it now."""
         cdef ssize_t count = 0
@@ -751,9 +801,11 @@ cdef class Stream:
         cdef ssize_t count
         cdef int error
         cdef size_t room
-        if reader.drained:
+        cdef bint limited = reader.reads >= 0
+        if reader.drained or reader.reads == 0:
             reader.drained = 0
             return 0
+        reader.reads -= 1
         if reader.start == reader.end:
             reader.start = reader.end = 0
             if self.expect_size and sink is None and self.parts is None:
@@ -766,6 +818,8 @@ cdef class Stream:
         if sink is not None and self.expect_size:
             # The header alone, so that the payload goes straight to where the sink wants it.
             room = min(room, self.expect_head)
+        elif limited:
+            room = min(room, <size_t>TURN)
         self.link.reading = 1
         with nogil:
             count = recv(self.link.fd, reader.data + reader.end, room, MSG_DONTWAIT)
@@ -1053,7 +1107,9 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
             link.sent_bytes += out[i].size
     if not control:
         link.queued += 1
+        link.queued_payload += total
         link.tail.messages += 1
+        link.tail.payloads += total
     return OK
 
 
@@ -1080,6 +1136,7 @@ cdef list unsent_messages(list pieces):
         lost = True
         if not pieces[0][3]:
             index = 1
+            lost = len(pieces) > 1 and pieces[1][4]
     while index < len(pieces):
         piece, done, size, is_chunk, inside = pieces[index]
         if not is_chunk or offset >= size:
