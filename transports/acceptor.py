@@ -52,6 +52,10 @@ class SocketAcceptor:
             raise
 
     def close(self) -> None:
+        if self._reactor.forked:  # locks may be held for ever here; the listener itself knows of fork
+            self._closed = True
+            self._listener.close()
+            return
         with self._lock:
             if self._closed:
                 return

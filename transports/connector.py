@@ -95,6 +95,9 @@ class SocketConnector:
             self.close()
 
     def close(self) -> None:
+        if self._reactor.forked:  # locks may be held for ever here
+            self._state = _State.ENDED
+            return
         with self._lock:
             self._state = _State.ENDED
             exchange = self._drop()

@@ -104,7 +104,8 @@ class Exchange:
                     if data:
                         handshake.feed(data)
                 if not data:
-                    handshake.fail("closed", "the peer closed before its hello was complete")
+                    reason = "truncated" if handshake.begun else "closed"
+                    handshake.fail(reason, "the peer closed before its hello was complete")
         except BlockingIOError:
             return
 

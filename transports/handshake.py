@@ -97,6 +97,11 @@ class Handshake:
         except HandshakeError as error:
             self._fail(error, tell=not self.connecting)
 
+    @property
+    def begun(self) -> bool:
+        """Something of the peer's was taken already."""
+        return bool(self._input) or self._socket_type is not None
+
     def fail(self, reason: str, message: str, *, hint: str = "") -> None:
         """The driver's own reasons: timeout, truncated. Nothing is said to the peer."""
         self._fail(HandshakeError(reason, message, hint=hint), tell=False)

@@ -54,6 +54,8 @@ class Timer:
 
     def cancel(self) -> None:
         """The call does not happen any more, unless it runs at this moment."""
+        if self._reactor.forked:
+            return  # it cannot happen here anyway
         with self._reactor._lock:
             if self._callback is not None:
                 self._clear()
@@ -98,12 +100,18 @@ class Reactor:
         """True once the thread was needed and as long as it lives."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def forked(self) -> bool:
+        """This process is a forked child: the thread is not here, and the locks may be held for ever."""
+        return os.getpid() != self._pid
+
     def in_loop(self) -> bool:
         """True in the reactor's own thread, so in every callback."""
         return self._thread is not None and self._thread.ident == threading.get_ident()
 
     def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
         """Runs the callback in the loop, in the order of the calls. Raises Closed, ForkedError."""
+        self._check_fork()
         with self._lock:
             self._start()
             self._ready.append((callback, arguments))
@@ -111,6 +119,7 @@ class Reactor:
 
     def call_later(self, delay: float, callback: Callable[..., object], *arguments: Any) -> Timer:
         """Runs the callback after `delay` seconds, unless the timer is cancelled before."""
+        self._check_fork()
         timer = Timer(self, time.monotonic() + max(0.0, delay), callback, arguments)
         with self._lock:
             self._start()
@@ -127,6 +136,7 @@ class Reactor:
         The descriptor stays the caller's, who calls `unregister` before closing it. A callback
         may come once more for nothing (the number was reused), so it must tolerate EAGAIN.
         """
+        self._check_fork()
         with self._lock:
             self._start()
             assert self._poller is not None
@@ -136,17 +146,18 @@ class Reactor:
 
     def modify(self, fd: int, events: int) -> None:
         """Other events for a registered descriptor; with EDGE, what holds already is told again."""
+        self._check_fork()
         with self._lock:
-            self._check()
+            self._check_open()
             if fd in self._callbacks and self._poller is not None:
                 self._poller.modify(fd, events)
                 self._poller_changed()
 
     def unregister(self, fd: int) -> bool:
         """False if it was not registered. A callback that runs at this moment is not waited for."""
+        if self.forked:  # the epoll set is the parent's too: leave it alone
+            return self._callbacks.pop(fd, None) is not None
         with self._lock:
-            if os.getpid() != self._pid:  # the epoll set is the parent's too: leave it alone
-                return self._callbacks.pop(fd, None) is not None
             if self._callbacks.pop(fd, None) is None or self._poller is None:
                 return False
             try:
@@ -161,16 +172,16 @@ class Reactor:
 
         In the reactor's own thread it ends the loop after the current callback, without a join.
         """
+        if self.forked:
+            if not self._closed:
+                self._closed = True
+                self._release()
+            return
         with self._lock:
             already, self._closed = self._closed, True
             thread = self._thread
-            forked = os.getpid() != self._pid
-            if not already and thread is not None and not forked:
+            if not already and thread is not None:
                 self._wake()
-        if forked:
-            if not already:
-                self._release()
-            return
         if thread is None or self.in_loop():
             return
         thread.join(timeout)
@@ -182,17 +193,19 @@ class Reactor:
 
     # -- under the lock ------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        if os.getpid() != self._pid:
+    def _check_fork(self) -> None:
+        if self.forked:  # asked before the lock is touched, which may be held for ever in the child
             raise ForkedError(
                 "this context was made before fork",
                 hint="make the context in the child, or start processes by spawn or forkserver",
             )
+
+    def _check_open(self) -> None:
         if self._closed:
             raise Closed("the context's reactor is closed")
 
     def _start(self) -> None:
-        self._check()
+        self._check_open()
         if self._thread is not None:
             return
         self._wake_read, self._wake_write = _wake_pair()

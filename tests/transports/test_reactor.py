@@ -218,8 +218,9 @@ def test_close_in_a_callback():
 
 def test_close_tells_about_a_callback_that_blocks():
     reactor = Reactor()
-    go_on = threading.Event()
-    reactor.call_soon(go_on.wait, SOON)
+    begun, go_on = threading.Event(), threading.Event()
+    reactor.call_soon(lambda: (begun.set(), go_on.wait(SOON)))
+    assert begun.wait(SOON)
     with pytest.raises(InternalError, match="blocks"):
         reactor.close(timeout=0.01)
     go_on.set()
@@ -231,14 +232,19 @@ def test_in_a_forked_child(ends):
     one, other = ends
     got = threading.Event()
     reactor.register(one.fileno(), READABLE, lambda _events: (one.recv(10), got.set()))
+    timer = reactor.call_later(3600, print)
+    reactor._lock.acquire()  # as it may be held by the reactor's thread at this moment
     child = os.fork()
-    if not child:  # nothing of pytest may run here
+    if child:
+        reactor._lock.release()
+    else:  # nothing of pytest may run here
         signal.alarm(20)
         code = 1
         try:
-            for call in (lambda: reactor.call_soon(print), lambda: reactor.register(1, READABLE, print)):
+            timer.cancel()
+            for call in (reactor.call_soon, lambda f: reactor.register(1, READABLE, f)):
                 with pytest.raises(ForkedError, match="spawn"):
-                    call()
+                    call(print)
             reactor.unregister(one.fileno())
             reactor.close()
             code = 0
