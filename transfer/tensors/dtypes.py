@@ -81,12 +81,12 @@ def describe_numpy(dtype: Any) -> tuple[int, str, int]:
     if dtype.itemsize == 0:
         raise NotATensor(f"elements of {dtype} have no bytes")
     row = BY_NUMPY.get(dtype.str) if dtype.names is None and dtype.subdtype is None else None
-    if row is None and dtype.kind in "Vf" and dtype.names is None:
+    if dtype.type.__module__ == "ml_dtypes":
         row = BY_NAME.get(dtype.name)
+        if row is None:
+            raise NotATensor(f"dtype {dtype} cannot travel", hint=f"known are {', '.join(BY_NAME)}")
     if row is not None:
         return row.code, "", row.itemsize
-    if type(dtype.type).__module__ == "ml_dtypes" or dtype.type.__module__ == "ml_dtypes":
-        raise NotATensor(f"dtype {dtype} cannot travel", hint=f"known are {', '.join(BY_NAME)}")
     import numpy
 
     try:

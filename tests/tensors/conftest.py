@@ -1,0 +1,20 @@
+"""The core under the tensors is a parameter: the Python twin and the compiled one, in one session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.tensors.pairs import CORES, Loop, Pair, load_core
+
+
+@pytest.fixture(params=CORES)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with Pair(load_core(request.param)) as made:
+        yield made
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()

@@ -1,0 +1,116 @@
+"""Sockets for these tests: a pair on a real core, and one without any I/O."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import socket
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from transfer.compress import compress
+from transfer.tensors import TensorMethods
+from transports.errors import Again
+from transports.twin import Frame
+from transports.wire import Flag, SocketType
+
+CORES = ("native", "twin")
+ROUND_ROBIN, FAIR = 1, 1
+DONTWAIT = 1
+TIMEOUT = 10_000  # ms
+LZ4 = int(Flag.LZ4)
+
+
+def load_core(name: str) -> ModuleType:
+    """A core by name; skips the test if it was not built."""
+    if name == "native":
+        pytest.importorskip("transports.native.stream", reason="the compiled core was not built")
+    return importlib.import_module(f"transports.{name}")
+
+
+def compressed(frame: Any) -> Any:
+    """The frame with an LZ4 payload, if that pays."""
+    flags, sequence, topic, meta, data = frame
+    packed = compress(data)
+    return frame if packed is None else (flags | LZ4, sequence, topic, meta, packed)
+
+
+class Pair(contextlib.ExitStack):
+    """`sender` (PUSH) and `receiver` (PULL), joined by a socket pair."""
+
+    def __init__(self, core: ModuleType, *, checksum: bool = False, compress: bool = False) -> None:
+        super().__init__()
+
+        class CoreSocket(core.SocketBase, TensorMethods):
+            def _send_outframes(self, frames: Any, flags: int, track: bool, copy: bool | None) -> Any:
+                if compress:
+                    frames = [compressed(frame) for frame in frames]
+                timeout = 0 if flags & DONTWAIT else TIMEOUT
+                return self._send_frames(frames, timeout, hold=copy is False)
+
+            def _recv_frames(self, flags: int, sink: Any) -> Any:
+                return self._recv_message(0 if flags & DONTWAIT else TIMEOUT, sink)[1]
+
+        self.pool = core.Pool()
+        self.flusher = core.Flusher()
+        self.callback(self.pool.close)
+        self.callback(self.flusher.close)
+        ours, theirs = socket.socketpair()
+        self.sender = self._socket(CoreSocket, core, SocketType.PUSH, ours, checksum)
+        self.receiver = self._socket(CoreSocket, core, SocketType.PULL, theirs, checksum)
+
+    def _socket(
+        self, kind: Any, core: ModuleType, role: SocketType, end: socket.socket, checksum: bool
+    ) -> Any:
+        sends = role is SocketType.PUSH
+        made = kind(role, ROUND_ROBIN if sends else 0, 0 if sends else FAIR, self.flusher, self.pool)
+        end.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
+        stream = core.Stream(end.detach(), role, self.flusher, self.pool, checksum=checksum)
+        made._attach(stream, sends, not sends)
+        self.callback(stream.close)
+        self.callback(made._close_core)
+        return made
+
+
+class Loop(TensorMethods):
+    """A socket that receives what it sends, without I/O. `messages` holds frames as they travel.
+
+    It keeps the contract of a sink: if that raises, the message stays; and it asks the sink for
+    every frame, or (`shy`) for none that is compressed, as a core may.
+    """
+
+    def __init__(self, *, compress: bool = False, shy: bool = False) -> None:
+        self.messages: deque[list[Any]] = deque()
+        self.compress = compress
+        self.shy = shy
+
+    def _send_outframes(self, frames: Any, flags: int, track: bool, copy: bool | None) -> None:
+        if self.compress:
+            frames = [compressed(frame) for frame in frames]
+        self.messages.append([(*frame[:4], bytes_of(frame[4])) for frame in frames])
+
+    def _recv_frames(self, flags: int, sink: Any) -> list[Frame]:
+        if not self.messages:
+            raise Again("nothing there")
+        frames = []
+        for bits, sequence, topic, meta, data in self.messages[0]:
+            place = None
+            if not (self.shy and bits & LZ4):
+                place = sink(meta, topic, len(data))
+            if place is None:
+                place = bytearray(data) if meta is not None else bytes(data)
+            else:
+                memoryview(place).cast("B")[:] = data
+            fresh = None if meta is None else bytes(bytearray(meta))
+            frames.append(Frame(place, flags=bits, sequence=sequence, topic=topic, meta=fresh))
+        self.messages.popleft()
+        return frames
+
+
+def bytes_of(buffer: Any) -> bytes:
+    return bytes(memoryview(buffer).tobytes())
