@@ -10,7 +10,7 @@ import time
 import types
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transfer import config
 from transfer.tally import Tally
@@ -41,8 +41,8 @@ class Context:
     is bound or connected.
     """
 
-    _instance: Context | None = None
-    _instance_lock = threading.Lock()
+    _instances: ClassVar[dict[type[Context], Context]] = {}
+    _instance_lock: ClassVar[Any] = threading.Lock()
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class Context:
     def instance(cls, io_threads: int = 1) -> Context:
         """The context that all parts of a program may share; a new one after `term` or fork."""
         with Context._instance_lock:
-            found = Context._instance
-            if found is None or found.closed or found.forked or type(found) is not cls:
-                found = Context._instance = cls(io_threads)
+            found = Context._instances.get(cls)
+            if found is None or found.closed or found.forked:
+                found = Context._instances[cls] = cls(io_threads)
             return found
 
     # -- sockets -------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class Links:
                 on_connected=partial(self._connected, record),
                 on_failed=partial(self._failed, record),
                 on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
-                on_retried=lambda pause: self.emit(EventKind.CONNECT_RETRIED, str(address)),
+                on_retried=partial(self._retried, str(address)),
                 options=self._connect_options(socket),
             )
         except BaseException:
@@ -372,6 +372,10 @@ class Links:
             self.changed.notify_all()
         if socket is not None and not socket.closed:
             socket._notify()
+            if isinstance(self.pattern, Requester) and self.pattern.failure is not None:
+                # Once more from outside: a receiving call that found the loss takes its own
+                # notice back, and an event loop has to see that there is an error to fetch.
+                self.context.reactor.call_soon(self._notify)
         self._announce(peer, error, unconfirmed, len(unsent))
         return True
 
@@ -511,10 +515,9 @@ class Links:
             peer.source.peer = None
             if peer.source.connector is not None:
                 peer.source.connector.lost()
-        if not self.receives or draining.unread(peer.fd) == 0:
-            socket = self._socket()
-            if socket is not None and not socket._readable():
-                self.lost(peer.stream, Broken("the peer closed the connection"))
+        socket = self._socket()
+        if socket is not None:
+            socket._readable()  # finds the end, unless there is something to read before it
 
     def on_control(self, stream: Any, frame: Any) -> None:
         """A control frame arrived. Raises ProtocolError for one that makes no sense."""
@@ -555,6 +558,11 @@ class Links:
             self.changed.notify_all()
 
     # -- failures of connectors and acceptors --------------------------------------------------
+
+    def _retried(self, endpoint: str, pause: float) -> None:
+        """The connector tries again after this pause, in seconds."""
+        self._count("retried")
+        self.emit(EventKind.CONNECT_RETRIED, endpoint)
 
     def _failed(self, record: Endpoint, error: TransferError) -> None:
         """One attempt to connect failed; the connector tries again, except after Fatal."""
@@ -771,6 +779,11 @@ class Links:
             for _, tracker in peer.trackers:
                 tracker._fail(closed)
         return unsent
+
+    def _notify(self) -> None:
+        socket = self._socket()
+        if socket is not None and not socket.closed:
+            socket._notify()
 
     # -- small things --------------------------------------------------------------------------
 

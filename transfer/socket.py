@@ -317,10 +317,13 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
 
         What does not fit is cut off, as in pyzmq.
         """
+        return self._pour(self.recv(flags, copy=False), buffer, nbytes)
+
+    @staticmethod
+    def _pour(frame: Any, buffer: Any, nbytes: int) -> int:
         target = memoryview(buffer).cast("B")
         size = nbytes or target.nbytes
-        frame = self.recv(flags, copy=False)
-        view = memoryview(frame).cast("B")
+        view = frame.buffer.cast("B")
         length = min(size, view.nbytes)
         target[:length] = view[:length]
         return view.nbytes

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dis
 
 import transfer
+from transfer.asyncio import AsyncMethods
 from transfer.socket import SocketMethods
 
 HOOKS = {"_send_general", "_recv_general", "_deliver", "_on_control", "_on_lost"}
 #: attributes of the core that the socket sets on purpose
-SHARED = {"_general_send", "_general_recv", "receive_timeout", "socket_type"}
+SHARED = {"_general_send", "_general_recv", "receive_timeout", "socket_type", "send", "recv"}
 
 
 def test_no_name_of_the_socket_hides_one_of_the_core(context):
@@ -17,7 +18,7 @@ def test_no_name_of_the_socket_hides_one_of_the_core(context):
     bare = core(int(transfer.PAIR), 1, 1, context.flusher, context.pool)
     of_core = {name for cls in core.__mro__[:-1] for name in vars(cls)} | set(getattr(bare, "__dict__", ()))
     bare._close_core()
-    of_socket = {name for cls in SocketMethods.__mro__[:-1] for name in vars(cls)}
+    of_socket = {name for cls in AsyncMethods.__mro__[:-1] for name in vars(cls)}
     of_socket |= {
         step.argval for step in dis.get_instructions(SocketMethods.__init__) if step.opname == "STORE_ATTR"
     }

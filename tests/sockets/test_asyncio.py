@@ -1,0 +1,250 @@
+"""transfer.asyncio: the same sockets as coroutines; a cancelled call loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+import transfer
+from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
+from transfer.asyncio import Context, Poller
+from transports.errors import Again, Broken, Closed
+
+TCP = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture
+def acontext(core):
+    made = Context(core=core)
+    yield made
+    made.destroy(0)
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+def pair_of(context, bound_type, connected_type, endpoint=TCP, **options):
+    bound, connected = context.socket(bound_type, **options), context.socket(connected_type, **options)
+    bound.bind(endpoint)
+    if connected_type is SUB:
+        connected.subscribe(b"")
+    connected.connect(bound.last_endpoint)
+    bound.wait_for_peers(1, 10)
+    connected.wait_for_peers(1, 10)
+    return bound, connected
+
+
+def test_push_pull(acontext, endpoint):
+    async def main():
+        pull, push = pair_of(acontext, PULL, PUSH, endpoint)
+
+        async def produce():
+            for i in range(3000):
+                await push.send(b"%d" % i)
+
+        task = asyncio.create_task(produce())
+        assert [await pull.recv() for _ in range(3000)] == [b"%d" % i for i in range(3000)]
+        await task
+
+    run(main())
+
+
+def test_requests(acontext):
+    async def main():
+        rep, req = pair_of(acontext, REP, REQ)
+
+        async def serve():
+            while True:
+                await rep.send_multipart([b"re", *await rep.recv_multipart()])
+
+        server = asyncio.create_task(serve())
+        for i in range(100):
+            await req.send(b"%d" % i)
+            assert await req.recv_multipart() == [b"re", b"%d" % i]
+        server.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await server
+
+    run(main())
+
+
+def test_a_cancelled_receive_loses_nothing(acontext):
+    async def main():
+        pull, push = pair_of(acontext, PULL, PUSH)
+        got = []
+        for i in range(200):
+            task = asyncio.create_task(pull.recv())
+            for _ in range(i % 4):
+                await asyncio.sleep(0)
+            await push.send(b"%d" % i)
+            for _ in range(i % 3):
+                await asyncio.sleep(0)
+            if task.cancel():
+                try:
+                    got.append(await task)
+                except asyncio.CancelledError:
+                    pass
+            else:
+                got.append(task.result())
+        while len(got) < 200:
+            got.append(await pull.recv())
+        assert got == [b"%d" % i for i in range(200)]
+
+    run(main())
+
+
+def test_two_tasks_may_receive(acontext):
+    async def main():
+        pull, push = pair_of(acontext, PULL, PUSH)
+        tasks = [asyncio.create_task(pull.recv()) for _ in range(10)]
+        await asyncio.sleep(0.01)
+        for i in range(10):
+            await push.send(b"%d" % i)
+        assert sorted(await asyncio.gather(*tasks)) == [b"%d" % i for i in range(10)]
+
+    run(main())
+
+
+def test_a_full_socket_waits_and_others_run(acontext):
+    async def main():
+        pull, push = pair_of(acontext, PULL, PUSH, sndhwm=4, sndbuf=4096, rcvbuf=4096)
+        payload = b"x" * 50_000
+
+        async def produce():
+            for _ in range(100):
+                await push.send(payload)
+
+        task = asyncio.create_task(produce())
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not task.done()
+        for _ in range(100):
+            assert await pull.recv() == payload
+        await task
+
+    run(main())
+
+
+def test_time_outs(acontext):
+    async def main():
+        pull, push = pair_of(acontext, PULL, PUSH, rcvtimeo=30)
+        with pytest.raises(Again):
+            await pull.recv()
+        with pytest.raises(Again):
+            await pull.recv(transfer.DONTWAIT)
+        lonely = acontext.socket(PUSH, sndtimeo=30)
+        lonely.bind(TCP)
+        with pytest.raises(Again, match="nobody has connected"):
+            await lonely.send(b"x")
+        lonely.close()
+
+    run(main())
+
+
+def test_a_send_waits_for_the_first_peer(acontext):
+    async def main():
+        push = acontext.socket(PUSH)
+        push.bind(TCP)
+        task = asyncio.create_task(push.send(b"x"))
+        await asyncio.sleep(0.01)
+        pull = acontext.socket(PULL)
+        pull.connect(push.last_endpoint)
+        assert await pull.recv() == b"x"
+        await task
+
+    run(main())
+
+
+def test_closing_wakes_who_waits(acontext):
+    async def main():
+        pull, _push = pair_of(acontext, PULL, PUSH)
+        task = asyncio.create_task(pull.recv())
+        await asyncio.sleep(0.01)
+        pull.close()
+        with pytest.raises(Closed):
+            await task
+
+    run(main())
+
+
+def test_a_dead_peer_fails_the_request(acontext):
+    async def main():
+        rep, req = pair_of(acontext, REP, REQ)
+        await req.send(b"x")
+        await rep.recv()
+        task = asyncio.create_task(req.recv())
+        await asyncio.sleep(0.01)
+        rep.close(0)
+        with pytest.raises(Broken):
+            await task
+
+    run(main())
+
+
+def test_publish(acontext):
+    async def main():
+        pub, sub = pair_of(acontext, PUB, SUB)
+        await pub.send_string("news")
+        assert await sub.recv_string() == "news"
+
+    run(main())
+
+
+def test_router_dealer_json(acontext):
+    async def main():
+        router, dealer = pair_of(acontext, ROUTER, DEALER)
+        await dealer.send_json({"a": 1})
+        identity, data = await router.recv_multipart()
+        await router.send_multipart([identity, data])
+        assert await dealer.recv_json() == {"a": 1}
+
+    run(main())
+
+
+def test_poll(acontext):
+    async def main():
+        one, other = pair_of(acontext, PAIR, PAIR)
+        assert await one.poll(10) == 0
+        assert await one.poll(0, transfer.POLLOUT) == transfer.POLLOUT
+        task = asyncio.create_task(one.poll(10_000))
+        await asyncio.sleep(0.01)
+        await other.send(b"x")
+        assert await task == transfer.POLLIN
+        poller = Poller()
+        poller.register(one, transfer.POLLIN)
+        poller.register(other, transfer.POLLIN)
+        assert await poller.poll(1000) == [(one, transfer.POLLIN)]
+        assert await one.recv() == b"x"
+        assert await poller.poll(10) == []
+
+    run(main())
+
+
+def test_a_socket_serves_one_loop_after_the_other(acontext):
+    pull, push = pair_of(acontext, PULL, PUSH)
+
+    async def main():
+        task = asyncio.create_task(pull.recv())
+        await asyncio.sleep(0.01)
+        await push.send(b"x")
+        assert await task == b"x"
+
+    run(main())
+    run(main())
+
+
+def test_uvloop(acontext):
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main():
+        pull, push = pair_of(acontext, PULL, PUSH)
+        task = asyncio.create_task(pull.recv())
+        await asyncio.sleep(0.01)
+        await push.send(b"x")
+        assert await task == b"x"
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

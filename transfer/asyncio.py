@@ -1,0 +1,402 @@
+"""Sockets whose waiting calls are coroutines; names and semantics of `zmq.asyncio`.
+
+Every call first tries without waiting, so a busy socket costs one coroutine and no trip through the
+event loop. Where it must wait, the loop watches a descriptor; nothing runs in other threads. A
+cancelled call loses nothing: a message is taken only by the call that returns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from transfer.constants import DONTWAIT, POLLERR, POLLIN, POLLOUT
+from transfer.context import Context as _Context
+from transfer.poller import Poller as _Poller
+from transfer.socket import SocketMethods
+from transports.errors import Again
+
+#: calls that succeed at once before the loop gets a turn: others must not starve
+_TURN = 256
+#: seconds: first and longest pause between two tries where no descriptor tells of room
+_SOON, _LATER = 0.0005, 0.02
+
+
+class Readiness:
+    """Who awaits input on one socket. The loop's reader stays on while messages keep coming."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        self.loop = loop
+        self.fd = fd
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._watched = False
+        self._idle = 0
+
+    async def wait(self) -> None:
+        """Returns when it is worth another try; several waiters wake one after the other."""
+        waiter = self.loop.create_future()
+        self._waiters.append(waiter)
+        self._idle = 0
+        if not self._watched:
+            self.loop.add_reader(self.fd, self._ready)
+            self._watched = True
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._ready()  # this wake-up was somebody else's then
+            raise
+        finally:
+            if not waiter.done():
+                self._waiters.remove(waiter)
+
+    def _ready(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        # The one that was woken reads in this very turn of the loop; only when nobody came back
+        # the second time the descriptor is let go.
+        self._idle += 1
+        if self._idle > 1:
+            self.close()
+
+    def close(self) -> None:
+        """The descriptor is not watched any more; whoever waits looks again."""
+        if self._watched:
+            self._watched = False
+            if not self.loop.is_closed():
+                self.loop.remove_reader(self.fd)
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class AsyncMethods(SocketMethods):
+    """The waiting methods of a socket as coroutines. Use it from one event loop at a time."""
+
+    if TYPE_CHECKING:
+        _sync_send: Callable[..., Any]
+        _sync_recv: Callable[..., Any]
+
+    _readiness: Readiness | None = None
+    _turn = 0
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    async def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        """As `Socket.recv`. Raises Again after `rcvtimeo`, or at once with DONTWAIT."""
+        self._turn += 1
+        if self._turn > _TURN:
+            await self._yield()
+        try:
+            return self._sync_recv(flags | DONTWAIT, copy)
+        except Again:
+            if flags & DONTWAIT:
+                raise
+        return await self._when_readable(functools.partial(self._sync_recv, DONTWAIT, copy))
+
+    async def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
+        """As `Socket.recv_multipart`."""
+        return await self._receive_by(super().recv_multipart, flags, copy=copy)
+
+    async def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
+        """As `Socket.recv_string`."""
+        return bytes(await self.recv(flags)).decode(encoding)
+
+    async def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
+        """As `Socket.recv_json`."""
+        return json.loads(await self.recv(flags), **kwargs)
+
+    async def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
+        """As `Socket.recv_into`."""
+        frame = await self.recv(flags, copy=False)
+        return self._pour(frame, buffer, nbytes)
+
+    async def recv_tensor(self, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
+        """As `Socket.recv_tensor`."""
+        return await self._receive_by(super().recv_tensor, flags, out=out, like=like)
+
+    async def recv_tensors(
+        self, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None
+    ) -> tuple[dict[str, Any], Any]:
+        """As `Socket.recv_tensors`."""
+        return await self._receive_by(super().recv_tensors, flags, out=out, like=like)
+
+    async def _receive_by(self, call: Callable[..., Any], flags: int, **kwargs: Any) -> Any:
+        self._turn += 1
+        if self._turn > _TURN:
+            await self._yield()
+        try:
+            return call(flags | DONTWAIT, **kwargs)
+        except Again:
+            if flags & DONTWAIT:
+                raise
+        return await self._when_readable(functools.partial(call, DONTWAIT, **kwargs))
+
+    async def _when_readable(self, call: Callable[[], Any]) -> Any:
+        timeout = self.receive_timeout
+        if timeout < 0:
+            return await self._try_when_readable(call)
+        try:
+            async with asyncio.timeout(timeout / 1000):
+                return await self._try_when_readable(call)
+        except TimeoutError:
+            return call()  # raises Again itself, unless the message came in this very moment
+
+    async def _try_when_readable(self, call: Callable[[], Any]) -> Any:
+        while True:
+            await self._input().wait()
+            try:
+                return call()
+            except Again:
+                continue
+
+    def _input(self) -> Readiness:
+        loop = asyncio.get_running_loop()
+        known = self._readiness
+        if known is None or known.loop is not loop:
+            if known is not None:
+                known.close()
+            self._readiness = known = Readiness(loop, self.fileno())
+        return known
+
+    async def _yield(self) -> None:
+        self._turn = 0
+        await asyncio.sleep(0)
+
+    # -- sending -------------------------------------------------------------------------------
+
+    async def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        """As `Socket.send`. Raises Again after `sndtimeo`, or at once with DONTWAIT."""
+        self._turn += 1
+        if self._turn > _TURN:
+            await self._yield()
+        try:
+            return self._sync_send(data, flags | DONTWAIT, copy, track)
+        except Again:
+            if flags & DONTWAIT:
+                raise
+        return await self._when_writable(
+            functools.partial(self._sync_send, data, flags | DONTWAIT, copy, track)
+        )
+
+    async def send_multipart(
+        self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
+    ) -> Any:
+        """As `Socket.send_multipart`."""
+        return await self._send_by(super().send_multipart, msg_parts, flags=flags, copy=copy, track=track)
+
+    async def send_string(
+        self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8"
+    ) -> None:
+        """As `Socket.send_string`."""
+        await self.send(u.encode(encoding), flags, copy)
+
+    async def send_json(self, obj: Any, flags: int = 0, **kwargs: Any) -> None:
+        """As `Socket.send_json`."""
+        await self.send(json.dumps(obj, **kwargs).encode(), flags)
+
+    async def send_tensor(
+        self,
+        tensor: Any,
+        flags: int = 0,
+        *,
+        topic: bytes | str | None = None,
+        copy: bool | None = None,
+        track: bool = False,
+    ) -> Any:
+        """As `Socket.send_tensor`."""
+        return await self._send_by(
+            super().send_tensor, tensor, flags=flags, topic=topic, copy=copy, track=track
+        )
+
+    async def send_tensors(
+        self,
+        tensors: Mapping[str, Any],
+        *,
+        meta: Any = None,
+        topic: bytes | str | None = None,
+        flags: int = 0,
+        track: bool = False,
+    ) -> Any:
+        """As `Socket.send_tensors`."""
+        return await self._send_by(
+            super().send_tensors, tensors, meta=meta, topic=topic, flags=flags, track=track
+        )
+
+    async def _send_by(self, call: Callable[..., Any], *args: Any, flags: int, **kwargs: Any) -> Any:
+        again = functools.partial(call, *args, flags=flags | DONTWAIT, **kwargs)
+        try:
+            return again()
+        except Again:
+            if flags & DONTWAIT:
+                raise
+        return await self._when_writable(again)
+
+    async def _when_writable(self, call: Callable[[], Any]) -> Any:
+        timeout = self.send_timeout
+        try:
+            async with asyncio.timeout(timeout / 1000 if timeout >= 0 else None):
+                pause = _SOON
+                while True:
+                    await self._until_room(pause)
+                    pause = min(2 * pause, _LATER)
+                    try:
+                        return call()
+                    except Again:
+                        continue
+        except TimeoutError:
+            return call()
+
+    async def _until_room(self, pause: float) -> None:
+        """Until a full connection takes bytes again, or the pause is over (no peer is there, or
+        one without a descriptor)."""
+        loop = asyncio.get_running_loop()
+        ready = loop.create_future()
+        fds = [fd for fd in (getattr(stream, "fd", -1) for stream in self._streams()) if fd >= 0]
+        # Two tasks may wait on one socket, and a loop has one writer for each descriptor.
+        fds = [fd for fd in fds if fd not in self._watched_for_room]
+        for fd in fds:
+            loop.add_writer(fd, _wake, ready)
+            self._watched_for_room.add(fd)
+        timer = loop.call_later(pause, _wake, ready)
+        try:
+            await ready
+        finally:
+            timer.cancel()
+            for fd in fds:
+                loop.remove_writer(fd)
+                self._watched_for_room.discard(fd)
+        if not timer.when() <= loop.time():
+            # The kernel has room and the queue in front of it is still full: let the flusher run.
+            await asyncio.sleep(0)
+
+    @functools.cached_property
+    def _watched_for_room(self) -> set[int]:
+        return set()
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    async def poll(self, timeout: float | None = None, flags: int = POLLIN) -> int:  # type: ignore[override]
+        """As `Socket.poll`; `timeout` in milliseconds."""
+        ready = await wait([(self, flags)], timeout)
+        return ready[0][1] if ready else 0
+
+    async def peers_ready(self, n: int = 1, timeout: float | None = 30.0) -> None:
+        """As `Socket.wait_for_peers`, without blocking the loop."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, functools.partial(self.wait_for_peers, n, timeout))
+
+    def close(self, linger: float | None = None) -> int:
+        """As `Socket.close`. It waits for at most `linger` ms, also in an event loop."""
+        known, self._readiness = self._readiness, None
+        if known is not None:
+            known.close()  # before its descriptor is; the waiting calls see the closed socket later
+        return super().close(linger)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+# --- several at once --------------------------------------------------------------------------
+
+
+async def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[Any, int]]:
+    """The entries (socket, descriptor or object with fileno; bits) that are ready, as the
+    `wait` of `transfer.poller`. timeout: milliseconds, None or negative: endless."""
+    loop = asyncio.get_running_loop()
+    deadline = None if timeout is None or timeout < 0 else loop.time() + timeout / 1000
+    pause = _SOON
+    while True:
+        ready = await _look(entries)
+        left = None if deadline is None else deadline - loop.time()
+        if ready or (left is not None and left <= 0):
+            return ready
+        told = all(not hasattr(thing, "_tells") or thing._tells(bits) for thing, bits in entries)
+        if not told:
+            left = pause if left is None else min(pause, left)
+            pause = min(2 * pause, _LATER)
+        await _any_input(entries, left)
+
+
+async def _look(entries: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+    from transfer.poller import wait as look
+
+    return look(entries, 0)
+
+
+async def _any_input(entries: list[tuple[Any, int]], seconds: float | None) -> None:
+    """Until one of them may have become ready, or the time is over."""
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+    fds = []
+    tasks = []
+    for thing, bits in entries:
+        if isinstance(thing, AsyncMethods):
+            if bits & POLLIN and thing._tells(POLLIN):
+                tasks.append(loop.create_task(thing._input().wait()))
+                tasks[-1].add_done_callback(lambda _: _wake(woken))
+            continue
+        fd = thing if isinstance(thing, int) else thing.fileno()
+        if bits & (POLLIN | POLLERR):
+            loop.add_reader(fd, _wake, woken)
+        if bits & POLLOUT:
+            loop.add_writer(fd, _wake, woken)
+        fds.append(fd)
+    try:
+        async with asyncio.timeout(seconds):
+            await woken
+    except TimeoutError:
+        return
+    finally:
+        for fd in fds:
+            loop.remove_reader(fd)
+            loop.remove_writer(fd)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Poller(_Poller):
+    """As `transfer.Poller`, with a coroutine for `poll`."""
+
+    async def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:  # type: ignore[override]
+        """As `transfer.Poller.poll`."""
+        return await wait(self.sockets, timeout)
+
+
+@functools.cache
+def socket_class(core: Any) -> type[AsyncMethods]:
+    """The Socket of this module over a core."""
+    base = core.SocketBase
+    names = {"__module__": __name__, "_sync_send": base.send, "_sync_recv": base.recv}
+    return type("Socket", (AsyncMethods, base), names)
+
+
+class Context(_Context):
+    """A context whose sockets are those of this module."""
+
+    def _socket_class(self) -> type:
+        return socket_class(self.core)
+
+
+if TYPE_CHECKING:
+    Socket = AsyncMethods
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "Socket":
+            from transports import core
+
+            globals()["Socket"] = socket_class(core)
+            return globals()["Socket"]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
