@@ -463,7 +463,7 @@ class SocketBase:
         """A message that needs no waiting, of the stream whose turn it is."""
         turns = self._turns
         self._since_poll += 1
-        if self._since_poll >= TURNS and len(self._receivers) > 1:
+        if self._since_poll >= TURNS and len(self._attached) > 1:
             self._poll(0, None)
         while turns:
             try:

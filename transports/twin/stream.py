@@ -293,7 +293,7 @@ class Stream:
             except BaseException as error:
                 # An interrupt between the system's answer and our account of it: how much went
                 # out is not known, so nothing may follow.
-                self._break(error)
+                self._break(_interrupted(error))
                 raise
         self._end_drain()
 
@@ -388,7 +388,7 @@ class Stream:
     def _take_back(self, message: _Message, error: BaseException) -> None:
         with self._lock:
             if message.begun:
-                self._break(error)
+                self._break(_interrupted(error))
             elif message.left and message in self._queue:
                 self._queue.remove(message)
                 self._leave(message, error)
@@ -549,7 +549,7 @@ class Stream:
         except BaseException as error:
             # Interrupted between the system's answer and our account of it: better a stream that
             # ends than one that lost some bytes in silence.
-            self._end(error)
+            self._end(_interrupted(error))
             raise
         return False
 
@@ -559,9 +559,9 @@ class Stream:
         return Broken("the peer closed the connection")
 
     def _end(self, error: BaseException) -> None:
-        self._failure = error if isinstance(error, (Broken, ProtocolError)) else _broken(error)
+        self._failure = error
         with self._lock:
-            self._break(self._failure)
+            self._break(error)
         self._settle()
 
 
@@ -577,6 +577,11 @@ def _advance(message: _Message, count: int) -> None:
     del chunks[:done]
     if count:
         chunks[0] = memoryview(chunks[0])[count:]
+
+
+def _interrupted(error: BaseException) -> Broken:
+    # Not chained: the traceback would keep the interrupted caller's memory alive.
+    return Broken(f"interrupted in the middle of a frame by {error!r}")
 
 
 def _broken(error: BaseException) -> Broken:

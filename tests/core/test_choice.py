@@ -1,0 +1,55 @@
+"""Which core is taken, and what is said about it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+#: makes the compiled core unimportable
+HIDE = "import sys; sys.modules['transports.native'] = None\n"
+
+
+def run(code: str, choice: str, hide: bool) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"TRANSFER_CORE": choice, "PYTHONPATH": os.getcwd()}
+    return subprocess.run(
+        [sys.executable, "-W", "always", "-c", (HIDE if hide else "") + code],
+        capture_output=True, text=True, timeout=30, check=False, env=environment,
+    )  # fmt: skip
+
+
+SHOW = "import transports.core as core, transports.core; print(core.IMPLEMENTATION, '|', core.REASON)"
+
+
+def test_asked_for_the_twin():
+    done = run(SHOW, "twin", hide=False)
+    assert done.stdout.startswith("twin | ") and "TRANSFER_CORE" in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_twin_as_fallback_warns_once_and_says_why():
+    done = run(SHOW, "auto", hide=True)
+    assert done.stdout.startswith("twin | ") and len(done.stdout) > 10
+    assert done.stderr.count("Warning") == 1
+    assert "make setup" in done.stderr
+
+
+def test_asked_for_the_missing_native():
+    done = run(SHOW, "native", hide=True)
+    assert done.returncode != 0
+    assert "InternalError" in done.stderr and "make setup" in done.stderr
+
+
+def test_native_is_taken_when_it_is_there():
+    pytest.importorskip("transports.native.stream", reason="the compiled core is not built")
+    for choice in ("auto", "native"):
+        done = run(SHOW, choice, hide=False)
+        assert done.stdout.strip() == "native |" and done.stderr == ""
+
+
+def test_every_name_of_the_contract_is_exported():
+    names = "Pool Lease HeldBuffer Frame Flusher Stream SocketBase IMPLEMENTATION REASON"
+    done = run(f"import transports.core as core; [getattr(core, name) for name in {names.split()}]", "twin", False)
+    assert done.returncode == 0, done.stderr

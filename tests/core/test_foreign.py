@@ -1,0 +1,225 @@
+"""Streams of other transports (inproc, later RDMA) in the same sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import pytest
+
+from tests.core.conftest import FANOUT, FILTERED
+from tests.core.raw import CONTROL, MORE, TOPIC, Raw, read_frame
+from transports import base
+from transports.errors import Again, Broken, Closed
+
+
+class Foreign(base.Stream):
+    """A stream over two lists, with room for `limit` messages."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self.arrived: deque = deque()
+        self.taken: list = []
+        self.limit = limit
+        self.end: BaseException | None = None
+
+    def arrive(self, *frames) -> None:
+        self.arrived.append(list(frames))
+        if self.on_readable:
+            self.on_readable()
+
+    def break_(self, error: BaseException) -> None:
+        self.end = self.broken = error
+        if self.on_readable:
+            self.on_readable()
+
+    def make_room(self, limit: int) -> None:
+        self.limit = limit
+        if self.on_writable:
+            self.on_writable()
+
+    def send(self, frames, *, force=False, hold=False, released=None) -> bool:
+        if self.broken:
+            raise Broken("gone") from self.broken
+        if len(self.taken) >= self.limit:
+            return False
+        self.taken.append([bytes(frame[4]) for frame in frames])
+        self.sent += 1
+        if released:
+            released(None)
+        return True
+
+    def flush(self) -> bool:
+        return True
+
+    def receive(self):
+        if self.arrived:
+            self.received += 1
+            return self.arrived.popleft()
+        if self.end:
+            raise self.end
+        return None
+
+    def take_unsent(self):
+        return []
+
+    def close(self) -> int:
+        return 0
+
+    def subscribe(self, prefix: bytes) -> None: ...
+
+    def unsubscribe(self, prefix: bytes) -> bool:
+        return False
+
+    def matches(self, topic: bytes) -> bool:
+        return topic.startswith(b"a")
+
+
+def test_attach_sets_the_callbacks_and_receives_what_is_there(core, kit):
+    stream = Foreign()
+    stream.arrive(core.Frame(b"early"))
+    socket = kit.puller(stream)
+    assert callable(stream.on_readable)
+    origin, [frame] = socket._recv_message(1000)
+    assert origin is stream and frame.data == b"early"
+    with pytest.raises(Again):
+        socket._recv_message(0)
+
+
+def test_arrival_wakes_a_receiver(core, kit):
+    stream = Foreign()
+    socket = kit.puller(stream)
+    timer = threading.Timer(0.05, stream.arrive, (core.Frame(b"a", flags=MORE), core.Frame(b"b")))
+    timer.start()
+    _, frames = socket._recv_message(10_000)
+    timer.join()
+    assert [frame.bytes for frame in frames] == [b"a", b"b"]
+    assert socket.messages_received == 1
+
+
+def test_fair_between_foreign_and_own(core, kit):
+    stream = Foreign()
+    own, far = kit.raw()
+    socket = kit.puller(stream, own)
+    for _ in range(500):
+        stream.arrive(core.Frame(b"foreign"))
+    far.sendall(Raw(b"own").encode() * 500)
+    first = [socket._recv_message(10_000)[0] for _ in range(500)]
+    assert first.count(stream) > 50 and first.count(own) > 50
+    for _ in range(500):
+        socket._recv_message(10_000)
+
+
+def test_the_descriptor_tells_of_foreign_messages(core, kit):
+    import select
+
+    stream = Foreign()
+    socket = kit.puller(stream)
+    assert not socket._readable()
+    assert not select.select([socket], [], [], 0)[0]
+    stream.arrive(core.Frame(b"a"))
+    stream.arrive(core.Frame(b"b"))
+    assert select.select([socket], [], [], 10)[0]
+    for _ in range(2):
+        assert socket._readable() and select.select([socket], [], [], 0)[0]
+        socket._recv_message(0)
+    assert not socket._readable()
+
+
+def test_control_filter_and_loss(core, kit):
+    stream = Foreign()
+    socket = kit.socket(receive_mode=FILTERED)
+    socket._attach(stream, False, True)
+    socket._filter_add(b"a")
+    stream.arrive(core.Frame(b"\x06", flags=CONTROL))
+    stream.arrive(core.Frame(b"b"))
+    stream.arrive(core.Frame(b"x", flags=TOPIC, topic=b"abc"))
+    stream.break_(Broken("the end"))
+    assert socket._recv_message(1000)[1][0].topic == b"abc"
+    with pytest.raises(Again):
+        socket._recv_message(20)
+    assert socket.controls == [(stream, b"\x06")] and socket.filtered == 1
+    assert [lost for lost, _ in socket.losses] == [stream]
+    assert socket._streams() == []
+
+
+def test_a_sink_for_a_foreign_message(core, kit):
+    stream = Foreign()
+    socket = kit.puller(stream)
+    stream.arrive(core.Frame(b"payload"))
+    out = bytearray(7)
+
+    def refuse(*_):
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        socket._recv_message(1000, refuse)
+    _, [frame] = socket._recv_message(1000, lambda meta, topic, nbytes: out)
+    assert frame.bytes == out == b"payload"
+
+
+def test_plain_send_with_a_foreign_stream(kit):
+    stream = Foreign()
+    socket = kit.pusher(stream)
+    if socket.send(b"x") == "sent in general":
+        socket._send_frames([(0, 0, None, None, b"x")], 0)
+    assert stream.taken == [[b"x"]]
+    socket._detach(stream)
+    assert stream.on_readable is None and stream.on_writable is None
+    own, far = kit.raw()
+    socket._attach(own, True, False)
+    assert socket.send(b"x") is None
+    assert read_frame(far).data == b"x"
+
+
+def test_round_robin_over_foreign_and_own(kit):
+    stream = Foreign()
+    own, _ = kit.raw()
+    socket = kit.pusher(stream, own)
+    takers = [socket._send_frames([(0, 0, None, None, b"x")], 0) for _ in range(10)]
+    assert takers.count(stream) == takers.count(own) == 5
+
+
+def test_a_full_foreign_stream_wakes_its_sender(kit):
+    stream = Foreign(limit=1)
+    socket = kit.pusher(stream)
+    frames = [(0, 0, None, None, b"x")]
+    assert socket._send_frames(frames, 0) is stream
+    with pytest.raises(Again):
+        socket._send_frames(frames, 0)
+    timer = threading.Timer(0.05, stream.make_room, (2,))
+    timer.start()
+    assert socket._send_frames(frames, 10_000) is stream
+    timer.join()
+    assert socket.blocked_ns > 0
+
+
+def test_fan_out_to_foreign(kit):
+    stream, full = Foreign(), Foreign(limit=0)
+    socket = kit.socket(send_mode=FANOUT)
+    for one in (stream, full):
+        socket._attach(one, True, False)
+    told = []
+    taken = socket._send_frames([(0, 0, None, None, b"abc")], 0, released=told.append)
+    assert taken == 1 and full.dropped == 1 and told == [None]
+    assert socket._send_frames([(0, 0, None, None, b"xyz")], 0) == 0
+    assert socket.dropped_no_peer == 1
+
+
+def test_a_broken_foreign_stream_is_lost(kit):
+    stream = Foreign()
+    own, far = kit.raw()
+    socket = kit.pusher(stream, own)
+    stream.broken = Broken("gone")
+    for _ in range(4):
+        assert socket._send_frames([(0, 0, None, None, b"x")], 0) is own
+    assert [lost for lost, _ in socket.losses] == [stream]
+    assert [read_frame(far).data for _ in range(4)] == [b"x"] * 4
+
+
+def test_closing_wakes_a_receiver_of_foreign_streams(kit):
+    socket = kit.puller(Foreign())
+    timer = threading.Timer(0.05, socket._close_core)
+    timer.start()
+    with pytest.raises(Closed):
+        socket._recv_message(10_000)
+    timer.join()
