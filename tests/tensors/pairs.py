@@ -13,7 +13,7 @@ import pytest
 
 from transfer.compress import compress
 from transfer.tensors import TensorMethods
-from transports.errors import Again
+from transports.errors import Again, ProtocolError
 from transports.twin import Frame
 from transports.wire import Flag, SocketType
 
@@ -110,6 +110,15 @@ class Loop(TensorMethods):
             frames.append(Frame(place, flags=bits, sequence=sequence, topic=topic, meta=fresh))
         self.messages.popleft()
         return frames
+
+
+def refusal(function: Any, *arguments: Any, **options: Any) -> Any:
+    """The ProtocolError that a call raises, or None."""
+    try:
+        function(*arguments, **options)
+    except ProtocolError as error:
+        return error
+    return None
 
 
 def bytes_of(buffer: Any) -> bytes:

@@ -43,7 +43,11 @@ class NumpyTarget:
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
         """Copies bytes that arrived elsewhere."""
-        self.out[...] = NUMPY.build(recipe, data, offset)
+        buffer = self.buffer_for(recipe)
+        if buffer is None:
+            self.out[...] = NUMPY.build(recipe, data, offset)
+        else:  # by bytes, since assignment leaves the padding of structures behind
+            memoryview(buffer)[:] = _part(recipe, data, offset)
 
 
 class TorchTarget:
@@ -108,7 +112,7 @@ class MemoryTarget:
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
         """Copies bytes that arrived elsewhere."""
         if recipe.nbytes:
-            self._view[:] = memoryview(data).cast("B")[offset : offset + recipe.nbytes]
+            self._view[:] = _part(recipe, data, offset)
 
 
 Target = NumpyTarget | TorchTarget | MemoryTarget
@@ -123,6 +127,10 @@ def target_for(out: Any) -> Target:
     if torch is not None and isinstance(out, torch.Tensor):
         return TorchTarget(torch, out)
     return MemoryTarget(out)
+
+
+def _part(recipe: Recipe, data: Any, offset: int) -> memoryview:
+    return memoryview(data).cast("B")[offset : offset + recipe.nbytes]
 
 
 def _mismatch(out: Any, arrived: Any, recipe: Recipe) -> TensorMismatch:
