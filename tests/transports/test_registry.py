@@ -1,0 +1,63 @@
+"""Finding a transport by its scheme."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from transports import registry
+from transports.config import SocketOptions
+from transports.errors import AddressError
+from transports.tcp import TcpTransport
+
+
+def test_builtin():
+    assert {"tcp", "ipc", "inproc", "rdma", "ucx"} <= set(registry.schemes())
+    assert registry.find("tcp") is registry.find("rdma") is TcpTransport
+    options = SocketOptions(send_buffer=1)
+    assert registry.open_transport("tcp", options).options is options
+    assert registry.available()[-1] == "tcp"
+
+
+def test_unknown():
+    with pytest.raises(AddressError, match="pgm://") as caught:
+        registry.find("pgm")
+    assert caught.value.errno == errno.EPROTONOSUPPORT
+    assert "tcp" in caught.value.hint
+
+
+class Own(TcpTransport):
+    scheme = "own"
+
+
+def points(monkeypatch, value: str) -> None:
+    point = metadata.EntryPoint("own", value, registry.ENTRY_POINTS)
+    found = metadata.EntryPoints([point])
+    monkeypatch.setattr(metadata, "entry_points", lambda **which: found.select(**which))
+    monkeypatch.setattr(registry, "_loaded", {})
+
+
+def test_an_entry_point(monkeypatch):
+    monkeypatch.setitem(sys.modules, "own_transport", sys.modules[__name__])
+    points(monkeypatch, "own_transport:Own")
+    assert "own" in registry.schemes()
+    assert isinstance(registry.open_transport("own"), Own)
+
+
+def test_an_entry_point_that_is_no_transport(monkeypatch):
+    points(monkeypatch, "os:getcwd")
+    with pytest.raises(AddressError, match="no transport"):
+        registry.find("own")
+
+
+def test_a_transport_is_loaded_when_it_is_used():
+    code = (
+        "import sys, transports.registry as r; "
+        "assert not {'transports.tcp', 'transports.ipc', 'transports.inproc'} & set(sys.modules); "
+        "r.find('tcp'); assert 'transports.tcp' in sys.modules and 'transports.ipc' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=30)
