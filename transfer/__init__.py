@@ -67,7 +67,10 @@ _HOMES = {
     ),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names.split()}
-_MODULES = {"asyncio", "errors", "interface", "metrics", "spark", "tensors", "torch", "zmq"}
+_MODULES = {
+    "errors": "transports.errors",
+    **{name: f"transfer.{name}" for name in ("asyncio", "interface", "metrics", "spark", "tensors", "torch", "zmq")},
+}
 
 __all__ = [*_WHERE]
 
@@ -78,7 +81,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     if name in _MODULES:
-        return importlib.import_module(f"transfer.{name}")
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'transfer' has no attribute {name!r}")
 
 

@@ -489,7 +489,7 @@ class Links:
             peer.retained.append((stream.sent, list(frames)))
         if tracker is not None:
             tracker._taken(1)
-            if peer.confirms or peer.pending:
+            if peer.confirms or peer.pending or isinstance(self.pattern, Requester):
                 peer.trackers.append((stream.sent, tracker))
             else:
                 tracker._not_confirmable()

@@ -236,6 +236,7 @@ def test_a_socket_serves_one_loop_after_the_other(acontext):
     run(main())
 
 
+@pytest.mark.keeps("uvloop keeps a pipe for signals as long as the process lives")
 def test_uvloop(acontext):
     uvloop = pytest.importorskip("uvloop")
 

@@ -1,0 +1,225 @@
+"""Real processes that are really killed: nothing is lost in silence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+import transfer
+from transfer import PULL, PUSH, REP, REQ
+from transports.errors import Again, Broken
+
+from .helpers import TCP, eventually, pair_of
+from .processes import Program
+
+PULLER = """
+    import sys, transfer
+    context = transfer.Context()
+    pull = context.socket(transfer.PULL, rcvbuf=65536)
+    pull.connect(sys.argv[1])
+    count = 0
+    limit = int(sys.argv[2])
+    while True:
+        pull.recv()
+        count += 1
+        if count == limit:
+            print(count, flush=True)
+            sys.stdin.readline()
+"""
+
+
+def name_of(context):
+    return context.core.__name__.split(".")[1]
+
+
+def drain(monitor, kind):
+    """The events of this kind, once one has come."""
+    found = []
+    while True:
+        try:
+            event = monitor.recv(5 if not found else 0.05)
+        except Again:
+            return found
+        if event.kind == kind:
+            found.append(event)
+
+
+def test_a_killed_pull_costs_no_more_than_is_told(context):
+    push = context.socket(PUSH, sndbuf=65536)
+    push.bind(TCP)
+    monitor = push.get_monitor()
+    with Program(PULLER, push.last_endpoint, 50, core=name_of(context)) as program:
+        push.wait_for_peers(1, 20)
+        sent = 0
+        push.send_timeout = 200
+        while sent < 400:
+            try:
+                push.send(b"x" * 10_000)
+            except Again:
+                break
+            sent += 1
+        assert program.line() == "50"
+        program.kill()
+    (event,) = drain(monitor, "unconfirmed")
+    assert event.count == push._links.counts["unconfirmed"]
+    assert event.error is not None
+    waiting = len(push._links.orphans)
+    assert sent <= 50 + event.count + waiting
+    assert sent >= event.count + waiting  # and not more than what there was
+
+
+def test_what_was_not_written_goes_to_another_peer(context):
+    push = context.socket(PUSH, sndbuf=65536, sndhwm=0, sndhwm_bytes=0)
+    push.bind(TCP)
+    with Program(PULLER, push.last_endpoint, 1, core=name_of(context)) as program:
+        push.wait_for_peers(1, 20)
+        for i in range(300):
+            push.send(b"%d" % i * 5000)
+        assert program.line() == "1"
+        program.kill()
+    other = context.socket(PULL)
+    other.connect(push.last_endpoint)
+    assert eventually(lambda: "redistributed" in push._links.counts)
+    moved = push._links.counts["redistributed"]
+    assert 0 < moved < 300
+    received = [other.recv() for _ in range(moved)]
+    assert received == [b"%d" % i * 5000 for i in range(300 - moved, 300)]
+    # The first message was read there, so at most it is not in the books.
+    assert 300 <= 1 + push._links.counts["unconfirmed"] + moved
+
+
+def test_with_resend_everything_arrives_at_least_once(context):
+    push = context.socket(PUSH, sndbuf=65536, resend=True)
+    push.bind(TCP)
+    with Program(PULLER, push.last_endpoint, 20, core=name_of(context)) as program:
+        push.wait_for_peers(1, 20)
+        for i in range(100):
+            push.send(b"%d" % i * 100)
+        assert program.line() == "20"
+        program.kill()
+    other = context.socket(PULL, rcvtimeo=3000)
+    other.connect(push.last_endpoint)
+    missing = {b"%d" % i * 100 for i in range(20, 100)}
+    while missing:
+        missing.discard(other.recv())
+
+
+REPLIER = """
+    import sys, transfer
+    context = transfer.Context()
+    rep = context.socket(transfer.REP)
+    rep.bind(sys.argv[1])
+    print(rep.last_endpoint, flush=True)
+    rep.recv()
+    print("got it", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_killed_server_fails_the_request_and_its_successor_answers(context):
+    req = context.socket(REQ, reconnect_ivl=10)
+    with Program(REPLIER, TCP, core=name_of(context)) as program:
+        endpoint = program.line()
+        req.connect(endpoint)
+        req.send(b"x")
+        assert program.line() == "got it"
+        program.kill()
+        with pytest.raises(Broken):
+            req.recv()
+    rep = context.socket(REP)
+    rep.bind(endpoint)
+    req.wait_for_peers(1, 20)
+    req.send(b"y")
+    assert rep.recv() == b"y"
+    rep.send(b"z")
+    assert req.recv() == b"z"
+
+
+def test_while_the_peer_is_down_nothing_grows(context):
+    push = context.socket(PUSH, reconnect_ivl=1, reconnect_ivl_max=2)
+    push.connect("tcp://127.0.0.1:1")
+    record = push._links.endpoints[0]
+    assert eventually(lambda: record.attempts > 20)
+    before = len(os.listdir("/proc/self/fd"))
+    attempts = record.attempts
+    assert eventually(lambda: record.attempts > attempts + 100)
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert len(push._links._timers) <= 1
+
+
+def test_a_restarted_peer_is_found_again(context):
+    push = context.socket(PUSH, reconnect_ivl=10)
+    pull = context.socket(PULL)
+    pull.bind(TCP)
+    endpoint = pull.last_endpoint
+    push.connect(endpoint)
+    for i in range(3):
+        push.send(b"%d" % i)
+        assert pull.recv() == b"%d" % i
+        pull.close()
+        pull = context.socket(PULL)
+        assert eventually(lambda: _binds(pull, endpoint))  # noqa: B023 - used at once
+        push.wait_for_peers(1, 20)
+        assert eventually(lambda: len(push.peers()) == 1)
+
+
+def _binds(socket, endpoint):
+    try:
+        socket.bind(endpoint)
+    except transfer.errors.AddressInUse:
+        return False
+    return True
+
+
+SILENT = """
+    import sys, transfer
+    context = transfer.Context()
+    push = context.socket(transfer.PUSH, heartbeat_ivl=20)
+    push.connect(sys.argv[1])
+    push.send(b"hello")
+    print("sent", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_peer_that_is_stopped_is_noticed_by_its_silence(context):
+    pull = context.socket(PULL, heartbeat_ivl=20, heartbeat_timeout=300)
+    pull.bind(TCP)
+    monitor = pull.get_monitor()
+    with Program(SILENT, pull.last_endpoint, core=name_of(context)) as program:
+        assert program.line() == "sent"
+        assert pull.recv() == b"hello"
+        pull.poll(600)  # heartbeats are read, the peer is alive
+        assert len(pull.peers()) == 1
+        program.process.send_signal(signal.SIGSTOP)
+        try:
+            assert eventually(lambda: (pull._readable(), pull.peers())[1] == [])
+        finally:
+            program.process.send_signal(signal.SIGCONT)
+        assert drain(monitor, "silent")
+
+
+def test_a_busy_receiver_is_not_silent(context):
+    pull, push = pair_of(context, PULL, PUSH, heartbeat_ivl=20, heartbeat_timeout=100)
+    push.send(b"x")
+    time.sleep(0.6)  # a long step: nothing is read
+    assert len(pull.peers()) == 1
+    assert len(push.peers()) == 1
+    assert pull.recv() == b"x"
+
+
+def test_garbage_ends_that_connection_and_no_other(context):
+    import socket as sockets
+
+    pull, push = pair_of(context, PULL, PUSH)
+    host, port = pull.last_endpoint.removeprefix("tcp://").split(":")
+    monitor = pull.get_monitor()
+    with sockets.create_connection((host, int(port))) as bad:
+        bad.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        event = monitor.recv(10)
+        assert event.kind == "handshake_failed"
+    push.send(b"still here")
+    assert pull.recv() == b"still here"

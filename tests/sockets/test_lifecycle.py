@@ -1,0 +1,277 @@
+"""Closing, lingering, terminating, leaving the interpreter, forking."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import warnings
+
+import pytest
+
+import transfer
+from transfer import PAIR, PULL, PUSH, REP, REQ
+from transports.errors import Again, Closed, ContextTerminated, ForkedError
+
+from .helpers import TCP, Thread, eventually, pair_of
+from .processes import Program
+
+
+def test_close_sends_what_is_queued(context, endpoint):
+    pull, push = pair_of(context, PULL, PUSH, endpoint, sndhwm=0)
+    reader = Thread(lambda: [pull.recv() for _ in range(300)])
+    for i in range(300):
+        push.send(b"%d" % i * 1000)
+    assert push.close(20_000) == 0
+    assert reader.finish() == [b"%d" % i * 1000 for i in range(300)]
+
+
+def test_close_tells_how_many_messages_were_not_sent(context):
+    pull, push = pair_of(context, PULL, PUSH, sndbuf=4096, rcvbuf=4096)
+    payload = b"x" * 50_000
+    sent = 0
+    while push._writable() and sent < 500:
+        push.send(payload)
+        sent += 1
+    unsent = push.close(50)
+    assert 0 < unsent < sent
+    pull.receive_timeout = 300
+    received = 0
+    with pytest.raises(Again):
+        while True:
+            assert pull.recv() == payload
+            received += 1
+    assert received <= sent - unsent  # a message that was cut off is neither
+
+
+def test_lazy_messages_for_nobody_are_counted_at_close(context):
+    push = context.socket(PUSH, immediate=False)
+    push.connect("tcp://127.0.0.1:1")
+    for _ in range(7):
+        push.send(b"x")
+    assert push.close(20) == 7
+
+
+def test_lazy_messages_are_still_delivered_while_close_lingers(context):
+    first = context.socket(PULL)
+    first.bind(TCP)
+    endpoint = first.last_endpoint
+    first.close()
+    push = context.socket(PUSH, immediate=False, reconnect_ivl=10)
+    push.connect(endpoint)
+    push.send(b"late")
+    closing = Thread(push.close, 20_000)
+    second = context.socket(PULL)
+    second.bind(endpoint)
+    assert second.recv() == b"late"
+    assert closing.finish() == 0
+
+
+def test_credits_that_nobody_read_do_not_turn_the_close_into_a_reset(context):
+    for _ in range(5):
+        pull, push = pair_of(context, PULL, PUSH)
+        for i in range(2000):
+            push.send(b"%d" % i)
+            if i % 100 == 0:
+                pull.recv()
+        assert push.close(20_000) == 0
+        assert [pull.recv() for _ in range(1980)][-1] == b"1999"
+        pull.close()
+
+
+def test_closing_wakes_a_waiting_receiver_and_sender(context):
+    pull, push = pair_of(context, PULL, PUSH)
+    receiving = Thread(pull.recv)
+    lonely = context.socket(PUSH)
+    lonely.bind(TCP)
+    sending = Thread(lonely.send, b"x")
+    time.sleep(0.05)
+    pull.close()
+    lonely.close()
+    for thread in (receiving, sending):
+        with pytest.raises(Closed):
+            thread.finish()
+    push.close()
+
+
+def test_a_closed_socket_says_so(context):
+    pull, push = pair_of(context, PULL, PUSH)
+    push.close()
+    assert push.close() == 0
+    assert push.closed
+    with pytest.raises(Closed):
+        push.send(b"x")
+    with pytest.raises(Closed):
+        push.connect(pull.last_endpoint)
+    with pytest.raises(Closed):
+        push.sndhwm = 3
+
+
+def test_with_statements_close(core):
+    with transfer.Context(core=core) as context:
+        with context.socket(PULL) as pull, pull.bind(TCP):
+            endpoint = pull.last_endpoint
+            with context.socket(PUSH) as push, push.connect(endpoint):
+                push.send(b"x")
+                assert pull.recv() == b"x"
+        assert pull.closed
+        assert push.closed
+    with pytest.raises(ContextTerminated):
+        context.socket(PULL)
+
+
+def test_term_closes_what_was_left_open_and_says_so(core):
+    context = transfer.Context(core=core)
+    rep = context.socket(REP)
+    rep.bind(TCP)
+    waiting = Thread(rep.recv)
+    time.sleep(0.05)
+    with pytest.warns(ResourceWarning, match="unclosed <Socket REP"):
+        context.term()
+    with pytest.raises(Closed):
+        waiting.finish()
+    context.term()
+
+
+def test_a_forgotten_socket_is_a_resource_warning(core):
+    context = transfer.Context(core=core)
+    socket = context.socket(REQ)
+    with pytest.warns(ResourceWarning, match="unclosed <Socket REQ"):
+        del socket
+        gc.collect()
+    context.term()
+
+
+def test_instance_is_shared_until_it_is_terminated():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one = transfer.Context.instance()
+        assert transfer.Context.instance() is one
+        one.term()
+        two = transfer.Context.instance()
+        assert two is not one
+        two.term()
+
+
+def test_unbind_frees_the_port_and_keeps_connections(context):
+    pull, push = pair_of(context, PULL, PUSH)
+    endpoint = pull.last_endpoint
+    pull.unbind(endpoint)
+    other = context.socket(PULL)
+    assert eventually(lambda: _binds(other, endpoint))
+    push.send(b"x")
+    assert pull.recv() == b"x"
+    with pytest.raises(transfer.AddressError, match="not bound"):
+        pull.unbind(endpoint)
+
+
+def _binds(socket, endpoint):
+    try:
+        socket.bind(endpoint)
+    except transfer.errors.AddressInUse:
+        return False
+    return True
+
+
+def test_disconnect_ends_the_connection(context):
+    pull, push = pair_of(context, PULL, PUSH)
+    push.send(b"last")
+    push.disconnect(pull.last_endpoint)
+    assert pull.recv() == b"last"
+    assert push.peers() == []
+    assert eventually(lambda: (pull._readable(), pull.peers())[1] == [])
+    with pytest.raises(Again):
+        push.send(b"x", transfer.DONTWAIT)
+
+
+def test_a_port_in_use_is_a_typed_error(context):
+    one, other = context.socket(PULL), context.socket(PULL)
+    one.bind(TCP)
+    with pytest.raises(transfer.errors.AddressInUse):
+        other.bind(one.last_endpoint)
+
+
+UNSENT = """
+    import sys, transfer
+    context = transfer.Context()
+    push = context.socket(transfer.PUSH, immediate=False)
+    push.linger = -1
+    push.connect("tcp://127.0.0.1:1")
+    push.send(b"never")
+    print("leaving", flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["twin", "native"])
+def test_the_interpreter_ends_with_unsent_messages(name, core):
+    if core.__name__.endswith(name):
+        with Program(UNSENT, core=name, TRANSFER_EXIT_LINGER="0.2", PYTHONWARNINGS="") as program:
+            assert program.line() == "leaving"
+            code, _, err = program.finish(30)
+            assert "unclosed <Socket PUSH" in err
+            assert code == 0
+
+
+SENT_AT_EXIT = """
+    import sys, transfer, warnings
+    warnings.simplefilter("ignore")
+    push = transfer.Context().socket(transfer.PUSH)
+    push.connect(sys.argv[1])
+    for i in range(1000):
+        push.send(b"%d" % i)
+"""
+
+
+def test_what_was_sent_before_the_exit_arrives(context):
+    pull = context.socket(PULL)
+    pull.bind(TCP)
+    with Program(SENT_AT_EXIT, pull.last_endpoint, core=context.core.__name__.split(".")[1]) as program:
+        assert [pull.recv() for _ in range(1000)] == [b"%d" % i for i in range(1000)]
+        assert program.finish()[0] == 0
+
+
+def test_use_after_fork_is_refused_and_the_parent_is_unharmed(context):
+    one, other = pair_of(context, PAIR, PAIR)
+    one.send(b"before")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            refused = 0
+            for call in (lambda: one.send(b"child"), other.recv, lambda: context.socket(PAIR), one.poll):
+                try:
+                    call()
+                except ForkedError:
+                    refused += 1
+            one.close()
+            context.destroy()
+            code = 0 if refused == 4 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    other.send(b"after")
+    assert other.recv() == b"before"
+    assert one.recv() == b"after"
+
+
+def test_a_child_makes_a_context_of_its_own(context):
+    pull = context.socket(PULL)
+    pull.bind(TCP)
+    endpoint = pull.last_endpoint
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with transfer.Context(core=context.core) as mine:
+                push = mine.socket(PUSH)
+                push.connect(endpoint)
+                push.send(b"from the child")
+                code = push.close(5000)
+        finally:
+            os._exit(code)
+    assert pull.recv() == b"from the child"
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
