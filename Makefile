@@ -24,7 +24,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 SETUP_DONE := $(VENV)/.setup-done
 CORE_DONE := transports/native/.built
 CORE_SOURCES := $(wildcard transports/native/*.pyx transports/native/*.pxd transports/native/*.h)
-PIP := $(PY) -m pip --disable-pip-version-check --quiet
+# -qq: warnings about the machine's own pip settings are not ours.
+PIP := $(PY) -m pip --disable-pip-version-check -qq
 
 .PHONY: setup demo test test-slow check format bench build clean
 .DELETE_ON_ERROR:

@@ -32,10 +32,6 @@ def run(arguments: Sequence[str]) -> int:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has left (`transfer pull | head`).
-        _silence_output()
-        return 0
     except errors.Again as error:
         return _complain(str(error) or "timed out", EXIT_TIMEOUT)
     except errors.UsageError as error:
@@ -48,11 +44,3 @@ def run(arguments: Sequence[str]) -> int:
 def _complain(text: str, code: int) -> int:
     print(f"transfer: {text}", file=sys.stderr)
     return code
-
-
-def _silence_output() -> None:
-    """Lets Python flush standard output at exit without a second complaint."""
-    import os
-
-    # Not closed: it is standard output until the process ends, which is now.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

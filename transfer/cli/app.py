@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,12 @@ def _report_bound(endpoint: str) -> None:
     print(f"bound to {endpoint}", file=sys.stderr, flush=True)
 
 
+def _silence_output() -> None:
+    """Lets Python flush standard output at exit without a complaint about the pipe."""
+    # Not closed: it is standard output until the process ends, which is now.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @contextmanager
 def _until_interrupted(progress: Progress) -> Iterator[None]:
     """The end of every long command: its closing line comes, whether it was stopped or not."""
@@ -38,6 +45,10 @@ def _until_interrupted(progress: Progress) -> Iterator[None]:
     except KeyboardInterrupt:
         progress.close()
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader of our output has left (`transfer pull | head`), which is no error.
+        _silence_output()
+        raise typer.Exit(0) from None
     except BaseException:
         if progress.messages:
             progress.close()
@@ -105,7 +116,7 @@ def pull(
 
     ends = Ends(bind or [], connect or [], timeout)
     writer = Writer(folder=out, as_json=json, raw=raw)
-    progress = Progress("received", total_messages=count, quiet=quiet or json)
+    progress = Progress("received", total_messages=count, quiet=quiet or json, lines=out is None)
     with _until_interrupted(progress):
         receive_all("PULL", ends, writer, progress, count=count, report=_report_bound)
 
@@ -173,7 +184,7 @@ def sub(
 
     ends = Ends(bind or [], connect or [], timeout)
     writer = Writer(folder=out, as_json=json, raw=raw)
-    progress = Progress("received", total_messages=count, quiet=quiet or json)
+    progress = Progress("received", total_messages=count, quiet=quiet or json, lines=out is None)
     with _until_interrupted(progress):
         receive_all("SUB", ends, writer, progress, count=count, topics=topic or [""], report=_report_bound)
 
@@ -204,7 +215,7 @@ def req(
     inputs = Inputs(files or (), data or (), lines, whole, chunk, repeat)
     ends = Ends(bind or [], connect or [], timeout)
     writer = Writer(folder=out, as_json=json, raw=raw)
-    progress = Progress("received", total_messages=count, quiet=quiet or json)
+    progress = Progress("received", total_messages=count, quiet=quiet or json, lines=out is None)
     with _until_interrupted(progress):
         ask_all(ends, inputs, writer, progress, count=count)
 
@@ -236,7 +247,7 @@ def rep(
     paths = [Path(name) for name in files or ()]
     replies = list(Inputs(paths, data or ())) if paths or data else []
     writer = Writer(as_json=json) if show or json else None
-    progress = Progress("answered", total_messages=count, quiet=quiet or json)
+    progress = Progress("answered", total_messages=count, quiet=quiet or json, lines=show)
     with _until_interrupted(progress):
         answer_all(ends, replies, writer, progress, count=count, report=_report_bound)
 

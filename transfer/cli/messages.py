@@ -86,7 +86,8 @@ def send_all(
     Raises Again if no peer took a message in time, Broken if messages were not sent or not consumed.
     """
     with open_socket(kind, ends, report) as socket:
-        socket.wait_for_peers(wait, timeout=ends.timeout if ends.timeout is not None else 1e9)
+        socket.wait_for_peers(wait, timeout=ends.timeout)
+        progress.begin()
         for message in _limited(inputs, count):
             send(socket, message, topic)
             progress.add(message.nbytes)

@@ -27,7 +27,11 @@ class Incoming:
 
 
 class Writer:
-    """Puts out each message as the options say. folder: files; as_json; raw; else one line each."""
+    """Puts out each message as the options say.
+
+    folder: into files there, and nothing is printed without as_json. as_json: an object a line, with
+    the payload if it is small. raw: the bytes as they are. Else a line for people.
+    """
 
     def __init__(self, *, folder: Path | None = None, as_json: bool = False, raw: bool = False) -> None:
         if raw and (as_json or folder is not None):
@@ -49,8 +53,8 @@ class Writer:
             for part in raw_parts(message):
                 sys.stdout.buffer.write(part)
             sys.stdout.buffer.flush()
-        else:
-            print(file if file is not None else self._line(message), flush=True)
+        elif file is None:
+            print(self._line(message), flush=True)
 
     def _save(self, message: Incoming, folder: Path) -> Path:
         stem = folder / f"message-{self._number:06d}"

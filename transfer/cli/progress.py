@@ -20,7 +20,8 @@ class Progress:
     """Counts messages and bytes; draws them on standard error if that is a terminal.
 
     verb: "sent" or "received". total_bytes, total_messages: how much there will be, None when nobody
-    knows. A context manager; not thread-safe.
+    knows. lines: the command prints a line for each message; on a terminal these are progress enough.
+    A context manager; not thread-safe.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Progress:
         total_bytes: int | None = None,
         total_messages: int | None = None,
         quiet: bool = False,
+        lines: bool = False,
         as_json: bool = False,
     ) -> None:
         self.messages = 0
@@ -37,9 +39,10 @@ class Progress:
         self._verb = verb
         self._totals = (total_messages, total_bytes)
         self._quiet = quiet
+        self._lines = lines
         self._json = as_json
-        self._began = time.monotonic()
-        self._due = self._began + PATIENCE
+        self._began = 0.0
+        self._due = 0.0
         self._bar: Any = None
         self._task: Any = None
 
@@ -53,46 +56,45 @@ class Progress:
             self._draw()
             self._bar.stop()
 
+    def begin(self) -> None:
+        """The clock starts: now the peers are there. Else it starts with the first message."""
+        if not self._began:
+            self._began = time.monotonic()
+            self._due = self._began + PATIENCE
+
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._began if self._began else 0.0
 
     def add(self, nbytes: int) -> None:
         """One more message of so many bytes."""
+        self.begin()
         self.messages += 1
         self.nbytes += nbytes
         if not self._quiet and time.monotonic() >= self._due:
             self._due = time.monotonic() + REDRAW
             self._draw()
 
-    def close(self, **more: Any) -> None:
+    def close(self) -> None:
         """The last line: for a program on standard output (`--json`), else for a person."""
         if self._json:
             summary = {self._verb: self.messages, "bytes": self.nbytes, "seconds": round(self.seconds, 6)}
-            print(json.dumps(summary | more), flush=True)
+            print(json.dumps(summary), flush=True)
         elif not self._quiet:
-            rate = show_size(self.nbytes / max(self.seconds, 1e-9))
-            notes = "".join(
-                f", {value} {name}" for name, value in more.items() if isinstance(value, int) and value
-            )
+            rate = f" ({show_size(self.nbytes / self.seconds)}/s)" if self.messages > 1 else ""
             plural = "" if self.messages == 1 else "s"
-            print(
-                f"{self._verb} {self.messages} message{plural}, {show_size(self.nbytes)} ({rate}/s){notes}",
-                file=sys.stderr,
-            )
+            text = f"{self._verb} {self.messages} message{plural}, {show_size(self.nbytes)}{rate}"
+            print(text, file=sys.stderr)
 
     def _draw(self) -> None:
         if self._bar is None:
-            if not sys.stderr.isatty():
-                self._quiet_bar()
+            if not sys.stderr.isatty() or (self._lines and sys.stdout.isatty()):
+                self._due = float("inf")  # that will not change: never ask again
                 return
             self._start_bar()
         messages, nbytes = self._totals
         done = self.messages if messages is not None and nbytes is None else self.nbytes
         self._bar.update(self._task, completed=done, messages=self.messages)
-
-    def _quiet_bar(self) -> None:
-        self._due = float("inf")  # no terminal: never ask again
 
     def _start_bar(self) -> None:
         from rich.console import Console

@@ -76,13 +76,8 @@ def _show(checks: list[Any]) -> None:
 
 def show_version(*, as_json: bool) -> None:
     """Version, core and Python: what belongs into a bug report's first line."""
-    from importlib import metadata
-
+    from transfer import __version__
     from transports import core
 
-    try:
-        version = metadata.version("tensor-transfer")
-    except metadata.PackageNotFoundError:  # run from a tree that was never installed
-        version = "unknown"
-    told = {"transfer": version, "core": core.IMPLEMENTATION, "python": platform.python_version()}
+    told = {"transfer": __version__, "core": core.IMPLEMENTATION, "python": platform.python_version()}
     print(json.dumps(told) if as_json else ", ".join(f"{name} {value}" for name, value in told.items()))

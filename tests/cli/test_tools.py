@@ -1,0 +1,137 @@
+"""help, version, doctor, bench, demo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import transfer
+from transfer import cli, doctor
+from transfer.cli.options import parse_size, show_size
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_help_names_every_command_and_loads_little():
+    code = (
+        "import sys\n"
+        "from transfer.cli import run\n"
+        "assert run(['--help']) == 0\n"
+        "heavy = {'numpy', 'torch', 'pyspark', 'rich', 'prometheus_client', 'transfer.context', 'asyncio'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=40, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    for command in ("push", "pull", "pub", "sub", "req", "rep", "demo", "bench", "doctor", "version"):
+        assert f"\n  {command} " in answer.stdout
+
+
+@pytest.mark.parametrize("command", ["push", "pull", "pub", "sub", "req", "rep", "doctor", "version"])
+def test_every_command_has_help(command, capsys):
+    assert cli.run([command, "--help"]) == 0
+    assert "Usage: transfer" in capsys.readouterr().out
+
+
+def test_version_is_that_of_the_project(capsys):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == transfer.__version__
+    assert cli.run(["version", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["transfer"] == transfer.__version__
+    assert told["core"] in ("native", "twin")
+
+
+def test_doctor_finds_this_machine_well():
+    checks = {(check.group, check.name): check for check in doctor.examine()}
+    for name in ("tcp", "ipc", "inproc"):
+        assert checks["transports", name].status == "ok", checks["transports", name]
+    assert checks["base", "python"].status == "ok"
+    assert doctor.healthy(checks.values())
+    for check in checks.values():
+        assert check.status in ("ok", "warn", "fail", "off")
+        assert check.detail
+        if check.status in ("fail", "off"):
+            assert check.hint, check
+
+
+def test_doctor_speaks_json_and_exits_with_what_it_found(capsys):
+    assert cli.run(["doctor", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["healthy"] is True
+    assert {check["group"] for check in told["checks"]} >= {"base", "transports", "limits", "protocol"}
+
+
+def test_doctor_shows_it_to_people(capsys):
+    assert cli.run(["doctor"]) == 0
+    output = capsys.readouterr().out
+    assert "✓ tcp" in output
+    assert "protocol" in output
+
+
+def _protocol(monkeypatch, **environment):
+    for name in ("TRANSFER_PROTOCOL", "MC_RPC_PROTOCOL", "MC_RPC_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return {check.name: check for check in doctor._protocol()}
+
+
+def test_doctor_tells_who_chose_the_protocol(monkeypatch):
+    assert "default" in _protocol(monkeypatch)["protocol"].detail
+    told = _protocol(monkeypatch, MC_RPC_PROTOCOL="tcp")["protocol"]
+    assert (told.status, "MC_RPC_PROTOCOL" in told.detail) == ("ok", True)
+    told = _protocol(monkeypatch, MC_RPC_PROTOCOL="tcp", TRANSFER_PROTOCOL="rdma")["protocol"]
+    assert (told.status, "TRANSFER_PROTOCOL" in told.detail) == ("warn", True)
+    told = _protocol(monkeypatch, MC_RPC_PROTOCOL="rdma", MC_RPC_POLICY="require")["policy"]
+    assert told.status == "fail"
+    assert _protocol(monkeypatch, MC_RPC_PROTOCOL="carrier-pigeon")["protocol"].status == "fail"
+
+
+def test_doctor_fails_when_a_transport_does(monkeypatch, capsys):
+    broken = doctor.Check("transports", "tcp", "fail", "no way", "a hint")
+    monkeypatch.setattr(doctor, "_self_tests", lambda: iter([broken]))
+    assert cli.run(["doctor"]) == 1
+    assert "a hint" in capsys.readouterr().out
+
+
+def test_a_self_test_that_cannot_work_is_an_answer():
+    check = doctor._self_test("tcp", "tcp://256.256.256.256:0")
+    assert check.status == "fail"
+    assert check.hint
+
+
+def test_bench_is_passed_on(capsys):
+    assert cli.run(["bench", "--list"]) == 0
+    assert "push_pull" in capsys.readouterr().out
+
+
+def test_demo_is_passed_on(capsys):
+    assert cli.run(["demo", "--help"]) == 0
+    assert "epochs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("4096", 4096), ("64KiB", 65536), ("64ki", 65536), ("1.5M", 1_500_000), ("2 GB", 2 * 10**9)],
+)
+def test_sizes_are_read(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1T", "1..2", "KiB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(Exception, match="no size"):
+        parse_size(text)
+
+
+def test_sizes_are_shown_for_people():
+    assert [show_size(n) for n in (0, 999, 1000, 1_500_000, 2e9, 5e12)] == [
+        "0 B", "999 B", "1 kB", "1.5 MB", "2 GB", "5 TB",
+    ]  # fmt: skip
