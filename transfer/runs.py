@@ -17,8 +17,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from dataclasses import fields as dataclass_fields
+from dataclasses import asdict, dataclass, field, fields as dataclass_fields
 from typing import Any, ClassVar
 
 from transports.errors import Broken, ProtocolError

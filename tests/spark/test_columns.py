@@ -8,8 +8,10 @@ import pytest
 pa = pytest.importorskip("pyarrow", reason="pip install tensor-transfer[spark]")
 types = pytest.importorskip("pyspark.sql.types", reason="pip install tensor-transfer[spark]")
 
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import (
+    given,
+    strategies as st,
+)
 
 from transfer.spark.columns import ColumnReader, split  # noqa: E402
 from transfer.spark.schema import Column, check_schema  # noqa: E402

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -13,12 +15,13 @@ from pyarrow import parquet
 
 from tests.torch.feed import Feed, feed_partition
 from transfer.demo import digits, main
+from transfer.demo.job import DemoResult, Epoch
 from transfer.demo.training import Trainer, check_rows
 from transfer.runs import Commit
 from transfer.spark.columns import ColumnReader
 from transfer.spark.producer import send_commit
 from transfer.spark.schema import Column
-from transfer.torch import StreamDataset
+from transfer.torch import RunSummary, StreamDataset
 from transports.errors import ProtocolError
 
 COLUMNS = [Column("id", 0, "int64", 0), Column("image", 1, "float32", 1), Column("label", 2, "int64", 0)]
@@ -84,3 +87,45 @@ def test_no_java_is_one_clear_line(monkeypatch, capsys):
     assert main([]) == 1
     err = capsys.readouterr().err
     assert "demo failed: Spark needs Java" in err and "openjdk-17-jre-headless" in err
+
+
+def finished(accuracy):
+    run = RunSummary(run="r", rows=1437, sent_rows=1437, frames=4, batches=45, nbytes=10**6, seconds=0.5)
+    run.peers = {"127.0.0.1:5001": "tcp", "127.0.0.1:5002": "tcp"}
+    return DemoResult("tcp://127.0.0.1:5555", 1437, [Epoch(1, 0.5, accuracy, run)])
+
+
+@pytest.mark.keeps("matplotlib holds its fonts open")
+@pytest.mark.parametrize(("accuracy", "code"), [(0.949, 1), (0.951, 0)])
+@pytest.mark.parametrize("json_wanted", [False, True], ids=["table", "json"])
+def test_the_end_is_a_table_a_plot_and_a_verdict(monkeypatch, capsys, tmp_path, accuracy, code, json_wanted):
+    monkeypatch.setattr("transfer.spark.session.check_java", lambda: 17)
+    monkeypatch.setattr("transfer.demo.job.run_demo", lambda options, watcher: finished(accuracy))
+    plot = tmp_path / "new" / "plot.png"
+    assert main(["--output", str(plot), *["--json"][:json_wanted]]) == code
+    out, err = capsys.readouterr()
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    if json_wanted:
+        assert json.loads(out)["ok"] is (code == 0)
+    else:
+        assert "1,437" in out and "127.0.0.1:5001 :5002" in out and str(plot) in out
+        assert ("ok: every row" in out) is (code == 0)
+    assert ("demo failed: the network knows 94.9%" in err) is (code == 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ProtocolError("lost_rows", "3 of 4 rows were lost"), 1, "3 of 4 rows were lost"),
+        (KeyboardInterrupt(), 130, "stopped by Ctrl-C"),
+        (ModuleNotFoundError("no", name="sklearn"), 1, "sklearn is missing"),
+    ],
+)
+def test_failures_are_one_clear_line(monkeypatch, capsys, error, code, text):
+    def fail(options, watcher):
+        raise error
+
+    monkeypatch.setattr("transfer.spark.session.check_java", lambda: 17)
+    monkeypatch.setattr("transfer.demo.job.run_demo", fail)
+    assert main([]) == code
+    assert text in capsys.readouterr().err

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from transfer.runs import (
     Abort,
@@ -67,7 +66,8 @@ def test_metadata_of_somebody_else(meta):
         from_meta(meta)
 
 
-@given(st.dictionaries(st.text(), st.recursive(st.integers() | st.text() | st.none(), st.lists)))
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.text(), st.integers() | st.text() | st.none() | st.lists(st.integers())))
 def test_garbage_is_a_protocol_error_and_nothing_else(meta):
     with pytest.raises(ProtocolError):
         from_meta(meta)

@@ -27,6 +27,16 @@ WANTED_ACCURACY = 0.95
 COLUMNS = ("id", "image", "label")
 #: seconds that a cancelled Spark job may take to end
 _CANCEL_TIMEOUT = 20.0
+#: Spark takes a configuration without an appender for none, and uses its own
+_NO_LOG = """\
+rootLogger.level = off
+rootLogger.appenderRef.err.ref = err
+logger.repl.name = org.apache.spark.repl.Main
+logger.repl.level = off
+appender.err.type = Console
+appender.err.name = err
+appender.err.target = SYSTEM_ERR
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +110,11 @@ def run_demo(options: DemoOptions, watcher: Watcher) -> DemoResult:
 def _session(workers: int, folder: Path) -> Iterator[SparkSession]:
     # Spark's own words on stderr would run through the progress bars; what fails comes as an exception.
     quiet = folder / "log4j2.properties"
-    quiet.write_text("rootLogger.level = off\n")
+    quiet.write_text(_NO_LOG)
     spark = local_session(
         workers,
         name="transfer demo",
         conf={
-            "spark.log.level": "OFF",
             "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{quiet}",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder),

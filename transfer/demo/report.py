@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from transfer.demo.job import DemoResult, Epoch
 
 
-_COLUMNS = ("epoch", "rows sent", "received", "again", "tasks", "batches", "MB", "MB/s", "loss", "accuracy")
-
-
 class Progress:
     """A bar for each epoch. Use as a context manager."""
 
@@ -89,45 +86,47 @@ def as_dict(result: DemoResult) -> dict[str, Any]:
 
 
 def print_tables(result: DemoResult) -> None:
-    """The table of epochs, with their sum, and the table of peers."""
+    """The table of epochs with their sum, and whom the rows came from. Fits 80 columns."""
     console = Console()
-    table = Table(title="Spark -> PUSH/PULL -> PyTorch")
-    for name in (
-        "epoch",
-        "rows sent",
-        "received",
-        "again",
-        "tasks",
-        "batches",
-        "MB",
-        "MB/s",
-        "loss",
-        "accuracy",
-    ):
-        table.add_column(name, justify="right")
+    table = Table(title="Spark -> PUSH/PULL -> PyTorch", caption="again: sent twice by a retry, and dropped")
+    for name in ("epoch", "sent", "received", "again", "batches", "MB", "MB/s", "loss", "accuracy"):
+        table.add_column(name, justify="right", no_wrap=True)
     for epoch in result.epochs:
         run = epoch.run
+        counts = (epoch.number, run.sent_rows, run.rows, run.duplicate_rows, run.batches)
+        speed = run.nbytes / 1e6 / max(run.seconds, 1e-9)
         table.add_row(
-            *(str(epoch.number), f"{run.sent_rows:,}", f"{run.rows:,}", str(run.duplicate_rows)),
-            *(str(run.attempts), str(run.batches), f"{run.nbytes / 1e6:.2f}", f"{_speed(epoch):.1f}"),
-            *(f"{epoch.loss:.3f}", f"{epoch.accuracy:.1%}"),
+            *(f"{count:,}" for count in counts),
+            *(f"{run.nbytes / 1e6:.2f}", f"{speed:.1f}", f"{epoch.loss:.3f}", f"{epoch.accuracy:.1%}"),
         )
-    runs = [epoch.run for epoch in result.epochs]
+    total = as_dict(result)
     table.add_section()
     table.add_row(
-        *("all", f"{sum(r.sent_rows for r in runs):,}", f"{sum(r.rows for r in runs):,}"),
-        *(str(sum(r.duplicate_rows for r in runs)), str(sum(r.attempts for r in runs))),
-        *(str(sum(r.batches for r in runs)), f"{sum(r.nbytes for r in runs) / 1e6:.2f}", "", ""),
-        f"{result.accuracy:.1%}",
+        "all",
+        *(
+            f"{total[name]:,}"
+            for name in ("rows_sent", "rows_received", "rows_duplicated_and_dropped", "batches")
+        ),
+        *(f"{sum(epoch.run.nbytes for epoch in result.epochs) / 1e6:.2f}", "", "", f"{result.accuracy:.1%}"),
     )
     console.print(table)
-    peers = Table(title=f"peers of {result.endpoint} (one for each task)")
-    for name in ("epoch", "peer", "transport"):
+    peers = Table(title=f"peers of {result.endpoint}, one for each task")
+    for name in ("epoch", "transport", "peer"):
         peers.add_column(name)
     for epoch in result.epochs:
-        for address, transport in epoch.run.peers.items():
-            peers.add_row(str(epoch.number), address, transport)
+        for transport in sorted(set(epoch.run.peers.values())):
+            found = [address for address, used in epoch.run.peers.items() if used == transport]
+            peers.add_row(str(epoch.number), transport, _addresses(found))
     console.print(peers)
+
+
+def _addresses(addresses: list[str]) -> str:
+    """`127.0.0.1:5 :6 :7`: the host once for all its ports."""
+    ports: dict[str, list[str]] = {}
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        ports.setdefault(host, []).append(f":{port}")
+    return "  ".join(host + " ".join(found) for host, found in ports.items())
 
 
 def plot(result: DemoResult, path: Path) -> None:
@@ -151,7 +150,3 @@ def plot(result: DemoResult, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
-
-
-def _speed(epoch: Epoch) -> float:
-    return epoch.run.nbytes / 1e6 / max(epoch.run.seconds, 1e-9)

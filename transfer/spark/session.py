@@ -69,7 +69,6 @@ def local_session(
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
         "spark.sql.shuffle.partitions": str(2 * workers),
         # Small inputs would end up in one task, and the demo wants to show several.

@@ -87,9 +87,10 @@ class TransferWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Tells every receiver that can still be reached that the run has failed."""
+        timeout = min(_ABORT_TIMEOUT, self._options.connect_timeout)
         for endpoint in self._options.endpoint:
             try:
-                sender = self._open(endpoint, timeout=_ABORT_TIMEOUT)
+                sender = self._open(endpoint, timeout)
             except TransferError:
                 continue  # nobody is left to be told
             try:
@@ -122,8 +123,15 @@ class TransferDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("transfer")` known to a session. Needed only where `pyspark_transfer` is not
-    installed as a top-level module for Spark's Python; calling it again does nothing."""
+    """Makes `format("transfer")` known to a session, and to the calling thread.
+
+    Needed where `pyspark_transfer` is not installed as a top-level module for Spark's Python, and in
+    threads of your own: Spark looks for a Python data source in the thread's active session, and a
+    thread that did not start Spark has none ("Failed to find the data source"). Calling it again does
+    no harm.
+    """
+    # The one public call that makes a session the thread's active one; it computes nothing.
+    spark.createDataFrame([], "nothing int")
     if spark not in _registered:
         spark.dataSource.register(TransferDataSource)
         _registered.add(spark)
