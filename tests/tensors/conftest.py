@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.tensors.pairs import CORES, Loop, Pair, load_core
+
+# Time on a busy machine says nothing about the code.
+settings.register_profile("tensors", deadline=None)
+settings.load_profile("tensors")
 
 
 @pytest.fixture(params=CORES)

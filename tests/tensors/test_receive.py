@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.tensors.pairs import DONTWAIT, Loop, Pair, compressed
 from transfer.tensors.export import export

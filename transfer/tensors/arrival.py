@@ -44,6 +44,8 @@ def receive_into(socket: _Receiver, flags: int, target: Target) -> Any:
 
     def sink(meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
         nonlocal placed
+        if _may_be_delimiter(meta, nbytes):
+            return None
         recipe = _expect_tensor(meta)
         _not_longer(recipe, nbytes)
         target.check(recipe)
@@ -76,6 +78,8 @@ def _expect_for_numpy(meta: bytes | None, topic: bytes | None, nbytes: int) -> N
     """The sink of the common case: checks before the payload is read, leaves memory to the pool."""
     recipe = known_recipes.get(meta)
     if recipe is None or nbytes != recipe.nbytes or recipe.make_array is None:
+        if _may_be_delimiter(meta, nbytes):
+            return
         recipe = _expect_tensor(meta)
         _not_longer(recipe, nbytes)
         NUMPY.check(recipe)
@@ -83,11 +87,18 @@ def _expect_for_numpy(meta: bytes | None, topic: bytes | None, nbytes: int) -> N
 
 def _sink_for(builder: Builder) -> Sink:
     def sink(meta: bytes | None, topic: bytes | None, nbytes: int) -> None:
+        if _may_be_delimiter(meta, nbytes):
+            return
         recipe = _expect_tensor(meta)
         _not_longer(recipe, nbytes)
         builder.check(recipe)
 
     return sink
+
+
+def _may_be_delimiter(meta: bytes | None, nbytes: int) -> bool:
+    """An empty plain frame: a DEALER's envelope begins so, and a REP strips it afterwards."""
+    return meta is None and nbytes == 0
 
 
 def _not_longer(recipe: Recipe, nbytes: int) -> None:
@@ -98,12 +109,19 @@ def _not_longer(recipe: Recipe, nbytes: int) -> None:
 
 def _single(frames: list[Any]) -> tuple[Any, Recipe]:
     if len(frames) != 1:
+        _check_envelope(frames)
         raise TensorMismatch(f"a message of {len(frames)} parts", hint="receive it with recv_multipart()")
     frame = frames[0]
     recipe = _expect_tensor(frame.meta)
     if frame.flags & EXTENDED_FLAGS != recipe.flags:
         raise ProtocolError("tensor", f"flags {frame.flags:#04x} and tensor header disagree")
     return frame, recipe
+
+
+def _check_envelope(frames: list[Any]) -> None:
+    """ROUTER puts whom a message is from before it, which only `recv` can give."""
+    if type(frames[0]) is bytes:
+        raise TensorMismatch("a tensor behind an envelope", hint="receive the parts before it with recv()")
 
 
 def _take(frame: Any, recipe: Recipe, target: Target, placed: Any) -> None:
@@ -159,7 +177,10 @@ class BundleArrival:
         return buffer
 
     def _first(self, meta: bytes | None, nbytes: int) -> Any:
-        if meta is not None and nbytes >= PACK_BELOW and kind_of(meta) == KIND_TENSOR:
+        if meta is None:
+            if _may_be_delimiter(meta, nbytes):
+                return None
+        elif nbytes >= PACK_BELOW and kind_of(meta) == KIND_TENSOR:
             return None  # may belong to a bundle whose first frame was compressed; `finish` will know
         header = _expect_bundle(meta)
         self._position, self._placed, self._head = 0, {}, None
@@ -207,6 +228,7 @@ class BundleArrival:
 
     def finish(self, frames: list[Any]) -> tuple[dict[str, Any], Any]:
         """(tensors by name, metadata). Raises ProtocolError, TensorMismatch."""
+        _check_envelope(frames)
         first = frames[0]
         header = _expect_bundle(first.meta)
         if first.flags & EXTENDED_FLAGS != EXTENDED_FLAGS:

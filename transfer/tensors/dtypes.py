@@ -59,6 +59,9 @@ TABLE: Final = (
     ElementType(26, "float8_e8m0fnu", 1, "", "F8_E8M0", "|u1"),
 )
 
+#: what memoryview can make a flat view of: a format of one character
+EXPORTABLE: Final = frozenset(row.code for row in TABLE if row.numpy and "complex" not in row.name)
+
 #: the highest number of the seed; a tensor with a higher one needs the extended header
 LAST_SEED_CODE: Final = 9
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pickle import PickleBuffer
 from typing import Any, Final
 
 from transfer.tensors import dtypes
@@ -19,13 +20,17 @@ Exported = tuple[int, bytes, Any]
 Exporter = Callable[[Any], Exported]
 
 #: headers repeat, message after message. The key is (dtype, shape), and the axes if not in C order;
-#: the entry (flags, header, type to view the memory as)
+#: the entry (flags, header, how to get at the memory)
 _Entry = tuple[int, bytes, Any]
 _CACHE_LIMIT: Final = 4096
 _numpy_entries: dict[tuple[Any, ...], _Entry] = {}
 _torch_entries: dict[tuple[Any, ...], _Entry] = {}
 
 _exporters: dict[type, Exporter] = {}
+
+#: how an array is handed on, if not as it is
+_BYTES: Final = "|u1"
+_EMPTY: Final = ""
 
 #: DLPack devices whose memory the host can read
 _HOST_DEVICES: Final = (1, 3, 11, 13)
@@ -100,18 +105,16 @@ def _export_ordered(array: Any) -> Exported:
 
 def _numpy_entry(dtype: Any, shape: tuple[int, ...], axes: tuple[int, ...] | None) -> _Entry:
     code, text, itemsize = dtypes.describe_numpy(dtype)
-    flags, header = pack(TensorSpec(code, shape, itemsize, axes, text))
-    row = dtypes.BY_CODE.get(code)
-    if row is None:
-        return flags, header, "|u1"
-    return flags, header, row.view or None
+    spec = TensorSpec(code, shape, itemsize, axes, text)
+    flags, header = pack(spec)
+    if not spec.nbytes:
+        return flags, header, _EMPTY
+    return flags, header, None if code in dtypes.EXPORTABLE else _BYTES
 
 
 def _viewed(array: Any, view: str) -> Any:
-    """The same memory as a type that the buffer protocol knows."""
-    if array.ndim == 0 or array.dtype.itemsize != int(view[2:]):
-        array = array.reshape(-1)
-    return array.view(view)
+    """The same memory in a form that anybody can make a flat view of."""
+    return b"" if view == _EMPTY else array.reshape(-1).view(view)
 
 
 def _export_scalar(scalar: Any) -> Exported:
@@ -143,10 +146,8 @@ def _export_torch(tensor: Any) -> Exported:
         if tensor.is_contiguous():
             entry = _torch_entries.get((tensor.dtype, tensor.shape))
             if entry is not None:
-                flags, header, view = entry
-                if view is not None:
-                    tensor = tensor.view(view)
-                return flags, header, tensor.numpy()
+                flags, header, plain = entry
+                return flags, header, tensor.numpy() if plain is None else plain(tensor)
     except (RuntimeError, TypeError):
         pass  # grad, conjugate, sparse, on a device ...: the careful way tells them apart
     return _export_any_torch(tensor)
@@ -168,18 +169,29 @@ def _export_any_torch(tensor: Any) -> Exported:
         if axes is None or not tensor.permute(axes).is_contiguous():
             axes, tensor = None, tensor.contiguous()
     row = dtypes.describe_torch(tensor.dtype)
-    view = getattr(torch, dtypes.TORCH_VIEWS[row.itemsize]) if row.view else None
-    flags, header = pack(TensorSpec(row.code, shape, row.itemsize, axes, "", device))
+    spec = TensorSpec(row.code, shape, row.itemsize, axes, "", device)
+    flags, header = pack(spec)
+    plain = _torch_plain(torch, row, spec.nbytes)
     if axes is not None:
         tensor = tensor.permute(axes)
     elif device == (HOST, 0):
-        _remember(_torch_entries, (tensor.dtype, tensor.shape), (flags, header, view))
-    if view is not None:
-        tensor = tensor.view(view)
+        _remember(_torch_entries, (tensor.dtype, tensor.shape), (flags, header, plain))
     try:
-        return flags, header, tensor.numpy()
+        return flags, header, tensor.numpy() if plain is None else plain(tensor)
     except RuntimeError as error:
         raise NotSupported("torch was built without numpy, or numpy is missing") from error
+
+
+def _torch_plain(torch: Any, row: dtypes.ElementType, nbytes: int) -> Callable[[Any], Any] | None:
+    """How to get a buffer that anybody can make a flat view of; None: `numpy()` does."""
+    if not nbytes:
+        return lambda tensor: b""
+    if row.code in dtypes.EXPORTABLE:
+        return None
+    if not row.view:
+        return lambda tensor: torch.view_as_real(tensor).numpy()
+    integers = getattr(torch, dtypes.TORCH_VIEWS[row.itemsize])
+    return lambda tensor: tensor.view(integers).numpy()
 
 
 def _plain_torch(torch: Any, tensor: Any) -> Any:
@@ -242,7 +254,12 @@ def _export_buffer(tensor: Any) -> Exported:
     if row is None:
         raise NotATensor(f"{type(tensor).__name__} has elements of format {view.format!r}")
     flags, header = pack(TensorSpec(row.code, tuple(view.shape or ()), row.itemsize))
-    return flags, header, tensor if view.c_contiguous else view.tobytes()
+    if not view.nbytes:
+        return flags, header, b""
+    if not view.c_contiguous:
+        return flags, header, view.tobytes()
+    # ctypes and complex formats are more than one character, which memoryview cannot flatten
+    return flags, header, tensor if len(view.format) == 1 else PickleBuffer(view).raw()
 
 
 def _buffer_type(described: str, itemsize: int) -> str:
