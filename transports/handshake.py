@@ -6,6 +6,10 @@ It reads exactly what belongs to the handshake, so that nothing of the first mes
     peeking  -> show it the first header with `look`, without taking it off the connection
     wants    -> how many bytes it takes next; give it at most so many with `feed`
     outcome  -> None, an Agreement, or the HandshakeError; then what `output` still holds is sent
+
+Reasons of a HandshakeError: those of `hello.REASONS`, which may come from either side; `refused` for
+a peer's reason that we do not know; `no_hello` (a message where the hello was due); and the driver's
+own: `timeout`, `closed` (without a byte), `truncated` (in the middle), `broken` (by the network).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from transports import registry
@@ -16,13 +18,41 @@ ENDPOINTS = {
 }
 
 
-@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", ENDPOINTS)
-def test_contract(name, check, tmp_path):
-    endpoint = ENDPOINTS[name].format(folder=tmp_path)
+MEETING = [check for check in checks.CHECKS if check.__module__.endswith("meeting")]
+CARRYING = [check for check in checks.CHECKS if check.__module__.endswith("carrying")]
+
+
+def subject(name: str, folder, core=None) -> checks.Subject:
+    endpoint = ENDPOINTS[name].format(folder=folder)
     scheme = endpoint.partition(":")[0]
-    check(checks.Subject(lambda: registry.open_transport(scheme), endpoint))
+    return checks.Subject(lambda: registry.open_transport(scheme), endpoint, core)
+
+
+@pytest.fixture(params=["twin", "native"])
+def core(request):
+    try:
+        module = importlib.import_module(f"transports.{request.param}")
+    except ImportError as error:
+        pytest.skip(f"the {request.param} core is not built: {error}")
+    return module
+
+
+@pytest.mark.parametrize("check", MEETING, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_meeting(name, check, tmp_path):
+    check(subject(name, tmp_path))
+
+
+@pytest.mark.parametrize("check", CARRYING, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", [name for name in ENDPOINTS if name != "inproc"])
+def test_carrying(name, check, tmp_path, core):
+    check(subject(name, tmp_path, core))
+
+
+@pytest.mark.parametrize("check", CARRYING, ids=lambda check: check.__name__)
+def test_carrying_without_descriptors(check, tmp_path):
+    check(subject("inproc", tmp_path))
 
 
 def test_one_call_runs_all(tmp_path):
-    checks.check_transport(checks.Subject(registry.find("inproc"), "inproc://all"))
+    checks.check_transport(subject("inproc", tmp_path))

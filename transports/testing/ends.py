@@ -28,10 +28,14 @@ IMPATIENT = ConnectOptions(reconnect_first=0.01, reconnect_limit=0.05)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is checked. make: gives a new transport. endpoint: can be bound; may hold a wildcard."""
+    """What is checked. make: gives a new transport. endpoint: can be bound; may hold a wildcard.
+
+    core: the module that drives descriptors, `transports.core` if None (or native, or twin).
+    """
 
     make: Callable[[], Transport]
     endpoint: str
+    core: Any = None
 
     @property
     def address(self) -> Address:
@@ -84,7 +88,8 @@ def meet(
     **limits: int,
 ) -> Iterator[Ends]:
     """Connects, and closes all in the end. limits: as `core.Stream` takes them, for both ends."""
-    reactor, flusher, pool = Reactor(), core.Flusher(), core.Pool()
+    driver = core if subject.core is None else subject.core
+    reactor, flusher, pool = Reactor(), driver.Flusher(), driver.Pool()
     streams: list[Any] = []
     one, other = Side(), Side()
     acceptor = serve(
@@ -99,7 +104,13 @@ def meet(
         )  # fmt: skip
         until(lambda: one.connected and other.connected, f"a connection to {acceptor.address}")
         for side, kind in ((one, kinds[0]), (other, kinds[1])):
-            streams.append(stream_of(side.connected[0], kind, flusher, pool, limits))
+            made = side.connected[0]
+            if made.stream is None:
+                streams.append(driver.Stream(made.fd, kind, flusher, pool, **limits))
+                continue
+            streams.append(made.stream)
+            for name, value in limits.items():
+                setattr(made.stream, name, value)
         yield Ends(streams[0], streams[1], one.connected[0], other.connected[0], flusher.reap)
     finally:
         if connector is not None:
@@ -110,14 +121,6 @@ def meet(
         flusher.close()
         pool.close()
         reactor.close()
-
-
-def stream_of(connected: Connected, kind: SocketType, flusher: Any, pool: Any, limits: dict[str, Any]) -> Any:
-    if connected.stream is None:
-        return core.Stream(connected.fd, kind, flusher, pool, **limits)
-    for name, value in limits.items():
-        setattr(connected.stream, name, value)
-    return connected.stream
 
 
 def plain(*parts: Any, flags: int = 0) -> list[OutFrame]:
