@@ -74,7 +74,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/cython-lint transports/native
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint transports/native
 	$(BIN)/codespell
 
 format: setup
