@@ -1,0 +1,158 @@
+"""Calls a socket's callbacks: off the caller's thread, one at a time, whatever they raise."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from transfer.interface.message import Form, Incoming, read
+from transports.errors import Again, Broken, Closed, TransferError
+
+logger = logging.getLogger("transfer.interface")
+
+Callback = Callable[[dict[str, Any]], object]
+
+#: how long the thread waits before it looks whether it should end, in seconds
+TICK = 0.2
+
+
+class Source(Protocol):
+    """Where messages come from, and what a callback that failed leaves behind."""
+
+    def next_message(self, timeout: float) -> Incoming:
+        """Waits up to `timeout` seconds. Raises Again, Broken, Closed."""
+
+    def abandon(self) -> None:
+        """The callback ended with an error: a REP must not wait for its reply for ever."""
+
+
+class Dispatcher:
+    """The thread of one socket that receives and calls. It runs while there are callbacks.
+
+    errors: callbacks that raised, and messages that no callback could read.
+    Thread-safe. `stop` may be called from a callback; it then returns before the thread has ended.
+    """
+
+    def __init__(self, source: Source, name: str) -> None:
+        self.errors = 0
+        self._source = source
+        self._name = name
+        self._callbacks: dict[Form, Callback] = {}
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to call."""
+        return bool(self._callbacks)
+
+    def set(self, form: Form, callback: Callback | None) -> None:
+        """Sets or (None) removes the callback of one form; it applies from the next message on."""
+        if callback is not None and not callable(callback):
+            raise TypeError(f"a callback is callable, {type(callback).__name__} is not")
+        callbacks = {key: known for key, known in self._callbacks.items() if key is not form}
+        if callback is not None:
+            callbacks[form] = callback
+        self._callbacks = callbacks
+
+    def has(self, forms: Iterable[Form]) -> bool:
+        """Whether a callback would get a message of one of these forms."""
+        return any(form in self._callbacks for form in forms)
+
+    def start(self) -> None:
+        """Begins to receive; does nothing if it runs already."""
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._stop = threading.Event()
+            self._thread = threading.Thread(
+                target=self._run, args=(self._stop,), name=self._name, daemon=True
+            )
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the callback that runs now. Idempotent."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._stop.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                message = self._source.next_message(TICK)
+            except Again:
+                continue
+            except Closed:
+                return
+            except Broken as error:  # the request that this REQ had open is lost
+                self._failed("%s: no message: %s", self._name, error)
+                continue
+            except TransferError as error:  # one bad message must not end the service
+                self._failed("%s: cannot receive: %s", self._name, error)
+                stop.wait(TICK)
+                continue
+            self._deliver(message)
+
+    def _deliver(self, message: Incoming) -> None:
+        chosen = choose(message, self._callbacks)
+        if chosen is None:
+            self._failed("%s: no callback for a message from %s; dropped", self._name, message.source)
+            self._source.abandon()
+            return
+        callback, form = chosen
+        try:
+            callback(read(message, form))
+        except Exception as error:
+            # A service goes on with the next message whatever the user's code did with this one.
+            self._failed("%s: the %s callback failed", self._name, form.value, error=error)
+            self._source.abandon()
+
+    def _failed(self, text: str, *values: object, error: BaseException | None = None) -> None:
+        self.errors += 1
+        logger.error(text, *values, exc_info=error)
+
+
+def choose(message: Incoming, callbacks: dict[Form, Callback]) -> tuple[Callback, Form] | None:
+    """The callback for a message, and the form that it wants; None if no callback can take it.
+
+    Tensors go to the tensor callback and messages of several parts to the multipart one. Where
+    several of the others are set, the first that can read the bytes gets them: objects, JSON, text,
+    data. One alone gets everything, readable or not.
+    """
+    if message.is_tensor:
+        return _one(callbacks, Form.TENSOR)
+    if len(message.parts) > 1 and Form.MULTIPART in callbacks:
+        return _one(callbacks, Form.MULTIPART)
+    candidates = [form for form in _BY_STRICTNESS if form in callbacks]
+    for form in candidates[:-1]:
+        if _readable(message, form):
+            return _one(callbacks, form)
+    return _one(callbacks, candidates[-1]) if candidates else _one(callbacks, Form.MULTIPART)
+
+
+_BY_STRICTNESS = (Form.PYOBJ, Form.JSON, Form.STRING, Form.DATA)
+
+
+def _one(callbacks: dict[Form, Callback], form: Form) -> tuple[Callback, Form] | None:
+    callback = callbacks.get(form)
+    return None if callback is None else (callback, form)
+
+
+def _readable(message: Incoming, form: Form) -> bool:
+    if form is Form.PYOBJ:  # never unpickled to find out: protocol 2 and later begin and end so
+        data = message.data
+        return data[:1] == b"\x80" and data[-1:] == b"."
+    try:
+        read(message, form)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,142 @@
+"""What a message is to its sender and to its receiver: bytes, text, JSON, a pickled object, parts.
+
+Nothing on the wire says which of these a message is (a tensor says so): the receiver's choice of
+callback, or of `recv_...`, decides how it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from transfer.config import pickle_allowed
+from transports.errors import NotATensor, PickleRefused, UsageError
+
+
+class Form(Enum):
+    """The forms that a message can be received in."""
+
+    DATA = "data"
+    STRING = "string"
+    JSON = "json"
+    PYOBJ = "pyobj"
+    MULTIPART = "multipart"
+    TENSOR = "tensor"
+
+
+@dataclass(slots=True)
+class Incoming:
+    """One message as it arrived.
+
+    source: where the peer is. topic: empty if there is none. parts: the payload without the topic.
+    tensor: the tensor, and `is_tensor` tells an absent one from any value.
+    """
+
+    source: str
+    topic: str
+    parts: Sequence[Any]
+    tensor: Any = None
+    is_tensor: bool = False
+
+    @property
+    def data(self) -> bytes:
+        """All parts as one piece of bytes."""
+        if len(self.parts) == 1:
+            return bytes(self.parts[0])
+        return b"".join(map(bytes, self.parts))
+
+
+# --- out --------------------------------------------------------------------------------------
+
+
+def encode_data(value: Any) -> Any:
+    """Bytes, or any object that exports a buffer; text travels as UTF-8. Raises TypeError."""
+    if isinstance(value, str):
+        return value.encode()
+    memoryview(value).release()
+    return value
+
+
+def encode_json(value: Any) -> bytes:
+    """JSON in UTF-8. Raises TypeError or ValueError for what JSON cannot say."""
+    return json.dumps(value).encode()
+
+
+def encode_string(value: str) -> bytes:
+    """UTF-8. Raises TypeError for anything but text."""
+    if not isinstance(value, str):
+        raise TypeError(f"text is wanted, not {type(value).__name__}")
+    return value.encode()
+
+
+def encode_pyobj(value: Any) -> bytes:
+    """The pickled object. Raises PickleRefused unless pickle is allowed."""
+    require_pickle()
+    return pickle.dumps(value)
+
+
+def require_pickle() -> None:
+    """Raises PickleRefused unless the environment allows pickle."""
+    if not pickle_allowed():
+        raise PickleRefused(
+            "pickle is off: unpickling runs whatever code the sender chose",
+            hint="use JSON or tensors; MOONCAKE_ALLOW_PICKLE=1 turns it on among peers that you trust",
+        )
+
+
+# --- in ---------------------------------------------------------------------------------------
+
+
+def as_data(message: Incoming) -> dict[str, Any]:
+    return {"source": message.source, "data": message.data, "topic": message.topic}
+
+
+def as_string(message: Incoming) -> dict[str, Any]:
+    return {"string": message.data.decode(), "topic": message.topic}
+
+
+def as_json(message: Incoming) -> dict[str, Any]:
+    return {"obj": json.loads(message.data), "topic": message.topic}
+
+
+def as_pyobj(message: Incoming) -> dict[str, Any]:
+    require_pickle()
+    return {"obj": pickle.loads(message.data), "topic": message.topic}
+
+
+def as_multipart(message: Incoming) -> dict[str, Any]:
+    return {"frames": [bytes(part) for part in message.parts]}
+
+
+def as_tensor(message: Incoming) -> dict[str, Any]:
+    if not message.is_tensor:
+        raise NotATensor(
+            f"a message of {len(message.data)} bytes arrived, which is no tensor",
+            hint="receive it with recv, recv_json or whatever its sender meant; it is still unread",
+        )
+    return {"source": message.source, "tensor": message.tensor, "topic": message.topic}
+
+
+READERS: dict[Form, Callable[[Incoming], dict[str, Any]]] = {
+    Form.DATA: as_data,
+    Form.STRING: as_string,
+    Form.JSON: as_json,
+    Form.PYOBJ: as_pyobj,
+    Form.MULTIPART: as_multipart,
+    Form.TENSOR: as_tensor,
+}
+
+
+def read(message: Incoming, form: Form) -> dict[str, Any]:
+    """The message as a dict in the form wanted.
+
+    Raises UsageError if it is a tensor and something else is wanted, NotATensor for the opposite,
+    PickleRefused, and ValueError (UnicodeDecodeError, JSONDecodeError) for bytes of another form.
+    """
+    if message.is_tensor and form is not Form.TENSOR:
+        raise UsageError("a tensor arrived", hint="receive it with recv_tensor; it is still unread")
+    return READERS[form](message)

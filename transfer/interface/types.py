@@ -1,0 +1,93 @@
+"""Types and settings of the Mooncake surface: socket types, options, configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any
+
+from transports.errors import OptionError
+
+
+class ZmqSocketType(IntEnum):
+    """Socket types by the numbers of the seed, which also travel on the wire."""
+
+    REQ = 0
+    REP = 1
+    PUB = 2
+    SUB = 3
+    PUSH = 4
+    PULL = 5
+    PAIR = 6
+
+
+class ZmqSocketOption(IntEnum):
+    """What `set_socket_option` takes. Times in milliseconds, sizes in bytes, marks in messages."""
+
+    RCVTIMEO = 0
+    SNDTIMEO = 1
+    SNDHWM = 2
+    RCVHWM = 3
+    LINGER = 4
+    RECONNECT_IVL = 5
+    RCVBUF = 6
+    SNDBUF = 7
+    ROUTING_ID = 8
+
+
+@dataclass
+class ZmqConfig:
+    """Settings of a `ZmqInterface`.
+
+    thread_count: threads for the calls that end in `_async`. timeout_seconds: how long a request
+    waits for its reply. pool_size: kept for programs that set it; connections are not pooled here.
+    enable_rdma: endpoints without a scheme mean rdma://, which falls back to TCP, saying so.
+    high_water_mark: messages a peer may lag behind. The rest: milliseconds, and bytes of the
+    kernel's buffers.
+    """
+
+    thread_count: int = 8
+    timeout_seconds: int = 30
+    pool_size: int = 10
+    enable_rdma: bool = False
+    high_water_mark: int = 1000
+    rcv_timeout_ms: int = 5000
+    snd_timeout_ms: int = 5000
+    linger_ms: int = 1000
+    reconnect_interval_ms: int = 100
+    rcv_buffer_size: int = 65536
+    snd_buffer_size: int = 65536
+
+
+def as_config(given: ZmqConfig | Mapping[str, Any] | None) -> ZmqConfig:
+    """The configuration that `initialize` was given, whichever way. Raises OptionError."""
+    if given is None:
+        return ZmqConfig()
+    if isinstance(given, ZmqConfig):
+        return given
+    known = {field.name for field in fields(ZmqConfig)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise OptionError(
+            f"unknown setting {', '.join(map(repr, unknown))}", hint="one of " + ", ".join(sorted(known))
+        )
+    return ZmqConfig(**given)
+
+
+def as_socket_type(given: ZmqSocketType | int | str) -> ZmqSocketType:
+    """A socket type given as enum, number or name. Raises OptionError."""
+    try:
+        return ZmqSocketType[given.upper()] if isinstance(given, str) else ZmqSocketType(given)
+    except (KeyError, ValueError):
+        names = ", ".join(kind.name for kind in ZmqSocketType)
+        raise OptionError(f"{given!r} is no socket type", hint=f"one of {names}") from None
+
+
+def as_option(given: ZmqSocketOption | int | str) -> ZmqSocketOption:
+    """An option given as enum, number or name. Raises OptionError."""
+    try:
+        return ZmqSocketOption[given.upper()] if isinstance(given, str) else ZmqSocketOption(given)
+    except (KeyError, ValueError):
+        names = ", ".join(option.name for option in ZmqSocketOption)
+        raise OptionError(f"{given!r} is no socket option", hint=f"one of {names}") from None

@@ -1,0 +1,112 @@
+"""pyzmq's interface over `transfer`: `import transfer.zmq as zmq` and a program runs as it is.
+
+For sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER and DEALER. Numbers, names,
+defaults (linger -1, high-water mark 1000, lazy connect) and errors are pyzmq 27.3's. Peers must be
+of this project too: the wire is another one. What is missing refuses with `NotSupported` and says
+why; `docs/zmq-compat.md` lists every public name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transfer.zmq import constants, error, utils, version
+from transfer.zmq.constants import *  # noqa: F403 - pyzmq has all constants here
+from transfer.zmq.context import Context, SyncContext
+from transfer.zmq.error import (
+    Again,
+    ContextTerminated,
+    DraftFDWarning,
+    InterruptedSystemCall,
+    NotDone,
+    ZMQBaseError,
+    ZMQBindError,
+    ZMQError,
+    ZMQVersionError,
+)
+from transfer.zmq.frame import Frame, Message
+from transfer.zmq.missing import Stopwatch, curve_keypair, curve_public, get_includes, get_library_dirs
+from transfer.zmq.poll import Poller, select, zmq_poll
+from transfer.zmq.proxy import device, proxy, proxy_steerable
+from transfer.zmq.socket import Socket, SyncSocket
+from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
+from transfer.zmq.utils import jsonapi, strtypes, z85
+from transfer.zmq.version import (
+    __revision__,
+    __version__,
+    pyzmq_version,
+    pyzmq_version_info,
+    zmq_version,
+    zmq_version_info,
+)
+from transports.errors import describe
+
+COPY_THRESHOLD = 65536
+DRAFT_API = False
+PYZMQ_DRAFT_API = False
+IPC_PATH_MAX_LEN = 107
+
+__all__ = [  # noqa: PLE0604 - the constants' names are computed
+    *constants.__all__,
+    "COPY_THRESHOLD",
+    "DRAFT_API",
+    "IPC_PATH_MAX_LEN",
+    "PYZMQ_DRAFT_API",
+    "Again",
+    "Context",
+    "ContextTerminated",
+    "DraftFDWarning",
+    "Frame",
+    "InterruptedSystemCall",
+    "Message",
+    "MessageTracker",
+    "NotDone",
+    "Poller",
+    "Socket",
+    "Stopwatch",
+    "SyncContext",
+    "SyncSocket",
+    "ZMQBaseError",
+    "ZMQBindError",
+    "ZMQError",
+    "ZMQVersionError",
+    "_FINISHED_TRACKER",
+    "__revision__",
+    "__version__",
+    "curve_keypair",
+    "curve_public",
+    "device",
+    "get_includes",
+    "get_library_dirs",
+    "has",
+    "proxy",
+    "proxy_steerable",
+    "pyzmq_version",
+    "pyzmq_version_info",
+    "select",
+    "strerror",
+    "zmq_errno",
+    "zmq_poll",
+    "zmq_version",
+    "zmq_version_info",
+]
+
+
+def has(capability: str) -> bool:
+    """Whether there is `ipc`; everything else that libzmq can be asked for is not there."""
+    return capability == "ipc"
+
+
+def strerror(errno: int) -> str:
+    """The text of an error number, ZeroMQ's own included."""
+    return describe(errno)
+
+
+def zmq_errno() -> int:
+    """Always 0: errors are exceptions here, and each has its number in `errno`."""
+    return 0
+
+
+if TYPE_CHECKING:  # the constants
+
+    def __getattr__(name: str) -> Any: ...

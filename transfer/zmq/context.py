@@ -1,0 +1,203 @@
+"""pyzmq's Context over ours: defaults for sockets, shadows, and a `term` that wakes everybody."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from typing import Any, TypeVar
+
+import transfer.context
+from transfer import config
+from transfer.zmq.constants import ContextOption, Errno, SocketOption
+from transfer.zmq.error import ZMQError
+from transfer.zmq.socket import Socket
+
+__all__ = ["Context", "SyncContext"]
+
+_Self = TypeVar("_Self", bound="Context")
+
+#: what `get` answers; the first two can be set, and nothing depends on any of them
+_OPTIONS = {
+    ContextOption.IO_THREADS: 1,
+    ContextOption.MAX_SOCKETS: 1023,
+    ContextOption.SOCKET_LIMIT: 65535,
+    ContextOption.MAX_MSGSZ: 2147483647,
+    ContextOption.MSG_T_SIZE: 64,
+}
+
+
+class Context(transfer.context.Context):
+    """Where sockets come from. Thread-safe.
+
+    io_threads: remembered and ignored. shadow (also as first argument): another context of this
+    package; both are then the same one, and only the class of new sockets differs.
+    """
+
+    __slots__ = ("_is_shadow",)
+
+    _instance: Any = None
+    _instance_pid = 0
+    _instance_lock = threading.Lock()
+    _socket_class: Any = Socket  # type: ignore[assignment]  # pyzmq's name for a class, ours is a method
+
+    def __init__(self, io_threads: Any = 1, shadow: Any = None) -> None:
+        if isinstance(io_threads, Context):
+            io_threads, shadow = 1, io_threads
+        if shadow:
+            if not isinstance(shadow, Context):
+                raise ZMQError(Errno.EINVAL, "only contexts of this package can be shadowed")
+            # All state is shared, also what is set later: a shadow is the same context.
+            object.__setattr__(self, "__dict__", shadow.__dict__)
+            object.__setattr__(self, "_is_shadow", True)
+            return
+        object.__setattr__(self, "_is_shadow", False)
+        super().__init__(defaults=config.PYZMQ)
+        self._options = {**_OPTIONS, ContextOption.IO_THREADS: int(io_threads)}
+        self._heirs: dict[threading.Thread, Any] = {}
+        self._warns = False
+        self._ending = False
+        self.sockopts: dict[int, Any] = {}
+
+    @classmethod
+    def instance(cls: type[_Self], io_threads: int = 1) -> _Self:
+        """The context that all parts of a program share; one for each class, a new one after
+        `term` or fork."""
+        with Context._instance_lock:
+            found = cls.__dict__.get("_instance")
+            if found is None or found.closed or cls._instance_pid != os.getpid():
+                cls._instance = found = cls(io_threads=io_threads)
+                cls._instance_pid = os.getpid()
+            made: _Self = found
+            return made
+
+    @classmethod
+    def shadow(cls: type[_Self], address: Any) -> _Self:
+        """A context of this class that is the same as another one. Addresses of libzmq are refused."""
+        return cls(shadow=address)
+
+    def __copy__(self: _Self, memo: Any = None) -> _Self:
+        return type(self)(shadow=self)
+
+    __deepcopy__ = __copy__
+
+    @property
+    def underlying(self) -> int:
+        """A number for this context. There is no libzmq whose address it could be."""
+        return id(self.__dict__)
+
+    # -- sockets -------------------------------------------------------------------------------
+
+    def socket(self, socket_type: int, socket_class: Any = None, **kwargs: Any) -> Any:
+        """A new socket of this type, with the defaults that were set on the context."""
+        if self.closed:
+            raise ZMQError(Errno.ENOTSUP, "the context is terminated")
+        made = (socket_class or self._socket_class)(self, socket_type, **kwargs)
+        for option, value in self.sockopts.items():
+            try:
+                made.setsockopt(option, value)
+            except ZMQError:
+                continue  # it does not apply to this type: SUBSCRIBE on a PUSH
+        return made
+
+    def setsockopt(self, opt: int, value: Any) -> None:
+        """A default for the sockets made from now on."""
+        self.sockopts[opt] = value
+
+    def getsockopt(self, opt: int) -> Any:
+        """The default for new sockets. Raises KeyError if none was set."""
+        return self.sockopts[opt]
+
+    # -- options -------------------------------------------------------------------------------
+
+    def set(self, option: int, optval: int) -> None:
+        """An option of the context. Taken and remembered; none has an effect here."""
+        try:
+            self._options[ContextOption(option)] = int(optval)
+        except ValueError:
+            raise ZMQError(Errno.EINVAL, f"there is no context option {option!r}") from None
+
+    def get(self, option: int) -> int:
+        """The value of an option of the context. Raises ZMQError (EINVAL)."""
+        try:
+            return self._options[ContextOption(option)]
+        except (KeyError, ValueError):
+            raise ZMQError(Errno.EINVAL, f"the context option {option!r} cannot be read") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        upper = name.upper()
+        if upper in SocketOption.__members__:
+            self.sockopts[SocketOption[upper]] = value
+        elif upper in ContextOption.__members__:
+            self.set(ContextOption[upper], value)
+        elif name in self.__dict__ or "sockopts" not in self.__dict__ or hasattr(type(self), name):
+            super().__setattr__(name, value)
+        else:
+            raise AttributeError(f"there is no context or socket option {upper}")
+
+    def __getattr__(self, name: str) -> Any:
+        upper = name.upper()
+        if upper in ContextOption.__members__:
+            return self.get(ContextOption[upper])
+        options = self.__dict__.get("sockopts", {})
+        option = SocketOption.__members__.get(upper)
+        if option is None or option not in options:
+            raise AttributeError(f"{type(self).__name__} has no attribute or option {name}")
+        return options[option]
+
+    def __delattr__(self, name: str) -> None:
+        option = SocketOption.__members__.get(name.upper())
+        if name in self.__dict__:
+            super().__delattr__(name)
+        elif option is not None and option in self.sockopts:
+            del self.sockopts[option]
+        else:
+            raise AttributeError(name)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def term(self) -> None:
+        """Ends the context: waiting calls raise ContextTerminated, what was sent is given its linger.
+
+        Sockets that are still open are closed; libzmq would wait for their owners to do it.
+        """
+        self._end(None)
+
+    def destroy(self, linger: float | None = None) -> int:
+        """Closes all sockets, with this linger (ms) if it is given, and ends the context.
+
+        The linger holds for sockets that were closed before, too, so that the time is bounded.
+        """
+        return self._end(linger)
+
+    def _end(self, linger: float | None) -> int:
+        with self._lock:
+            if self._ending or self.forked:
+                return 0
+            self._ending = True
+        for sock in self.sockets:
+            if isinstance(sock, Socket):
+                if self._warns:
+                    warnings.warn(f"unclosed {sock!r}", ResourceWarning, stacklevel=3, source=sock)
+                sock.close(linger)
+        for thread, heir in list(self._heirs.items()):
+            if linger is not None:
+                heir.linger = int(linger)
+            thread.join()
+        return super().destroy(0)
+
+    def __exit__(self, *exc: object) -> None:
+        self._warns = True
+        self._end(None)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_shadow", True) and "sockopts" in self.__dict__:
+            super().__del__()
+
+    def __repr__(self) -> str:
+        count = len(self.sockets)
+        state = f"{count} socket{'s' if count > 1 else ''}" if count else ""
+        return f"<zmq.Context({state}) at {id(self):#x}{' closed' if self.closed else ''}>"
+
+
+SyncContext = Context

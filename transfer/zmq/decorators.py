@@ -1,0 +1,62 @@
+"""Decorators that make a context or a socket for each call, and close it afterwards.
+
+@context()
+@socket(zmq.PUSH)
+def work(ctx, push): ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from transfer.zmq.context import Context
+
+__all__ = ["context", "socket"]
+
+
+def context(name: str | None = None, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    """Gives the function a new Context: as keyword `name`, or behind the other arguments."""
+    if name is not None and not isinstance(name, str):
+        name, args = None, (name, *args)
+
+    def make(given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        return Context(*args, **kwargs)
+
+    return _decorator(name, make)
+
+
+def socket(*args: Any, context_name: str = "context", **kwargs: Any) -> Callable[[Any], Any]:
+    """Gives the function a new socket of the Context among its arguments, or of `instance()`.
+
+    The first argument may be a name: then the socket is a keyword argument.
+    """
+    name = None
+    if args and isinstance(args[0], str):
+        name, *rest = args
+        args = tuple(rest)
+
+    def make(given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        found = named.get(context_name)
+        if not isinstance(found, Context):
+            found = next((each for each in given if isinstance(each, Context)), None)
+        return (found or Context.instance()).socket(*args, **kwargs)
+
+    return _decorator(name, make)
+
+
+def _decorator(name: str | None, make: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Callable[[Any], Any]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name is not None and name in kwargs:
+                raise TypeError(f"{function.__name__}() got two values for {name!r}")
+            with make(args, kwargs) as made:
+                if name is None:
+                    return function(*args, made, **kwargs)
+                return function(*args, **{**kwargs, name: made})
+
+        return call
+
+    return decorate

@@ -1,0 +1,45 @@
+"""Functions of pyzmq that cannot work here: each says why."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import NoReturn
+
+from transports.errors import NotSupported
+
+_CURVE = "CURVE needs libzmq's security mechanisms, which are not implemented"
+
+
+def curve_keypair() -> NoReturn:
+    """Raises NotSupported."""
+    raise NotSupported(_CURVE, hint="use a network that you trust")
+
+
+def curve_public(secret_key: bytes) -> NoReturn:
+    """Raises NotSupported."""
+    raise NotSupported(_CURVE, hint="use a network that you trust")
+
+
+def get_includes() -> NoReturn:
+    """Raises NotSupported."""
+    raise NotSupported("there is no libzmq to compile against")
+
+
+def get_library_dirs() -> NoReturn:
+    """Raises NotSupported."""
+    raise NotSupported("there is no libzmq to link with")
+
+
+class Stopwatch:
+    """Microseconds between `start` and `stop`; deprecated, as in pyzmq."""
+
+    def __init__(self) -> None:
+        warnings.warn("Stopwatch is deprecated: use time.monotonic", DeprecationWarning, stacklevel=2)
+        self._started = 0.0
+
+    def start(self) -> None:
+        self._started = time.monotonic()
+
+    def stop(self) -> int:
+        return int((time.monotonic() - self._started) * 1e6)

@@ -1,0 +1,89 @@
+"""Our monitor events as the messages that libzmq's monitors send through a PAIR socket."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import Any
+
+from transfer.monitor import Event as OurEvent
+from transfer.monitor import EventKind
+from transfer.zmq.constants import Event
+from transports.errors import Again, Closed
+
+#: 16 bits of the event, 32 of its value, without padding
+EVENT = struct.Struct("=hi")
+
+_EVENTS = {
+    EventKind.LISTENING: Event.LISTENING,
+    EventKind.BIND_FAILED: Event.BIND_FAILED,
+    EventKind.CONNECT_DELAYED: Event.CONNECT_DELAYED,
+    EventKind.CONNECT_RETRIED: Event.CONNECT_RETRIED,
+    EventKind.ACCEPT_FAILED: Event.ACCEPT_FAILED,
+    EventKind.HANDSHAKE_FAILED: Event.HANDSHAKE_FAILED_PROTOCOL,
+    EventKind.REFUSED: Event.HANDSHAKE_FAILED_PROTOCOL,
+    EventKind.DISCONNECTED: Event.DISCONNECTED,
+    EventKind.CLOSED: Event.CLOSED,
+}
+#: ms that a message to a monitor nobody reads may wait
+_PATIENCE = 1000
+
+
+def translate(event: OurEvent, bound: bool) -> list[Event]:
+    """The events of libzmq that stand for one of ours. `bound`: of an endpoint that we bound.
+
+    Ours says CONNECTED after the handshake; libzmq says two things then.
+    """
+    if event.kind is EventKind.CONNECTED:
+        return [Event.ACCEPTED if bound else Event.CONNECTED, Event.HANDSHAKE_SUCCEEDED]
+    known = _EVENTS.get(event.kind)
+    return [] if known is None else [known]
+
+
+class MonitorPump:
+    """Carries the events of one socket to an inproc endpoint, in a thread of its own.
+
+    pair: a new PAIR, which the pump binds to `addr` and owns from now on. wanted: the bits of the events to carry. `close` sends MONITOR_STOPPED and ends the thread.
+    """
+
+    def __init__(self, sock: Any, pair: Any, addr: str, wanted: int) -> None:
+        self._links = sock._links
+        self._wanted = wanted
+        self._pair = pair
+        self._pair.linger = 0
+        self._pair.sndtimeo = _PATIENCE
+        self._pair.bind(addr)
+        self._monitor = sock.get_monitor()
+        self._thread = threading.Thread(target=self._run, name="zmq-monitor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Idempotent. The events that were seen before are carried first."""
+        self._monitor.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for event in self._monitor:
+                bound = self._is_bound(event.endpoint)
+                for bit in translate(event, bound):
+                    self._carry(bit, event.endpoint)
+            self._carry(Event.MONITOR_STOPPED, "")
+        except Closed:
+            return  # the context was terminated
+        finally:
+            self._pair.close()
+
+    def _is_bound(self, endpoint: str) -> bool:
+        return any(
+            record.acceptor is not None and str(record.address) == endpoint
+            for record in list(self._links.endpoints)
+        )
+
+    def _carry(self, event: Event, endpoint: str) -> None:
+        if not self._wanted & event:
+            return
+        try:
+            self._pair.send_multipart([EVENT.pack(event, 0), endpoint.encode()])
+        except Again:
+            return  # nobody reads this monitor: what it would have told is dropped, as in libzmq

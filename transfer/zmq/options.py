@@ -1,0 +1,235 @@
+"""What each socket option of pyzmq does here: forwarded, taken without effect, or refused.
+
+The table is the only place that knows; `Socket.get` and `Socket.set` obey it and
+`docs/zmq-compat.md` prints it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from transfer.zmq.constants import SocketOption
+from transports.errors import NotSupported, OptionError
+
+Value = int | bytes | str
+
+
+class Effect(Enum):
+    """What happens to an option."""
+
+    FORWARDED = "works"
+    IGNORED = "taken, no effect"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one option is treated.
+
+    attribute: our own option's name, for FORWARDED. kind: the type that pyzmq gives and takes.
+    default: what `get` says of an option that is not forwarded; None if it cannot be read.
+    reason: why it has no effect or is refused.
+    """
+
+    effect: Effect
+    attribute: str = ""
+    kind: type[int] | type[bytes] = int
+    default: int | bytes | None = None
+    readable: bool = True
+    writable: bool = True
+    reason: str = ""
+
+
+def _forwarded(names: str, kind: type[int] | type[bytes] = int, **how: bool) -> dict[SocketOption, Rule]:
+    return {
+        SocketOption[name]: Rule(Effect.FORWARDED, name.lower(), kind, **how) for name in names.split()
+    }
+
+
+def _fixed(effect: Effect, reason: str, **defaults: int | bytes | None) -> dict[SocketOption, Rule]:
+    return {
+        SocketOption[name]: Rule(
+            effect,
+            kind=bytes if isinstance(value, bytes) else int,
+            default=value,
+            readable=value is not None,
+            reason=reason,
+        )
+        for name, value in defaults.items()
+    }
+
+
+_TUNING = "tunes something that this implementation does not have"
+_MULTICAST = "there are no multicast transports; nothing uses it"
+_SECURITY = "libzmq's security mechanisms are not implemented; use a network that you trust"
+_XPUB = "XPUB and XSUB are not implemented"
+_ROUTER = "it changes what a ROUTER means, and ours knows the standard meaning only"
+_MESSAGES = "automatic messages at connect and disconnect are not implemented (draft in libzmq)"
+
+RULES: dict[SocketOption, Rule] = {
+    **_forwarded(
+        "SNDHWM RCVHWM SNDTIMEO RCVTIMEO LINGER RECONNECT_IVL RECONNECT_IVL_MAX BACKLOG SNDBUF RCVBUF"
+        " MAXMSGSIZE TCP_KEEPALIVE TCP_KEEPALIVE_CNT TCP_KEEPALIVE_IDLE TCP_KEEPALIVE_INTVL IMMEDIATE"
+        " CONFLATE HANDSHAKE_IVL HEARTBEAT_IVL HEARTBEAT_TIMEOUT"
+    ),
+    **_forwarded("HWM ROUTER_MANDATORY REQ_CORRELATE REQ_RELAXED", readable=False),
+    **_forwarded("ROUTING_ID", bytes),
+    **_forwarded("SUBSCRIBE UNSUBSCRIBE", bytes, readable=False),
+    **_forwarded("RCVMORE FD EVENTS TYPE", writable=False),
+    **_forwarded("LAST_ENDPOINT", bytes, writable=False),
+    **_fixed(
+        Effect.IGNORED,
+        _TUNING,
+        AFFINITY=0,
+        TOS=0,
+        TCP_MAXRT=0,
+        CONNECT_TIMEOUT=0,
+        BUSY_POLL=None,
+        IN_BATCH_SIZE=None,
+        OUT_BATCH_SIZE=None,
+        LOOPBACK_FASTPATH=0,
+        PRIORITY=None,
+        XPUB_NODROP=None,
+    ),
+    **_fixed(
+        Effect.IGNORED, _MULTICAST, RATE=100, RECOVERY_IVL=10000, MULTICAST_HOPS=1, MULTICAST_LOOP=1
+    ),
+    **_fixed(Effect.IGNORED, _MULTICAST, MULTICAST_MAXTPDU=1500),
+    **_fixed(
+        Effect.IGNORED,
+        "the endpoint says it: an address in brackets is IPv6, and names may resolve to both",
+        IPV6=0,
+        IPV4ONLY=1,
+    ),
+    **_fixed(
+        Effect.IGNORED,
+        "heartbeats are one-way, and each side judges by its own HEARTBEAT_TIMEOUT",
+        HEARTBEAT_TTL=0,
+    ),
+    **_fixed(Effect.REFUSED, "every socket is safe to use from any thread; libzmq's meaning differs", THREAD_SAFE=0),
+    **_fixed(
+        Effect.REFUSED,
+        _SECURITY,
+        MECHANISM=0,
+        PLAIN_SERVER=0,
+        PLAIN_USERNAME=b"",
+        PLAIN_PASSWORD=b"",
+        CURVE_SERVER=0,
+        CURVE_PUBLICKEY=None,
+        CURVE_SECRETKEY=None,
+        CURVE_SERVERKEY=None,
+        ZAP_DOMAIN=b"",
+        ZAP_ENFORCE_DOMAIN=0,
+        GSSAPI_SERVER=None,
+        GSSAPI_PRINCIPAL=None,
+        GSSAPI_SERVICE_PRINCIPAL=None,
+        GSSAPI_PLAINTEXT=None,
+        GSSAPI_PRINCIPAL_NAMETYPE=None,
+        GSSAPI_SERVICE_PRINCIPAL_NAMETYPE=None,
+    ),
+    **_fixed(
+        Effect.REFUSED,
+        "filters of who may connect are not implemented; bind to an interface that you trust",
+        TCP_ACCEPT_FILTER=None,
+        IPC_FILTER_PID=None,
+        IPC_FILTER_UID=None,
+        IPC_FILTER_GID=None,
+        BINDTODEVICE=b"",
+    ),
+    **_fixed(
+        Effect.REFUSED,
+        "proxies of SOCKS are not implemented",
+        SOCKS_PROXY=b"",
+        SOCKS_USERNAME=b"",
+        SOCKS_PASSWORD=b"",
+    ),
+    **_fixed(
+        Effect.REFUSED,
+        _ROUTER,
+        ROUTER_RAW=None,
+        ROUTER_HANDOVER=None,
+        ROUTER_NOTIFY=None,
+        PROBE_ROUTER=None,
+        CONNECT_ROUTING_ID=None,
+        STREAM_NOTIFY=None,
+    ),
+    **_fixed(
+        Effect.REFUSED,
+        _XPUB,
+        XPUB_VERBOSE=None,
+        XPUB_VERBOSER=None,
+        XPUB_MANUAL=None,
+        XPUB_MANUAL_LAST_VALUE=None,
+        XPUB_WELCOME_MSG=None,
+        XSUB_VERBOSE_UNSUBSCRIBE=None,
+        ONLY_FIRST_SUBSCRIBE=None,
+        TOPICS_COUNT=None,
+    ),
+    **_fixed(Effect.REFUSED, _MESSAGES, HELLO_MSG=None, DISCONNECT_MSG=None, HICCUP_MSG=None),
+    **_fixed(
+        Effect.REFUSED, "subscriptions match prefixes; the inverse is not implemented", INVERT_MATCHING=0
+    ),
+    **_fixed(Effect.REFUSED, "a connection is tried again until disconnect", RECONNECT_STOP=0),
+    **_fixed(Effect.REFUSED, "a socket opens its own descriptors", USE_FD=-1),
+    **_fixed(Effect.REFUSED, "a property of contexts, and term always waits for linger", BLOCKY=None),
+    **_fixed(Effect.REFUSED, "removed from libzmq too", METADATA=None),
+    **_fixed(
+        Effect.REFUSED,
+        "TLS over WebSockets is not implemented (draft in libzmq)",
+        WSS_KEY_PEM=None,
+        WSS_CERT_PEM=None,
+        WSS_TRUST_PEM=None,
+        WSS_HOSTNAME=None,
+        WSS_TRUST_SYSTEM=None,
+    ),
+    **_fixed(
+        Effect.REFUSED,
+        "VMCI is not implemented",
+        VMCI_BUFFER_SIZE=None,
+        VMCI_BUFFER_MIN_SIZE=None,
+        VMCI_BUFFER_MAX_SIZE=None,
+        VMCI_CONNECT_TIMEOUT=None,
+    ),
+    **_fixed(
+        Effect.REFUSED,
+        "NORM is not implemented (draft in libzmq)",
+        NORM_MODE=None,
+        NORM_UNICAST_NACK=None,
+        NORM_BUFFER_SIZE=None,
+        NORM_SEGMENT_SIZE=None,
+        NORM_BLOCK_SIZE=None,
+        NORM_NUM_PARITY=None,
+        NORM_NUM_AUTOPARITY=None,
+        NORM_PUSH=None,
+    ),
+}
+
+
+def rule(option: int) -> tuple[SocketOption, Rule]:
+    """(the option as enum, its rule). Raises OptionError for a number that pyzmq does not know."""
+    try:
+        known = SocketOption(option)
+    except ValueError:
+        raise OptionError(f"no socket option has the number {option!r}") from None
+    return known, RULES[known]
+
+
+def checked(option: SocketOption, how: Rule, value: Any) -> int | bytes:
+    """`value` in the type that the option has. Raises TypeError, as pyzmq does."""
+    if isinstance(value, str):
+        raise TypeError(f"text for {option.name}: give bytes, or use setsockopt_string")
+    if how.kind is bytes:
+        if value is None and option is SocketOption.ROUTING_ID:
+            return b""
+        return bytes(memoryview(value))
+    if not isinstance(value, int):
+        raise TypeError(f"{option.name} takes an int, not {type(value).__name__}")
+    return int(value)
+
+
+def refuse(option: SocketOption, how: Rule, value: int | bytes) -> None:
+    """Raises NotSupported, unless `value` is the default anyhow."""
+    if how.effect is Effect.REFUSED and (how.default is None or value != how.default):
+        raise NotSupported(f"{option.name} is not supported: {how.reason}", hint="see docs/zmq-compat.md")

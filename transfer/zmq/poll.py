@@ -1,0 +1,40 @@
+"""Poller, select and zmq_poll: waiting for several sockets and descriptors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transfer.poller import Poller as OurPoller
+from transfer.poller import wait
+from transfer.zmq.constants import PollEvent
+
+__all__ = ["Poller", "select", "zmq_poll"]
+
+
+class Poller(OurPoller):
+    """Registered sockets and descriptors, and the events wanted of each."""
+
+
+def zmq_poll(sockets: list[tuple[Any, int]], timeout: float = -1) -> list[tuple[Any, int]]:
+    """(socket or descriptor, bits) of what is ready. `timeout` in milliseconds, negative: endless."""
+    return wait([(thing, int(bits)) for thing, bits in sockets], timeout)
+
+
+def select(
+    rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """What can be read, written, and what is in error. `timeout` in seconds, None: endless."""
+    wanted: dict[Any, int] = {}
+    for things, bit in (
+        (rlist, PollEvent.POLLIN),
+        (wlist, PollEvent.POLLOUT),
+        (xlist, PollEvent.POLLERR),
+    ):
+        for thing in things:
+            wanted[thing] = wanted.get(thing, 0) | int(bit)
+    ready = wait(list(wanted.items()), None if timeout is None else timeout * 1000)
+    return (
+        [thing for thing, bits in ready if bits & PollEvent.POLLIN],
+        [thing for thing, bits in ready if bits & PollEvent.POLLOUT],
+        [thing for thing, bits in ready if bits & PollEvent.POLLERR],
+    )

@@ -1,0 +1,122 @@
+"""Proxies: what one socket receives, the other sends, until the context is terminated."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from transfer.zmq.constants import DeviceType, PollEvent, SocketType
+from transfer.zmq.poll import Poller
+from transports.errors import Again, NotSupported, StateError
+
+__all__ = ["device", "proxy", "proxy_steerable"]
+
+#: messages that go one way before the other way gets its turn
+_BURST = 100
+_COUNTER = struct.Struct("=Q")
+_SENDS_ONLY = frozenset({SocketType.PUSH, SocketType.PUB})
+_RECEIVES_ONLY = frozenset({SocketType.PULL, SocketType.SUB})
+_DONTWAIT = 1
+
+
+class _Flow:
+    """One direction, and what went through it."""
+
+    def __init__(self, source: Any, target: Any) -> None:
+        self.source = source
+        self.target = target
+        self.counts = [0, 0, 0, 0]  # messages and bytes in, messages and bytes out
+
+    @property
+    def possible(self) -> bool:
+        return self.source.type not in _SENDS_ONLY and self.target.type not in _RECEIVES_ONLY
+
+    def carry(self, capture: Any) -> None:
+        """Carries what is there and what the target has room for, up to a burst."""
+        for _ in range(_BURST):
+            if not self.target.poll(0, PollEvent.POLLOUT):
+                return
+            try:
+                parts = self.source.recv_multipart(_DONTWAIT, copy=False)
+            except Again:
+                return
+            if capture is not None:
+                capture.send_multipart(parts)
+            self.target.send_multipart(parts, copy=False)
+            size = sum(map(len, parts))
+            self.counts = [
+                count + more for count, more in zip(self.counts, (1, size, 1, size), strict=True)
+            ]
+
+
+def proxy(frontend: Any, backend: Any, capture: Any = None) -> None:
+    """Carries messages both ways, as far as the socket types allow, and copies each to `capture`.
+
+    Never returns; raises ContextTerminated when the context ends.
+    """
+    _run(frontend, backend, capture, None)
+
+
+def proxy_steerable(frontend: Any, backend: Any, capture: Any = None, control: Any = None) -> None:
+    """The same, steered by messages on `control`: PAUSE, RESUME, STATISTICS, TERMINATE.
+
+    Returns after TERMINATE. STATISTICS is answered with eight parts of 64 bits: messages and bytes
+    received and sent by the frontend, then by the backend.
+    """
+    _run(frontend, backend, capture, control)
+
+
+def device(device_type: DeviceType, frontend: Any, backend: Any) -> None:
+    """The old name of `proxy`."""
+    proxy(frontend, backend)
+
+
+def _run(frontend: Any, backend: Any, capture: Any, control: Any) -> None:
+    for sock in (frontend, backend):
+        if hasattr(sock, "_sync_socket"):
+            raise NotSupported("a proxy blocks: give it sockets of a plain Context")
+    flows = [flow for flow in (_Flow(frontend, backend), _Flow(backend, frontend)) if flow.possible]
+    if not flows:
+        raise StateError("neither socket could send what the other receives")
+    paused = False
+    while True:
+        ready = _wait(flows, control, paused)
+        if control is not None and control in ready:
+            command = control.recv()
+            if command == b"TERMINATE":
+                return
+            if command == b"STATISTICS":
+                control.send_multipart(_statistics(flows, frontend))
+            elif command in (b"PAUSE", b"RESUME"):
+                paused = command == b"PAUSE"
+        for flow in flows:
+            if flow.source in ready:
+                flow.carry(capture)
+
+
+def _wait(flows: list[_Flow], control: Any, paused: bool) -> set[Any]:
+    """Who has something to receive. A source whose target is full is not asked."""
+    poller = Poller()
+    if control is not None:
+        poller.register(control, PollEvent.POLLIN)
+    blocked = []
+    for flow in () if paused else flows:
+        if flow.target.poll(0, PollEvent.POLLOUT):
+            poller.register(flow.source, PollEvent.POLLIN)
+        else:
+            blocked.append(flow)
+    for flow in blocked:
+        # One socket is often a source and a target: ask for both events then.
+        wanted = PollEvent.POLLIN if flow.target in poller else 0
+        poller.register(flow.target, wanted | PollEvent.POLLOUT)
+    return {sock for sock, bits in poller.poll() if bits & PollEvent.POLLIN}
+
+
+def _statistics(flows: list[_Flow], frontend: Any) -> list[bytes]:
+    received: dict[Any, list[int]] = {}
+    sent: dict[Any, list[int]] = {}
+    for flow in flows:
+        received[flow.source is frontend] = flow.counts[:2]
+        sent[flow.target is frontend] = flow.counts[2:]
+    order = [side.get(front, [0, 0]) for front in (True, False) for side in (received, sent)]
+    return [_COUNTER.pack(count) for pair in order for count in pair]

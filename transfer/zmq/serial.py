@@ -1,0 +1,77 @@
+"""Messages made of texts, JSON, objects: the same for blocking sockets and those of asyncio."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from transfer.config import pickle_allowed
+from transfer.zmq.utils import jsonapi
+from transports.errors import PickleRefused
+
+
+class Serialising:
+    """Methods over `send`, `recv` and their multipart forms, which the class around has."""
+
+    send: Callable[..., Any]
+    recv: Callable[..., Any]
+    send_multipart: Callable[..., Any]
+    recv_multipart: Callable[..., Any]
+
+    def _deserialize(self, recvd: Any, load: Callable[[Any], Any]) -> Any:
+        """What `load` makes of a message; sockets of asyncio wait for the message first."""
+        return load(recvd)
+
+    def send_string(
+        self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8", **kwargs: Any
+    ) -> Any:
+        """Sends a text as one part."""
+        if not isinstance(u, str):
+            raise TypeError(f"text is wanted, not {type(u).__name__}")
+        return self.send(u.encode(encoding), flags=flags, copy=copy, **kwargs)
+
+    def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> Any:
+        """Receives one part as text."""
+        return self._deserialize(self.recv(flags=flags), lambda part: part.decode(encoding))
+
+    send_unicode = send_string
+    recv_unicode = recv_string
+
+    def send_json(self, obj: object, flags: int = 0, **kwargs: Any) -> Any:
+        """Sends an object as JSON; keyword arguments go to `json.dumps`."""
+        return self.send(jsonapi.dumps(obj, **kwargs), flags=flags)
+
+    def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
+        """Receives one part of JSON; keyword arguments go to `json.loads`."""
+        return self._deserialize(self.recv(flags), lambda part: jsonapi.loads(part, **kwargs))
+
+    def send_pyobj(
+        self, obj: object, flags: int = 0, protocol: int = pickle.DEFAULT_PROTOCOL, **kwargs: Any
+    ) -> Any:
+        """Sends a pickled object. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
+        _require_pickle()
+        return self.send(pickle.dumps(obj, protocol), flags=flags, **kwargs)
+
+    def recv_pyobj(self, flags: int = 0) -> Any:
+        """Receives a pickled object. Raises PickleRefused, before it receives anything."""
+        _require_pickle()
+        return self._deserialize(self.recv(flags), pickle.loads)
+
+    def send_serialized(
+        self, msg: Any, serialize: Callable[[Any], Any], flags: int = 0, copy: bool = True, **kwargs: Any
+    ) -> Any:
+        """Sends the parts that `serialize(msg)` returns."""
+        return self.send_multipart(serialize(msg), flags=flags, copy=copy, **kwargs)
+
+    def recv_serialized(self, deserialize: Callable[[Any], Any], flags: int = 0, copy: bool = True) -> Any:
+        """What `deserialize` makes of the parts of a message."""
+        return self._deserialize(self.recv_multipart(flags=flags, copy=copy), deserialize)
+
+
+def _require_pickle() -> None:
+    if not pickle_allowed():
+        raise PickleRefused(
+            "pickle is off: unpickling runs whatever code the sender chose",
+            hint="send JSON or bytes; MOONCAKE_ALLOW_PICKLE=1 turns it on among peers that you trust",
+        )

@@ -1,0 +1,390 @@
+"""pyzmq's Socket over ours: its names, numbers, defaults and errors.
+
+`send` and `recv` add one Python frame to the compiled path: it turns our `Closed` into pyzmq's
+`ContextTerminated` where a program waits for that.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import transfer.socket
+from transfer.constants import DONTWAIT, SNDMORE
+from transfer.poller import wait
+from transfer.zmq.constants import Errno, Event, PollEvent, SocketOption, SocketType
+from transfer.zmq.error import ZMQBindError, ZMQError
+from transfer.zmq.frame import Frame
+from transfer.zmq.heirs import bequeath, owes
+from transfer.zmq.monitor import MonitorPump
+from transfer.zmq.serial import Serialising
+from transfer.zmq.sockopts import OptionAccess, our_type
+from transfer.zmq.tracker import MessageTracker
+from transports import core, wire
+from transports.address import parse
+from transports.errors import (
+    AddressError,
+    Closed,
+    ContextTerminated,
+    NotSupported,
+    TransferError,
+    UsageError,
+)
+
+__all__ = ["Socket", "SyncSocket"]
+
+_Base: Any = transfer.socket.socket_class(core)
+_send = _Base.send
+_recv = _Base.recv
+
+#: seconds that disconnect waits for what is queued; the rest goes to other peers
+_DISCONNECT = 1.0
+
+
+class SocketMeta(type):
+    """`Socket(other)` is the same socket; sockets of `transfer.zmq.asyncio` count as sockets."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("shadow") or (args[0] if args else None)
+        if kwargs.get("shadow") or isinstance(given, Socket):
+            return Socket.shadow(given)
+        return super().__call__(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return super().__instancecheck__(instance) or (cls is Socket and hasattr(instance, "_sync_socket"))
+
+
+class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
+    """A socket with pyzmq's interface; everything of `transfer.Socket` is there besides.
+
+    Safe to use from any thread. Options are attributes in small or large letters.
+    """
+
+    def __new__(cls, ctx_or_socket: Any, socket_type: int = -1, *args: Any, **kwargs: Any) -> Any:
+        return super().__new__(cls, ctx_or_socket, wire.SocketType[our_type(socket_type).name])
+
+    def __init__(
+        self, ctx_or_socket: Any, socket_type: int = -1, *, copy_threshold: int | None = None
+    ) -> None:
+        kind = our_type(socket_type)
+        self._ignored = {}
+        self._kind = kind
+        self._closed_by_user = False
+        self._pump: MonitorPump | None = None
+        self._watcher: Any = None
+        super().__init__(ctx_or_socket, wire.SocketType[kind.name])
+        # pyzmq's defaults where ours are other ones
+        self._values.update(maxmsgsize=-1, backlog=100)
+        if kind is SocketType.SUB:
+            self._values["linger"] = 0
+        if copy_threshold is not None:
+            self.copy_threshold = copy_threshold
+        self._ready = True
+
+    @classmethod
+    def shadow(cls, address: Any) -> Any:
+        """The same socket. Sockets of libzmq, which are addresses, raise ZMQError (EINVAL)."""
+        same = getattr(address, "_sync_socket", address)
+        if not isinstance(same, Socket):
+            raise ZMQError(Errno.EINVAL, "only sockets of this package can be shadowed")
+        return same
+
+    def __copy__(self, memo: Any = None) -> Any:
+        return type(self).shadow(self)
+
+    __deepcopy__ = __copy__
+
+    @property
+    def underlying(self) -> int:
+        """A number for this socket. There is no libzmq whose address it could be."""
+        return id(self)
+
+    @property
+    def type(self) -> SocketType:
+        return self._kind
+
+    @property
+    def last_endpoint(self) -> bytes:
+        """The endpoint bound or connected last, with its real port."""
+        text: str = self.__dict__.get("_last_endpoint", "")
+        return text.encode()
+
+    @last_endpoint.setter
+    def last_endpoint(self, text: str) -> None:
+        self.__dict__["_last_endpoint"] = text
+
+    # -- endpoints -----------------------------------------------------------------------------
+
+    def bind(self, addr: str) -> Any:
+        """Binds. Raises ZMQError; `last_endpoint` has the real port."""
+        try:
+            return super().bind(addr)
+        except Closed as error:
+            raise self._ended(error) from None
+
+    def connect(self, addr: str) -> Any:
+        """Begins to connect; what is sent before the peer is there waits for it."""
+        try:
+            return super().connect(addr)
+        except Closed as error:
+            raise self._ended(error) from None
+
+    def unbind(self, addr: str) -> None:
+        """Stops listening there. Raises ZMQError (ENOENT)."""
+        try:
+            super().unbind(addr)
+        except TransferError as error:
+            raise self._unknown_endpoint(error, addr) from None
+
+    def disconnect(self, addr: str) -> None:
+        """Ends the connection to an endpoint. Raises ZMQError (ENOENT)."""
+        try:
+            self._check_usable()
+            record = self._links.release(_text(addr), bound=False)
+        except TransferError as error:
+            raise self._unknown_endpoint(error, addr) from None
+        linger = self._linger_seconds(None)
+        self._links.drop(record, min(linger, _DISCONNECT))
+
+    def _unknown_endpoint(self, error: TransferError, addr: str) -> TransferError:
+        if isinstance(error, AddressError):
+            parse(_text(addr))  # what cannot be read is EINVAL
+            error.errno = errno.ENOENT
+        return error
+
+    def bind_to_random_port(
+        self, addr: str, min_port: int = 49152, max_port: int = 65536, max_tries: int = 100
+    ) -> int:
+        """Binds to a free port, in the range if one is given. Raises ZMQBindError."""
+        if (min_port, max_port) == (49152, 65536):
+            self.bind(f"{addr}:*")
+            return int(self.last_endpoint.rsplit(b":", 1)[1])
+        for _ in range(max_tries):
+            port = random.randrange(min_port, max_port)
+            try:
+                self.bind(f"{addr}:{port}")
+            except ZMQError as error:
+                if error.errno != Errno.EADDRINUSE:
+                    raise
+            else:
+                return port
+        raise ZMQBindError(f"no free port for {addr} after {max_tries} tries")
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        """Sends one part. Returns a MessageTracker if `track` is set and `copy` is not."""
+        if type(data) is not bytes:
+            return self._send_object(data, flags, copy, track)
+        try:
+            sent = _send(self, data, flags, copy, track and not copy)
+        except Closed as error:
+            raise self._ended(error) from None
+        return None if sent is None else MessageTracker(sent)
+
+    def _send_object(self, data: Any, flags: int, copy: bool, track: bool) -> Any:
+        watching = getattr(data, "tracker", None) if isinstance(data, Frame) else None
+        if watching is not None:
+            copy, track = False, True
+        try:
+            sent = _send(self, _payload(data), flags, copy, track and not copy)
+        except Closed as error:
+            raise self._ended(error) from None
+        if sent is None:
+            return None
+        if watching is not None:
+            watching.peers.add(sent)
+            return watching
+        return MessageTracker(sent)
+
+    def send_multipart(
+        self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
+    ) -> Any:
+        """Sends all parts as one message, whole or not at all."""
+        parts = [part if type(part) is bytes else _part(i, part) for i, part in enumerate(msg_parts)]
+        try:
+            if flags & SNDMORE or self._partial:
+                for part in parts[:-1]:
+                    _send(self, part, flags | SNDMORE, copy, False)
+                sent = _send(self, parts[-1], flags, copy, track and not copy)
+            else:
+                sent = _Base.send_multipart(self, parts, int(flags), copy, track and not copy)
+        except Closed as error:
+            raise self._ended(error) from None
+        return None if sent is None else MessageTracker(sent)
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        """Receives one part: bytes, or a Frame if not `copy`. Raises Again, ContextTerminated."""
+        try:
+            part = _recv(self, flags, copy)
+        except Closed as error:
+            raise self._ended(error) from None
+        return part if copy else Frame._of(part)._mark(bool(self._rest))
+
+    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
+        """Receives all parts of a message."""
+        try:
+            parts: list[Any] = _Base.recv_multipart(self, int(flags), copy)
+        except Closed as error:
+            raise self._ended(error) from None
+        if copy:
+            return parts
+        last = len(parts) - 1
+        return [Frame._of(part)._mark(i < last) for i, part in enumerate(parts)]
+
+    def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
+        """Receives one part into writable memory; returns its length, also if it was cut off."""
+        with memoryview(buffer) as view:
+            if view.readonly:
+                raise BufferError("the buffer is read-only")
+        part = self.recv(flags, copy=False)
+        with memoryview(buffer).cast("B") as target:
+            length = min(nbytes or len(target), len(part))
+            target[:length] = part.buffer[:length]
+        return len(part)
+
+    def _ended(self, error: Closed) -> Closed:
+        """What pyzmq raises of a closed socket: ETERM if its context took it away."""
+        if self.context._ending and not self._closed_by_user and not isinstance(error, ContextTerminated):
+            return ContextTerminated("the context was terminated")
+        return error
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> int:
+        """The bits that hold, after waiting `timeout` ms (None: endless) for one of them."""
+        if self.closed:
+            raise NotSupported("the socket is closed")
+        ready = wait([(self, int(flags))], timeout)
+        return ready[0][1] if ready else 0
+
+    def _ready_bits(self, bits: int) -> int:
+        try:
+            found: int = super()._ready_bits(bits)
+        except Closed as error:
+            raise self._ended(error) from None
+        return found
+
+    def subscribe(self, topic: str | bytes = b"") -> None:
+        """Asks for what begins with `topic`."""
+        try:
+            super().subscribe(topic)
+        except NotSupported as error:
+            error.errno = errno.EINVAL
+            raise
+
+    def unsubscribe(self, topic: str | bytes = b"") -> None:
+        """Takes one subscription back; nothing happens if there is none, as in libzmq."""
+        try:
+            super().unsubscribe(topic)
+        except NotSupported as error:
+            error.errno = errno.EINVAL
+            raise
+        except UsageError:
+            return
+
+    def join(self, group: str) -> None:
+        raise NotSupported("RADIO and DISH are draft socket types, which do not exist here")
+
+    leave = join
+
+    # -- options -------------------------------------------------------------------------------
+
+    def _base_set(self, name: str, value: Any) -> None:
+        if name in ("subscribe", "unsubscribe"):
+            getattr(self, name)(value)
+        elif name == "hwm":
+            self.set_hwm(value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def _base_get(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise self._ended(Closed("the socket is closed"))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name[:1] == "_" or name == "last_endpoint" or "_ready" not in self.__dict__:
+            super().__setattr__(name, value)
+        elif not self._set_attribute(name, value):
+            if name not in self.__dict__ and not hasattr(type(self), name):
+                raise AttributeError(f"{type(self).__name__} has no attribute or option {name}")
+            super().__setattr__(name, value)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def monitor(self, addr: str | None, events: int = Event.ALL) -> None:
+        """Sends the events of this socket to an inproc endpoint; None ends that."""
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.close()
+        if addr is not None:
+            self._pump = MonitorPump(self, Socket(self.context, SocketType.PAIR), addr, int(events))
+
+    def get_monitor_socket(self, events: int | None = None, addr: str | None = None) -> Any:
+        """A PAIR that receives the events; see `utils.monitor.recv_monitor_message`."""
+        if self._watcher is not None and not self._watcher.closed:
+            return self._watcher
+        addr = addr or f"inproc://monitor.s-{self.fileno()}-{id(self):x}"
+        self.monitor(addr, Event.ALL if events is None else events)
+        self._watcher = watcher = self.context.socket(SocketType.PAIR)
+        watcher.connect(addr)
+        return watcher
+
+    def disable_monitor(self) -> None:
+        """Ends what `get_monitor_socket` or `monitor` began."""
+        self._watcher = None
+        self.monitor(None, 0)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self, linger: float | None = None) -> None:
+        """Closes at once; what was sent is still delivered within `linger` ms (default: the option).
+
+        `Context.term` waits for that. Idempotent.
+        """
+        if self.closed or self._inherited:
+            return
+        self._closed_by_user = not self.context._ending
+        wanted = self.linger if linger is None else linger
+        if wanted and owes(self):
+            self._values["linger"] = int(wanted)
+            bequeath(self, _Base)
+        else:
+            _Base.close(self, 0)
+        self.disable_monitor()
+
+    def __repr__(self) -> str:
+        return f"<zmq.Socket(zmq.{self._kind.name}) at {id(self):#x}{' closed' if self.closed else ''}>"
+
+
+SyncSocket = Socket
+
+
+def _text(addr: str | bytes) -> str:
+    return addr.decode() if isinstance(addr, bytes) else addr
+
+
+def _payload(data: Any) -> Any:
+    """What the core can send. Raises TypeError."""
+    if isinstance(data, core.Frame):
+        return data.data
+    if isinstance(data, str):
+        raise TypeError("text is no buffer: use send_string")
+    return data
+
+
+def _part(index: int, part: Any) -> Any:
+    """One part of several, checked before anything is sent. Raises TypeError."""
+    if not isinstance(part, core.Frame):
+        try:
+            memoryview(part).release()
+        except TypeError:
+            raise TypeError(f"part {index} ({part!r:.40}) has no buffer") from None
+    return _payload(part)

@@ -1,0 +1,122 @@
+"""Options of a socket by pyzmq's numbers, and as attributes in small and large letters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transfer.zmq.constants import SocketOption, SocketType
+from transfer.zmq.error import ZMQError
+from transfer.zmq.options import Effect, Rule, checked, refuse, rule
+from transports.errors import NotSupported, OptionError
+
+
+class OptionAccess:
+    """What a socket has besides its own attributes. `_base_set` and `_base_get` reach our options."""
+
+    #: values of options that are taken and have no effect
+    _ignored: dict[SocketOption, int | bytes]
+
+    def _base_set(self, name: str, value: Any) -> None:
+        raise NotImplementedError
+
+    def _base_get(self, name: str) -> Any:
+        raise NotImplementedError
+
+    def set(self, option: int, optval: Any) -> None:
+        """Sets an option. Raises TypeError for text, OptionError (EINVAL), NotSupported (ENOTSUP)."""
+        known, how = rule(option)
+        if not how.writable:
+            raise OptionError(f"{known.name} can only be read")
+        value = checked(known, how, optval)
+        if how.effect is Effect.FORWARDED:
+            self._forward(known, how, value)
+            return
+        refuse(known, how, value)
+        self._check_open()
+        self._ignored[known] = value
+
+    def _forward(self, option: SocketOption, how: Rule, value: int | bytes) -> None:
+        try:
+            self._base_set(how.attribute, value)
+        except NotSupported as error:  # SUBSCRIBE on another type than SUB
+            raise OptionError(f"{option.name}: {error}") from error
+
+    def get(self, option: int) -> Any:
+        """The value of an option, an int or bytes. Raises OptionError (EINVAL) if it cannot be read."""
+        known, how = rule(option)
+        if not how.readable:
+            raise OptionError(f"{known.name} can only be set")
+        self._check_open()
+        if how.effect is not Effect.FORWARDED:
+            return self._ignored.get(known, how.default)
+        value = self._base_get(how.attribute)
+        return value if how.kind is bytes else int(value)
+
+    setsockopt = set
+    getsockopt = get
+
+    def set_string(self, option: int, optval: str, encoding: str = "utf-8") -> None:
+        """Sets an option of bytes to a text."""
+        if not isinstance(optval, str):
+            raise TypeError(f"text is wanted, not {type(optval).__name__}")
+        self.set(option, optval.encode(encoding))
+
+    def get_string(self, option: int, encoding: str = "utf-8") -> str:
+        """An option of bytes as text. Raises TypeError for options that are numbers."""
+        known, how = rule(option)
+        if how.kind is not bytes:
+            raise TypeError(f"{known.name} is a number")
+        text: str = self.get(option).decode(encoding)
+        return text
+
+    setsockopt_string = setsockopt_unicode = set_string
+    getsockopt_string = getsockopt_unicode = get_string
+
+    def get_hwm(self) -> int:
+        """The high-water mark for sending, in messages."""
+        return int(self.get(SocketOption.SNDHWM))
+
+    def set_hwm(self, value: int) -> None:
+        """Sets both high-water marks."""
+        self.set(SocketOption.SNDHWM, value)
+        self.set(SocketOption.RCVHWM, value)
+
+    hwm = property(get_hwm, set_hwm, None, "Both high-water marks in messages; reading gives the sending one.")
+
+    def _check_open(self) -> None:
+        """Raises Closed."""
+
+    # -- as attributes -------------------------------------------------------------------------
+
+    def _set_attribute(self, name: str, value: Any) -> bool:
+        """Sets the option of this name; False if there is none."""
+        option = SocketOption.__members__.get(name.upper())
+        if option is None or name == "hwm":
+            return False
+        if option in (SocketOption.SUBSCRIBE, SocketOption.UNSUBSCRIBE) and isinstance(value, str):
+            value = value.encode()
+        self.set(option, value)
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        option = SocketOption.__members__.get(name.upper())
+        if option is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute or option {name}")
+        try:
+            return self.get(option)
+        except OptionError as error:
+            raise AttributeError(str(error)) from None
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *SocketOption.__members__})
+
+
+def our_type(socket_type: int) -> SocketType:
+    """The type of that number, which we have by the same name. Raises ZMQError (EINVAL), NotSupported."""
+    try:
+        kind = SocketType(socket_type)
+    except ValueError:
+        raise ZMQError(22, f"there is no socket type {socket_type!r}") from None
+    if kind > SocketType.PUSH:
+        raise NotSupported(f"{kind.name} sockets are not implemented", hint="see docs/zmq-compat.md")
+    return kind

@@ -1,0 +1,68 @@
+"""MessageTracker: when may the memory of a message be used again?"""
+
+from __future__ import annotations
+
+import time
+from threading import Event
+from typing import Any
+
+from transfer.tracker import Tracker
+from transfer.zmq.error import NotDone
+from transports.errors import Again, Broken
+
+__all__ = ["MessageTracker"]
+
+
+class MessageTracker:
+    """Watches any number of messages. Thread-safe.
+
+    towatch: trackers (ours too), events, or frames that were made with `track=True`.
+    """
+
+    def __init__(self, *towatch: Any) -> None:
+        self.events: set[Event] = set()
+        self.peers: set[MessageTracker | Tracker] = set()
+        for thing in towatch:
+            if isinstance(thing, Event):
+                self.events.add(thing)
+            elif isinstance(thing, (MessageTracker, Tracker)):
+                self.peers.add(thing)
+            elif hasattr(thing, "tracker"):
+                if thing.tracker is None:
+                    raise ValueError("the frame was made without track=True")
+                self.peers.add(thing.tracker)
+            else:
+                raise TypeError(f"{type(thing).__name__} cannot be watched")
+
+    @property
+    def done(self) -> bool:
+        """True when none of the memory is in use any more."""
+        return all(event.is_set() for event in self.events) and all(peer.done for peer in self.peers)
+
+    def wait(self, timeout: float = -1) -> None:
+        """Waits until all is done. `timeout` in seconds, negative: endless. Raises NotDone.
+
+        A message whose peer died counts as done, as in pyzmq: its memory is free.
+        """
+        deadline = None if timeout is False or timeout < 0 else time.monotonic() + timeout
+        for event in self.events:
+            if not event.wait(_left(deadline)):
+                raise NotDone
+        for peer in self.peers:
+            left = _left(deadline)
+            if isinstance(peer, MessageTracker):
+                peer.wait(-1 if left is None else left)
+                continue
+            try:
+                peer.wait(left)
+            except Again:
+                raise NotDone from None
+            except Broken:
+                continue
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+_FINISHED_TRACKER = MessageTracker()

@@ -1,0 +1,30 @@
+"""Messages of a monitor's PAIR socket, taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from transfer.zmq.constants import Event
+from transfer.zmq.monitor import EVENT
+from transports.errors import UsageError
+
+__all__ = ["parse_monitor_message", "recv_monitor_message"]
+
+
+def parse_monitor_message(msg: list[bytes]) -> dict[str, Any]:
+    """{event, value, endpoint} of a monitor's message. Raises UsageError for another message."""
+    if len(msg) != 2 or len(msg[0]) != EVENT.size:
+        raise UsageError(f"this is no message of a monitor: {msg!r:.60}")
+    event, value = EVENT.unpack(msg[0])
+    return {"event": Event(event & 0xFFFF), "value": value, "endpoint": msg[1]}
+
+
+def recv_monitor_message(socket: Any, flags: int = 0) -> Any:
+    """Receives and takes apart one message; for a socket of asyncio the result is awaitable."""
+    msg = socket.recv_multipart(flags)
+    return _parsed(msg) if isinstance(msg, Awaitable) else parse_monitor_message(msg)
+
+
+async def _parsed(msg: Awaitable[list[bytes]]) -> dict[str, Any]:
+    return parse_monitor_message(await msg)
