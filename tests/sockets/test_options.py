@@ -1,0 +1,180 @@
+"""Options by attribute, by name and by number; they apply at once."""
+
+from __future__ import annotations
+
+import pytest
+
+import transfer
+from transfer import DEALER, PAIR, PULL, PUSH, REQ, ROUTER
+from transfer.config import PYZMQ, exit_linger
+from transfer.options import NUMBERS, OPTIONS
+from transports.errors import Again, Closed, OptionError
+
+from .helpers import eventually, pair_of
+
+
+def test_by_attribute_name_and_number(context):
+    socket = context.socket(PUSH)
+    socket.sndhwm = 7
+    assert socket.get("SNDHWM") == socket.getsockopt(23) == 7
+    socket.set("sndtimeo", 50)
+    assert (socket.sndtimeo, socket.send_timeout) == (50, 50)
+    socket.setsockopt(27, 60)
+    assert socket.rcvtimeo == 60
+    socket.hwm = 3
+    assert (socket.sndhwm, socket.rcvhwm, socket.hwm) == (3, 3, 3)
+    socket.set("spin_us", 5)
+    assert socket.get("spin_us") == 5
+    socket.identity = "name"
+    assert socket.routing_id == b"name"
+    assert socket.get("type") == PUSH
+
+
+def test_every_option_can_be_read_and_set_to_itself(context):
+    socket = context.socket(DEALER)
+    for name in OPTIONS:
+        socket.set(name, socket.get(name))
+    for number, name in NUMBERS.items():
+        if name not in ("subscribe", "unsubscribe"):
+            socket.get(number)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sndhwm", -1), ("sndhwm", "many"), ("sndhwm", 1.5), ("linger", -2), ("checksum", 2),
+        ("compression", "zip"), ("routing_id", b"\0x"), ("routing_id", b"x" * 256), ("rcvtimeo", None),
+    ],
+)  # fmt: skip
+def test_what_an_option_cannot_be(context, name, value):
+    with pytest.raises(OptionError, match="cannot be"):
+        context.socket(REQ).set(name, value)
+
+
+def test_unknown_and_one_way_options(context):
+    socket = context.socket(PULL)
+    with pytest.raises(OptionError, match="no option"):
+        socket.set("hvm", 1)
+    with pytest.raises(OptionError, match="no option"):
+        socket.get(9999)
+    with pytest.raises(OptionError, match="only be read"):
+        socket.set("fd", 1)
+    with pytest.raises(OptionError, match="only be set"):
+        socket.get("subscribe")
+
+
+def test_the_high_water_mark_applies_to_connections_that_are_there(context):
+    _pull, push = pair_of(context, PULL, PUSH, sndbuf=4096, rcvbuf=4096)
+    payload = b"x" * 30_000
+    with pytest.raises(Again):
+        for _ in range(5000):
+            push.send(payload, transfer.DONTWAIT)
+    (peer,) = push.peers()
+    push.sndhwm = peer.queued + 50
+    for _ in range(40):
+        push.send(payload, transfer.DONTWAIT)
+    push.sndhwm = 10
+    with pytest.raises(Again):
+        push.send(payload, transfer.DONTWAIT)
+    push.set("sndhwm", 0)
+    push.sndhwm_bytes = 1
+    with pytest.raises(Again):
+        push.send(payload, transfer.DONTWAIT)
+
+
+def test_a_limit_on_arriving_messages(context):
+    pull, push = pair_of(context, PULL, PUSH, bound_options={"maxmsgsize": 1000})
+    monitor = pull.get_monitor()
+    push.send(b"x" * 1000)
+    assert len(pull.recv()) == 1000
+    push.send(b"x" * 1001)
+    assert pull.poll(300) == 0
+    event = monitor.recv(10)
+    assert (event.kind, event.reason) == ("protocol_failed", "too_large")
+    assert pull._links.counts["protocol:too_large"] == 1
+
+
+def test_kernel_buffers(context):
+    import socket as sockets
+
+    pull, push = pair_of(context, PULL, PUSH)
+    push.sndbuf = 8192
+    (stream,) = push._streams()
+    with sockets.socket(fileno=_copy(stream.fd)) as raw:
+        assert raw.getsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF) == 16384  # the kernel doubles it
+
+
+def _copy(fd):
+    import os
+
+    return os.dup(fd)
+
+
+@pytest.mark.parametrize("options", [{"checksum": True}, {"compression": "lz4"}])
+def test_flags_of_the_frames(context, options):
+    if "compression" in options:
+        pytest.importorskip("lz4")
+    pull, push = pair_of(context, PULL, PUSH, **options)
+    for payload in (b"", b"short", b"long" * 5000, bytes(range(256)) * 300):
+        push.send(payload)
+        assert pull.recv() == payload
+        push.send_multipart([payload, b"x", payload])
+        assert pull.recv_multipart() == [payload, b"x", payload]
+
+
+def test_compression_makes_less_bytes(context):
+    pytest.importorskip("lz4")
+    pull, push = pair_of(context, PULL, PUSH, compression="lz4")
+    push.send(bytes(1_000_000))
+    assert len(pull.recv()) == 1_000_000
+    (stream,) = pull._streams()
+    assert stream.received_bytes < 100_000
+
+
+def test_conflate_keeps_the_newest(context):
+    pull, push = pair_of(context, PULL, PUSH, bound_options={"conflate": True})
+    for i in range(10):
+        push.send(b"%d" % i)
+    last = b""
+
+    def newest():
+        nonlocal last
+        last = pull.recv() if pull.poll(100) else last
+        return last == b"9"
+
+    assert eventually(newest)
+    assert pull._pattern.drops.get("conflated", 0) > 0
+
+
+def test_defaults_of_pyzmq(core):
+    with transfer.Context(core=core, defaults=PYZMQ) as context:
+        with context.socket(REQ) as socket:
+            assert (socket.linger, socket.rcvtimeo, socket.immediate, socket.sndhwm) == (-1, -1, False, 1000)
+
+
+def test_options_reach_only_their_socket(context):
+    one, other = context.socket(ROUTER), context.socket(ROUTER)
+    one.router_mandatory = True
+    assert not other.router_mandatory
+    one.close()
+    with pytest.raises(Closed):
+        one.router_mandatory = False
+    assert one.get("router_mandatory") is True
+
+
+def test_the_environment():
+    assert exit_linger({}) == 2.0
+    assert exit_linger({"TRANSFER_EXIT_LINGER": "0.5"}) == 0.5
+    for bad in ("soon", "-1", "1e9"):
+        with pytest.raises(OptionError):
+            exit_linger({"TRANSFER_EXIT_LINGER": bad})
+
+
+def test_peers_tell_their_transport(context):
+    one, other = pair_of(context, PAIR, PAIR)
+    other.send(b"x")
+    one.recv()
+    (peer,) = one.peers()
+    assert (peer.transport, peer.socket_type, peer.received) == ("tcp", PAIR, 1)
+    assert peer.endpoint == one.last_endpoint
+    assert peer.address.startswith("127.0.0.1:")
