@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.core.raw import (
-    CONTROL, CRC, EXTENDED, EXTENDED_META, META, MORE, TENSOR, TOPIC, Raw, plain, read,
+    CONTROL,
+    CRC,
+    EXTENDED,
+    EXTENDED_META,
+    META,
+    MORE,
+    TENSOR,
+    TOPIC,
+    Raw,
+    plain,
+    read,
 )  # fmt: skip
 from transports.errors import Broken, ProtocolError
 
-QUICK = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SIZES = st.sampled_from([0, 1, 47, 100, 4095, 4096, 4097, 65535, 65536, 70_001])
 
 

@@ -324,7 +324,7 @@ def test_user_memory_in_unsent_messages_stays_exported(kit):
         data.append(1)
     assert len(told) == 1
     other, far = kit.raw()
-    threading.Thread(target=lambda: other.send(unsent[0], hold=True)).run()
+    other.send(unsent[0], hold=True)
     assert read_frame(far).data == bytes(200_000)
     eventually(other.flush)
     other.close()

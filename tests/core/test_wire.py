@@ -9,8 +9,22 @@ import numpy
 import pytest
 
 from tests.core.raw import (
-    ACK, CONTROL, CRC, EXTENDED, EXTENDED_META, LZ4, META, MORE, TENSOR, TOPIC, Raw, decode, eventually,
-    plain, read, read_frame,
+    ACK,
+    CONTROL,
+    CRC,
+    EXTENDED,
+    EXTENDED_META,
+    LZ4,
+    META,
+    MORE,
+    TENSOR,
+    TOPIC,
+    Raw,
+    decode,
+    eventually,
+    plain,
+    read,
+    read_frame,
 )  # fmt: skip
 from transports.errors import Broken, ProtocolError
 
@@ -243,9 +257,7 @@ def test_the_limit_itself_is_fine_and_may_change(kit):
     assert len(received(stream)[0]) == 1001
 
 
-@pytest.mark.parametrize(
-    "part", [1, 33, 34, 40, 82, 90, 100], ids=lambda n: f"after {n} bytes"
-)
+@pytest.mark.parametrize("part", [1, 33, 34, 40, 82, 90, 100], ids=lambda n: f"after {n} bytes")
 @pytest.mark.parametrize("size", [50, 100_000])
 def test_the_end_inside_a_frame(kit, part, size):
     stream, far = kit.raw()

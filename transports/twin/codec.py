@@ -128,7 +128,7 @@ class _Head:
             check = crc32(self.meta or b"")
             check = crc32(data, crc32(self.topic or b"", check))
             if check != self.checksum:
-                raise ProtocolError("checksum", f"CRC-32 is {check:#010x}, the header says {self.checksum:#010x}")
+                raise ProtocolError("checksum", f"CRC-32 is {check:#x}, the header says {self.checksum:#x}")
         return Frame(
             data,
             flags=self.flags,

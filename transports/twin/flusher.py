@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import select
+import selectors
 import threading
 import time
 from collections.abc import Callable
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from transports.errors import Closed
 from transports.twin import fork
+from transports.twin.wake import Wake
 
 if TYPE_CHECKING:
-    from transports.twin.stream import Stream
+    from transports.twin.outgoing import Outgoing
 
 Released = Callable[[BaseException | None], None]
 
@@ -38,13 +38,11 @@ class Flusher:
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._epoll: select.epoll | None = None
-        self._wake = -1
-        self._awake = False  # the thread looks at the lists before it sleeps again
-        self._reap = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._pending: list[Stream] = []
-        self._full: dict[int, Stream] = {}
-        self._credits: dict[Stream, None] = {}
+        self._selector: selectors.BaseSelector | None = None  # made with the thread
+        self._wake = Wake()
+        self._due = Wake()
+        self._pending: list[Outgoing] = []
+        self._credits: dict[Outgoing, None] = {}
         self._credit_due = 0.0
         self._finished: list[tuple[Released, BaseException | None]] = []
 
@@ -52,7 +50,7 @@ class Flusher:
 
     def fileno(self) -> int:
         """Readable when `reap()` has something to do."""
-        return self._reap
+        return self._due.fileno()
 
     def reap(self) -> None:
         """Calls the `released` callbacks that are due, in this thread."""
@@ -60,8 +58,7 @@ class Flusher:
             return
         with self._lock:
             finished, self._finished = self._finished, []
-            if finished and self._reap >= 0:
-                os.eventfd_read(self._reap)
+            self._due.clear()
         for released, error in finished:
             released(error)
 
@@ -70,20 +67,18 @@ class Flusher:
         if self.generation != fork.generation:
             return  # the descriptors are the parent's as well; the thread is not here
         with self._lock:
-            closing, self._closed = not self._closed, True
+            self._closed = True
             thread = self._thread
-            self._wake_thread()
+            self._wake.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self.reap()
-        if closing:
-            with self._lock:
-                os.close(self._reap)
-                self._reap = -1
-                if self._epoll is not None:
-                    self._epoll.close()
-                    os.close(self._wake)
-                    self._wake = -1
+        with self._lock:
+            self._due.close()
+            self._wake.close()
+            if self._selector is not None:
+                self._selector.close()
+                self._selector = None
 
     # -- for streams
 
@@ -97,31 +92,29 @@ class Flusher:
     def post(self, released: Released, error: BaseException | None) -> None:
         """Leaves a callback for the next `reap`."""
         with self._lock:
-            if not self._finished and self._reap >= 0:
-                os.eventfd_write(self._reap, 1)
+            self._due.set()
             self._finished.append((released, error))
 
-    def arm(self, stream: Stream) -> None:
+    def arm(self, stream: Outgoing) -> None:
         """Writes what the stream has pending 100 µs from now."""
         with self._lock:
             self._pending.append(stream)
             self._start()
 
-    def drain(self, fd: int, stream: Stream) -> None:
+    def drain(self, fd: int, stream: Outgoing) -> None:
         """Writes on when the kernel has room for this descriptor."""
         with self._lock:
             self._start()
-            assert self._epoll is not None
-            self._full[fd] = stream
-            self._epoll.register(fd, select.EPOLLOUT)
+            if self._selector is not None:
+                self._selector.register(fd, selectors.EVENT_WRITE, stream)
 
     def drained(self, fd: int) -> None:
         """Ends `drain`. The descriptor is still open."""
         with self._lock:
-            if self._full.pop(fd, None) is not None and self._epoll is not None:
-                self._epoll.unregister(fd)
+            if self._selector is not None:
+                self._selector.unregister(fd)
 
-    def credit(self, stream: Stream) -> None:
+    def credit(self, stream: Outgoing) -> None:
         """Tells the peer of this stream what was consumed, within 20 ms."""
         with self._lock:
             if not self._credits:
@@ -131,7 +124,7 @@ class Flusher:
             else:
                 self._credits[stream] = None
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: Outgoing) -> None:
         """The stream closes."""
         with self._lock:
             self._credits.pop(stream, None)
@@ -144,35 +137,27 @@ class Flusher:
         if self._closed:
             return
         if self._thread is None:
-            self._epoll = select.epoll()
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._epoll.register(self._wake, select.EPOLLIN)
-            self._thread = threading.Thread(target=self._run, name="transfer-flusher", daemon=True)
+            self._selector = selectors.DefaultSelector()
+            self._selector.register(self._wake, selectors.EVENT_READ)
+            arguments = (self._selector,)
+            self._thread = threading.Thread(
+                target=self._run, args=arguments, name="transfer-flusher", daemon=True
+            )
             self._thread.start()
-        self._wake_thread()
+        self._wake.set()
 
-    def _wake_thread(self) -> None:
-        if self._thread is not None and not self._awake:
-            self._awake = True
-            os.eventfd_write(self._wake, 1)
-
-    def _run(self) -> None:
-        epoll = self._epoll
-        assert epoll is not None
+    def _run(self, selector: selectors.BaseSelector) -> None:
         while not self._closed:
             timeout: float | None = None
             if self._credits:
                 timeout = max(0.0, self._credit_due - time.monotonic())
-            events = epoll.poll(timeout)
-            if any(fd == self._wake for fd, _ in events):
-                os.eventfd_read(self._wake)
-                if self._pending:
-                    time.sleep(GATHER)
+            ready = [key.data for key, _ in selector.select(timeout) if key.data is not None]
+            if self._pending:
+                time.sleep(GATHER)
             with self._lock:
-                self._awake = False
+                self._wake.clear()
                 pending, self._pending = self._pending, []
-                full = [stream for fd, _ in events if (stream := self._full.get(fd)) is not None]
-            for stream in pending + full:
+            for stream in pending + ready:
                 stream._write_pending()
             if self._credits and time.monotonic() >= self._credit_due:
                 self._send_credits()

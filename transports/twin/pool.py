@@ -36,7 +36,6 @@ class Lease:
     array too, of a class made for its length.
     """
 
-    __slots__ = ()
     _pool: Pool
     _block: mmap.mmap | bytearray
 
@@ -72,7 +71,8 @@ def _lease_class(nbytes: int) -> Any:
     }
     if hasattr(array, "__buffer__"):
         members["__buffer__"] = array.__buffer__
-    return type(array)("Lease", (Lease, array), members)
+    metaclass: Any = type(array)
+    return metaclass("Lease", (Lease, array), members)
 
 
 def size_class(nbytes: int) -> int:

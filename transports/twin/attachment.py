@@ -1,0 +1,225 @@
+"""What both halves of a socket share: its streams, its descriptor, its end."""
+
+from __future__ import annotations
+
+import math
+import selectors
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from transports.errors import Closed
+from transports.twin import fork
+from transports.twin.flusher import Flusher
+from transports.twin.outgoing import Outgoing
+from transports.twin.pool import Pool
+from transports.twin.stream import Stream
+from transports.twin.wake import Wake
+
+if TYPE_CHECKING:
+    from transports.twin.frame import Frame
+
+#: a decoded message: where it came from, its frames, and which of them a sink placed
+Found = tuple[Any, "list[Frame]", set[int]]
+
+
+class Attachments:
+    """The streams of a socket. `_lock` guards the lists; `_room`, a condition on it, is where senders
+    wait. One thread at a time receives, under `_receiving`, which is taken before `_lock`. Hooks are
+    called without `_lock`, and with `_receiving` where a receiver found the event: they must not
+    receive.
+    """
+
+    def __init__(
+        self, socket_type: int, send_mode: int, receive_mode: int, flusher: Flusher, pool: Pool
+    ) -> None:
+        flusher.check()
+        self.closed = False
+        self._socket_type = int(socket_type)
+        self._send_mode = int(send_mode)
+        self._receive_mode = int(receive_mode)
+        self._flusher = flusher
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._attached: dict[Any, bool] = {}  # every stream, and whether it receives
+        self._foreign = 0
+        # -- for senders
+        self._room = threading.Condition(self._lock)
+        self._room_count = 0  # grows whenever a sender should look again
+        self._senders: list[Any] = []
+        self._full: set[Any] = set()  # foreign streams that refused the last message
+        # -- for receivers
+        self._receiving = threading.Lock()
+        self._turns: deque[Any] = deque()  # streams that may have a decoded message
+        self._unread: Found | None = None
+        self._selector = selectors.DefaultSelector()
+        self._wake = Wake()
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._watched: dict[Stream, int] = {}
+        self._asked = False  # somebody outside watches the descriptor
+
+    # -- attaching
+
+    def _attach(self, stream: Any, sends: bool, receives: bool) -> None:
+        self._check()
+        with self._lock:
+            self._attached[stream] = receives
+            if sends:
+                self._senders.append(stream)
+            if isinstance(stream, Stream):
+                stream._owner = self
+                if receives:
+                    self._watch(stream)
+            else:
+                self._foreign += 1
+                stream.on_writable = lambda: self._has_room(stream)
+                if receives:
+                    stream.on_readable = lambda: self._has_message(stream)
+            self._wake_senders()
+        if receives and (not isinstance(stream, Stream) or stream._has_decoded):
+            self._has_message(stream)  # something came before we were told of it
+
+    def _detach(self, stream: Any) -> None:
+        with self._lock:
+            self._remove(stream)
+            if stream in self._turns:
+                self._turns.remove(stream)
+
+    def _streams(self) -> list[Any]:
+        with self._lock:
+            return list(self._attached)
+
+    def _remove(self, stream: Any) -> bool:
+        if self._attached.pop(stream, None) is None:
+            return False
+        if stream in self._senders:
+            self._senders.remove(stream)
+        if isinstance(stream, Stream):
+            self._unwatch(stream)
+            stream._owner = None
+        else:
+            self._foreign -= 1
+            stream.on_readable = stream.on_writable = None
+        self._full.discard(stream)
+        self._wake_senders()
+        return True
+
+    def _lose(self, stream: Any, error: BaseException) -> None:
+        """Detaches a stream that ended, once. What it had decoded is still handed out."""
+        with self._lock:
+            attached = self._remove(stream)
+        if attached:
+            self._on_lost(stream, error)
+
+    def _watch(self, stream: Stream) -> None:
+        fd = stream.fd
+        if fd >= 0 and stream not in self._watched:
+            self._watched[stream] = fd
+            self._selector.register(fd, selectors.EVENT_READ, stream)
+
+    def _unwatch(self, stream: Stream) -> None:
+        fd = self._watched.pop(stream, -1)
+        if fd >= 0:
+            self._selector.unregister(fd)
+
+    # -- what streams tell
+
+    def _opened(self, stream: Outgoing) -> None:
+        """A stream got its descriptor."""
+        with self._lock:
+            if not self.closed and self._attached.get(stream) and isinstance(stream, Stream):
+                self._watch(stream)
+            self._wake_senders()
+
+    def _closing(self, stream: Outgoing) -> None:
+        """The stream closes its descriptor, which we must forget before the number is used again."""
+        with self._lock:
+            if isinstance(stream, Stream):
+                self._unwatch(stream)
+
+    def _has_room(self, stream: Any) -> None:
+        with self._lock:
+            self._full.discard(stream)
+            self._wake_senders()
+
+    def _has_message(self, stream: Any) -> None:
+        """From any thread: the stream may have something decoded."""
+        with self._lock:
+            if stream not in self._turns:
+                self._turns.append(stream)
+            self._wake.set()
+
+    # -- waking
+
+    def _wake_senders(self) -> None:
+        self._room_count += 1
+        self._room.notify_all()
+
+    def _notify(self) -> None:
+        with self._lock:
+            self._wake_senders()
+            self._wake.set()
+
+    def _signal(self) -> None:
+        """The descriptor says whether something is decoded."""
+        with self._lock:
+            if self._turns or self._unread is not None:
+                self._wake.set()
+            else:
+                self._wake.clear()
+
+    def fileno(self) -> int:
+        """A descriptor, readable when `recv` may succeed; a call that finds nothing clears it."""
+        self._check()
+        self._asked = True
+        with self._lock:
+            if self._turns or self._unread is not None:
+                self._wake.set()
+        return int(self._selector.fileno())  # epoll and kqueue have one
+
+    # -- the end
+
+    def _check(self) -> None:
+        if self._flusher.generation != fork.generation:
+            raise fork.refuse()
+        if self.closed:
+            raise Closed("the socket is closed")
+
+    def _close_core(self) -> None:
+        """Wakes all who wait; they raise Closed. Idempotent, never waits."""
+        if self._flusher.generation != fork.generation:
+            self.closed = True
+            return  # the descriptors are shared with the parent
+        with self._lock:
+            self.closed = True
+            self._wake_senders()
+            self._wake.set()
+        self._free()
+
+    def _free(self) -> None:
+        """Frees the descriptors unless a receiver is inside; then it does so on its way out."""
+        if not self._receiving.acquire(blocking=False):
+            return
+        try:
+            with self._lock:
+                for stream in list(self._attached):
+                    self._remove(stream)
+                self._selector.close()
+                self._wake.close()
+                self._unread = None
+                self._turns.clear()
+        finally:
+            self._receiving.release()
+
+    # -- hooks
+
+    def _on_lost(self, stream: Any, error: BaseException) -> None:
+        """The stream ended or failed; it is detached and not closed."""
+
+
+def deadline_of(timeout: int) -> float:
+    """The monotonic time when `timeout` (ms, -1 endless) ends: 0.0 for at once, inf for never."""
+    if timeout == 0:
+        return 0.0
+    return math.inf if timeout < 0 else time.monotonic() + timeout / 1000

@@ -1,0 +1,234 @@
+"""The sending half of a socket: who gets a message, and where senders wait."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from transports.errors import Again, Broken
+from transports.twin.attachment import Attachments, deadline_of
+from transports.twin.codec import normalize, payload_of
+from transports.twin.flusher import Flusher, Released
+from transports.twin.pool import Pool
+from transports.twin.stream import Stream
+
+if TYPE_CHECKING:
+    from transports.core_contract import OutFrame
+
+NONE, ROUND_ROBIN, FANOUT = 0, 1, 2
+#: seconds that a large write waits for the kernel before the rest is copied
+PATIENCE = 0.020
+
+
+class Sending(Attachments):
+    """What `core_contract.SocketBase` says about sending."""
+
+    def __init__(
+        self, socket_type: int, send_mode: int, receive_mode: int, flusher: Flusher, pool: Pool
+    ) -> None:
+        super().__init__(socket_type, send_mode, receive_mode, flusher, pool)
+        self.copy_threshold = 65536
+        self.messages_sent = self.bytes_sent = 0
+        self.dropped_no_peer = 0
+        self.blocked_ns = 0
+        self._next_sender = 0
+
+    def _send_frames(
+        self,
+        frames: Sequence[OutFrame],
+        timeout: int,
+        *,
+        stream: Any = None,
+        topic: bytes | None = None,
+        hold: bool = False,
+        released: Released | None = None,
+    ) -> Any:
+        return self._distribute(normalize(frames), timeout, stream, topic, hold, released)
+
+    def _distribute(
+        self,
+        frames: list[OutFrame],
+        timeout: int,
+        stream: Any,
+        topic: bytes | None,
+        hold: bool,
+        released: Released | None,
+    ) -> Any:
+        """`_send_frames` for frames that are normalized."""
+        self._check()
+        if self._send_mode == FANOUT and stream is None:
+            return self._fan_out(frames, topic, hold, released)
+        deadline = -1.0
+        while True:
+            before = self._room_count
+            taker = self._offer(frames, stream, hold, released)
+            if taker is not None:
+                self.messages_sent += 1
+                for frame in frames:
+                    self.bytes_sent += len(frame[4])
+                return taker
+            if deadline < 0:
+                deadline = deadline_of(timeout)
+            self._wait_room(before, deadline, stream)
+
+    # -- one stream takes it
+
+    def _offer(self, frames: list[OutFrame], stream: Any, hold: bool, released: Released | None) -> Any:
+        """The stream that took the message, or None. Raises Broken for the one stream asked for."""
+        if stream is not None:
+            try:
+                return stream if self._give(stream, frames, hold, released) else None
+            except Broken as error:
+                self._lost_sending(stream, error)
+                raise
+        senders = self._senders
+        for _ in range(len(senders)):
+            position = self._next_sender
+            if position >= len(senders):
+                position = 0
+            self._next_sender = position + 1
+            try:
+                candidate = senders[position]
+            except IndexError:  # another thread detached one
+                continue
+            try:
+                if self._give(candidate, frames, hold, released):
+                    return candidate
+            except Broken as error:
+                self._lost_sending(candidate, error)
+        return None
+
+    def _give(self, stream: Any, frames: list[OutFrame], hold: bool, released: Released | None) -> bool:
+        if not isinstance(stream, Stream):
+            if stream.send(frames, hold=hold, released=released):
+                return True
+            self._full.add(stream)
+            return False
+        # The list becomes the queue's; another stream of a fan-out needs its own.
+        message = stream._take(frames if self._send_mode != FANOUT else list(frames), False, released)
+        if message is None:
+            return False
+        if message.borrowed and not hold:
+            if message.size >= self.copy_threshold and self._send_mode != FANOUT:
+                stream._push_through(message, PATIENCE)
+            else:
+                stream._own(message)
+        stream._settle(message)
+        return True
+
+    def _lost_sending(self, stream: Any, error: Broken) -> None:
+        # A peer that is gone may have sent something before: it is still handed out.
+        if isinstance(stream, Stream) and self._attached.get(stream):
+            with stream._reading:
+                stream._pull(None)
+            if stream._decoder.messages:
+                self._has_message(stream)
+        self._lose(stream, stream.broken or error)
+
+    # -- all who subscribed take it
+
+    def _fan_out(
+        self, frames: list[OutFrame], topic: bytes | None, hold: bool, released: Released | None
+    ) -> int:
+        if topic is None:
+            topic = frames[0][2]
+        if topic is None:
+            topic = bytes(frames[0][4])
+        matching = [stream for stream in list(self._senders) if stream.matches(topic)]
+        if not matching:
+            self.dropped_no_peer += 1
+        # One call more than streams: nothing is told before all were asked.
+        done = None if released is None else _Shared(released, len(matching) + 1).done
+        taken = 0
+        for stream in matching:
+            accepted = False
+            try:
+                accepted = self._give(stream, frames, hold, done)
+                stream.dropped += not accepted
+            except Broken as error:
+                self._lost_sending(stream, error)
+            taken += accepted
+            if done is not None and not accepted:
+                done(None)
+        if done is not None:
+            done(None)
+        self.messages_sent += taken
+        self.bytes_sent += taken * sum(len(frame[4]) for frame in frames)
+        return taken
+
+    # -- waiting for room
+
+    def _writable(self) -> bool:
+        if self.closed:
+            return False
+        if self._send_mode == FANOUT:
+            return True
+        return any(self._takes(stream) for stream in list(self._senders))
+
+    def _takes(self, stream: Any) -> bool:
+        """A small message would not wait."""
+        if not isinstance(stream, Stream):
+            return stream not in self._full
+        if stream._crowded(1) and stream.broken is None:
+            stream._starved = True
+            stream.flush()
+        return stream.broken is None and not stream._crowded(1)
+
+    def _wait_writable(self, timeout: int) -> bool:
+        deadline = deadline_of(timeout)
+        while True:
+            self._check()
+            before = self._room_count
+            if self._writable():
+                return True
+            try:
+                self._wait_room(before, deadline, None)
+            except Again:
+                return False
+
+    def _wait_room(self, before: int, deadline: float, stream: Any) -> None:
+        """Sleeps until a sender should look again. Raises Again, Closed."""
+        started = time.monotonic_ns()
+        with self._room:
+            while self._room_count == before and not self.closed and deadline:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._room.wait(None if left == math.inf else left)
+            timed_out = self._room_count == before
+            waited_for = list(self._senders) if stream is None else [stream]
+        if deadline:
+            spent = time.monotonic_ns() - started
+            self.blocked_ns += spent
+            for one in waited_for:
+                one.blocked_ns += spent
+        self._check()
+        if timed_out:
+            raise Again("no peer takes the message", hint="is a peer connected, and does it read?")
+
+
+def plain(data: Any) -> tuple[list[OutFrame], int]:
+    """The normalized frames of a message of one part, and its size in bytes."""
+    payload = payload_of(data)
+    return [(0, 0, None, None, payload)], len(payload)
+
+
+class _Shared:
+    """Calls `released` once, when `count` calls of `done` were made; the first error is passed on."""
+
+    def __init__(self, released: Released, count: int) -> None:
+        self._released = released
+        self._left = count
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def done(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._error = self._error or error
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._released(self._error)
