@@ -69,7 +69,10 @@ _HOMES = {
 _WHERE = {name: module for module, names in _HOMES.items() for name in names.split()}
 _MODULES = {
     "errors": "transports.errors",
-    **{name: f"transfer.{name}" for name in ("asyncio", "interface", "metrics", "spark", "tensors", "torch", "zmq")},
+    **{
+        name: f"transfer.{name}"
+        for name in ("asyncio", "interface", "metrics", "spark", "tensors", "torch", "zmq")
+    },
 }
 
 __all__ = [*_WHERE]

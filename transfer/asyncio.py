@@ -5,6 +5,9 @@ event loop. Where it must wait, the loop watches a descriptor; nothing runs in o
 cancelled call loses nothing: a message is taken only by the call that returns it.
 """
 
+# A coroutine never overrides a plain method by the rules of types; here that is the point.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 import asyncio
@@ -12,13 +15,15 @@ import functools
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer.constants import DONTWAIT, POLLERR, POLLIN, POLLOUT
 from transfer.context import Context as _Context
 from transfer.poller import Poller as _Poller
 from transfer.socket import SocketMethods
 from transports.errors import Again
+
+T = TypeVar("T")
 
 #: calls that succeed at once before the loop gets a turn: others must not starve
 _TURN = 256
@@ -86,14 +91,14 @@ class AsyncMethods(SocketMethods):
         _sync_recv: Callable[..., Any]
 
     _readiness: Readiness | None = None
-    _turn = 0
+    _in_a_row = 0
 
     # -- receiving -----------------------------------------------------------------------------
 
     async def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """As `Socket.recv`. Raises Again after `rcvtimeo`, or at once with DONTWAIT."""
-        self._turn += 1
-        if self._turn > _TURN:
+        self._in_a_row += 1
+        if self._in_a_row > _TURN:
             await self._yield()
         try:
             return self._sync_recv(flags | DONTWAIT, copy)
@@ -129,9 +134,9 @@ class AsyncMethods(SocketMethods):
         """As `Socket.recv_tensors`."""
         return await self._receive_by(super().recv_tensors, flags, out=out, like=like)
 
-    async def _receive_by(self, call: Callable[..., Any], flags: int, **kwargs: Any) -> Any:
-        self._turn += 1
-        if self._turn > _TURN:
+    async def _receive_by(self, call: Callable[..., T], flags: int, **kwargs: Any) -> T:
+        self._in_a_row += 1
+        if self._in_a_row > _TURN:
             await self._yield()
         try:
             return call(flags | DONTWAIT, **kwargs)
@@ -140,7 +145,7 @@ class AsyncMethods(SocketMethods):
                 raise
         return await self._when_readable(functools.partial(call, DONTWAIT, **kwargs))
 
-    async def _when_readable(self, call: Callable[[], Any]) -> Any:
+    async def _when_readable(self, call: Callable[[], T]) -> T:
         timeout = self.receive_timeout
         if timeout < 0:
             return await self._try_when_readable(call)
@@ -150,7 +155,7 @@ class AsyncMethods(SocketMethods):
         except TimeoutError:
             return call()  # raises Again itself, unless the message came in this very moment
 
-    async def _try_when_readable(self, call: Callable[[], Any]) -> Any:
+    async def _try_when_readable(self, call: Callable[[], T]) -> T:
         while True:
             await self._input().wait()
             try:
@@ -168,15 +173,15 @@ class AsyncMethods(SocketMethods):
         return known
 
     async def _yield(self) -> None:
-        self._turn = 0
+        self._in_a_row = 0
         await asyncio.sleep(0)
 
     # -- sending -------------------------------------------------------------------------------
 
     async def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """As `Socket.send`. Raises Again after `sndtimeo`, or at once with DONTWAIT."""
-        self._turn += 1
-        if self._turn > _TURN:
+        self._in_a_row += 1
+        if self._in_a_row > _TURN:
             await self._yield()
         try:
             return self._sync_send(data, flags | DONTWAIT, copy, track)
@@ -193,9 +198,7 @@ class AsyncMethods(SocketMethods):
         """As `Socket.send_multipart`."""
         return await self._send_by(super().send_multipart, msg_parts, flags=flags, copy=copy, track=track)
 
-    async def send_string(
-        self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8"
-    ) -> None:
+    async def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
         """As `Socket.send_string`."""
         await self.send(u.encode(encoding), flags, copy)
 
@@ -284,7 +287,7 @@ class AsyncMethods(SocketMethods):
 
     # -- the rest ------------------------------------------------------------------------------
 
-    async def poll(self, timeout: float | None = None, flags: int = POLLIN) -> int:  # type: ignore[override]
+    async def poll(self, timeout: float | None = None, flags: int = POLLIN) -> int:
         """As `Socket.poll`; `timeout` in milliseconds."""
         ready = await wait([(self, flags)], timeout)
         return ready[0][1] if ready else 0
@@ -369,7 +372,7 @@ async def _any_input(entries: list[tuple[Any, int]], seconds: float | None) -> N
 class Poller(_Poller):
     """As `transfer.Poller`, with a coroutine for `poll`."""
 
-    async def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:  # type: ignore[override]
+    async def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
         """As `transfer.Poller.poll`."""
         return await wait(self.sockets, timeout)
 

@@ -19,7 +19,6 @@ from transports.config import load
 from transports.errors import Closed, ContextTerminated, ForkedError
 from transports.reactor import READABLE, Reactor
 from transports.registry import available
-from transports.wire import SocketType
 
 if TYPE_CHECKING:
     from transfer.socket import SocketMethods
@@ -35,8 +34,8 @@ _hooks_set = False
 class Context:
     """Where sockets come from. Thread-safe; not usable in a forked child (make a new one there).
 
-    io_threads: taken for pyzmq's sake and ignored. metrics_port: serve Prometheus metrics there.
-    registry: a prometheus registry instead of the default one. defaults: of the sockets' options.
+    io_threads: taken for pyzmq's sake and ignored. metrics_port: serve Prometheus metrics there (a
+    number, or "host:port" for one interface). registry: a prometheus registry instead of the default one. defaults: of the sockets' options.
     core: the core's module, for tests that run on the twin. Nothing starts before the first socket
     is bound or connected.
     """
@@ -48,7 +47,7 @@ class Context:
         self,
         io_threads: int = 1,
         *,
-        metrics_port: int | None = None,
+        metrics_port: int | str | None = None,
         registry: Any = None,
         defaults: config.Defaults = config.TRANSFER,
         core: types.ModuleType | None = None,

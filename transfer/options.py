@@ -187,9 +187,7 @@ class SocketOptions:
         self.routing_id = value
 
     def _initial_values(self, defaults: Defaults) -> dict[str, Any]:
-        return {
-            name: option.initial(defaults) for name, option in OPTIONS.items() if not option.attribute
-        }
+        return {name: option.initial(defaults) for name, option in OPTIONS.items() if not option.attribute}
 
 
 OPTIONS: dict[str, Option] = {

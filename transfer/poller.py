@@ -21,7 +21,8 @@ def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[An
     """
     deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout / 1000.0
     sockets = [(thing, bits) for thing, bits in entries if hasattr(thing, "_ready_bits")]
-    plain = {_descriptor(thing): (thing, bits) for thing, bits in entries if not hasattr(thing, "_ready_bits")}
+    others = [(thing, bits) for thing, bits in entries if not hasattr(thing, "_ready_bits")]
+    plain = {_descriptor(thing): (thing, bits) for thing, bits in others}
     poll = select.poll()
     for fd, (_, bits) in plain.items():
         poll.register(fd, sum(kernel for bit, kernel in _TO_KERNEL.items() if bits & bit))

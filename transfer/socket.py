@@ -73,7 +73,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
     def __new__(cls, context: Context, socket_type: int, *args: Any, **kwargs: Any) -> Self:
         make: Any = super().__new__
         if make is object.__new__:  # the twin needs nothing before __init__
-            return make(cls)  # type: ignore[no-any-return]
+            return make(cls)
         kind = PATTERNS[SocketType(socket_type)]
         return make(  # type: ignore[no-any-return]
             cls,
@@ -100,6 +100,8 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
         self.last_endpoint = ""
         self._pattern = pattern
         self._requester = pattern if isinstance(pattern, Requester) else None
+        if isinstance(pattern, Requester | Replier) and hasattr(context.core, "Turn"):
+            pattern.turn = self._turn = context.core.Turn()
         #: time.monotonic_ns() of the last request, for the histogram of round trips
         self._asked_ns = 0
         #: parts sent with SNDMORE whose message is not complete, by thread
@@ -265,6 +267,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
                 tracker._taken(1)  # the core tells once, after the last stream
                 tracker._not_confirmable()
         elif tracker is not None or self._values["resend"]:
+            self._lockstep = False  # the reply has to come by `_recv_reply`, which confirms it
             self._links.note(taker, frames, tracker)
         return tracker
 
@@ -326,7 +329,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
         view = frame.buffer.cast("B")
         length = min(size, view.nbytes)
         target[:length] = view[:length]
-        return view.nbytes
+        return int(view.nbytes)
 
     @property
     def rcvmore(self) -> bool:
@@ -387,6 +390,8 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
             if admitted is not None:
                 if stream.peer is not None:
                     stream.peer.answered()
+                if not self._lockstep:
+                    self._ways_changed()
                 self.context.tally.requests.add(time.monotonic_ns() - self._asked_ns)
                 return list(admitted)
 
@@ -635,9 +640,8 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
         """Decides which calls the core may do alone."""
         values = self._values
         pattern = self._pattern
-        self._general_send = (
-            pattern.ordered
-            or bool(self._partial)
+        in_python = (
+            bool(self._partial)
             or values["resend"]
             or values["compression"] is not None
             or self._inherited
@@ -645,11 +649,19 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
             # without a peer the error must say who was awaited, and where
             or (not self._links.peers and pattern.send_mode is not SendMode.FANOUT)
         )
-        self._general_recv = (
-            pattern.ordered or bool(self._rest) or values["conflate"] or self._inherited
-        )
+        receives_in_python = bool(self._rest) or values["conflate"] or self._inherited
+        self._lockstep = getattr(self, "_turn", None) is not None and not in_python and not receives_in_python
+        self._general_send = pattern.ordered or in_python
+        self._general_recv = pattern.ordered or receives_in_python
 
     # -- hooks of the core ---------------------------------------------------------------------
+
+    def _turn_message(self, stream: Any, frames: list[Frame], copy: bool) -> Any:
+        """A message that a REQ or REP got in a way which the core leaves to the pattern."""
+        admitted = self._pattern.admit(stream, frames)
+        if admitted is None:
+            return self._recv_general(0, copy)
+        return self._first(self._parts(list(admitted)), copy)
 
     def _on_control(self, stream: Any, frame: Frame) -> None:
         self._links.control_arrived(stream, frame)

@@ -1,4 +1,4 @@
-"""A context for each test, on the compiled core and on its twin; the checks of tests/conftest.py see what is left open."""
+"""A context for each test, on the compiled core and on its twin."""
 
 from __future__ import annotations
 
@@ -50,4 +50,3 @@ def endpoint(request, tmp_path):
         "ipc": f"ipc://{tmp_path}/s",
         "inproc": f"inproc://{os.path.basename(tmp_path)}",
     }[request.param]
-

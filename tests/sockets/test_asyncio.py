@@ -130,7 +130,7 @@ def test_a_full_socket_waits_and_others_run(acontext):
 
 def test_time_outs(acontext):
     async def main():
-        pull, push = pair_of(acontext, PULL, PUSH, rcvtimeo=30)
+        pull, _push = pair_of(acontext, PULL, PUSH, rcvtimeo=30)
         with pytest.raises(Again):
             await pull.recv()
         with pytest.raises(Again):

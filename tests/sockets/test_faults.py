@@ -88,7 +88,7 @@ def test_what_was_not_written_goes_to_another_peer(context):
     received = [other.recv() for _ in range(moved)]
     assert received == [b"%d" % i * 5000 for i in range(300 - moved, 300)]
     # The first message was read there, so at most it is not in the books.
-    assert 300 <= 1 + push._links.counts["unconfirmed"] + moved
+    assert 1 + push._links.counts["unconfirmed"] + moved >= 300
 
 
 def test_with_resend_everything_arrives_at_least_once(context):

@@ -8,9 +8,9 @@ import transfer
 from transfer.asyncio import AsyncMethods
 from transfer.socket import SocketMethods
 
-HOOKS = {"_send_general", "_recv_general", "_deliver", "_on_control", "_on_lost"}
+HOOKS = {"_send_general", "_recv_general", "_deliver", "_turn_message", "_on_control", "_on_lost"}
 #: attributes of the core that the socket sets on purpose
-SHARED = {"_general_send", "_general_recv", "receive_timeout", "socket_type", "send", "recv"}
+SHARED = {"_turn", "_general_send", "_general_recv", "receive_timeout", "socket_type", "send", "recv"}
 
 
 def test_no_name_of_the_socket_hides_one_of_the_core(context):

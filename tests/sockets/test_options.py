@@ -97,7 +97,7 @@ def test_a_limit_on_arriving_messages(context):
 def test_kernel_buffers(context):
     import socket as sockets
 
-    pull, push = pair_of(context, PULL, PUSH)
+    _pull, push = pair_of(context, PULL, PUSH)
     push.sndbuf = 8192
     (stream,) = push._streams()
     with sockets.socket(fileno=_copy(stream.fd)) as raw:

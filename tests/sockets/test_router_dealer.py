@@ -117,21 +117,19 @@ def test_unknown_identities_are_dropped_or_refused(context):
 
 
 def test_the_same_identity_again_replaces_the_old_connection(context):
-    router, old = pair_of(context, ROUTER, DEALER, bound_options={})
-    old.close()
-    router_two = context.socket(ROUTER)
-    router_two.bind(TCP)
+    router = context.socket(ROUTER)
+    router.bind(TCP)
     first = context.socket(DEALER, routing_id=b"same", reconnect_ivl=-1)
-    first.connect(router_two.last_endpoint)
+    first.connect(router.last_endpoint)
     first.wait_for_peers(1, 10)
     second = context.socket(DEALER, routing_id=b"same")
-    second.connect(router_two.last_endpoint)
+    second.connect(router.last_endpoint)
     second.wait_for_peers(1, 10)
-    assert eventually(lambda: len(router_two.peers()) == 1)
+    assert eventually(lambda: len(router.peers()) == 1)
     second.send(b"new")
-    while (message := router_two.recv_multipart()) != [b"same", b"new"]:
+    while (message := router.recv_multipart()) != [b"same", b"new"]:
         assert message
-    router_two.send_multipart([b"same", b"answer"])
+    router.send_multipart([b"same", b"answer"])
     assert second.recv() == b"answer"
 
 

@@ -1,0 +1,156 @@
+"""Control frames, and what the reactor finds on connections while the application is busy."""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import TYPE_CHECKING, Any
+
+from patterns import Publisher, Subscriber
+from patterns.pub_sub import decode_order, encode_order
+from transfer import draining
+from transfer.links.losses import Losses
+from transfer.links.state import control
+from transfer.monitor import EventKind
+from transfer.peer import Peer
+from transports.errors import Broken, ProtocolError
+from transports.reactor import READABLE
+from transports.wire import Control, Flag, SocketType
+
+if TYPE_CHECKING:
+    from transfer.socket import SocketMethods
+
+CREDIT = struct.Struct("<BQ")
+
+
+class Controls(Losses):
+    """Credits, subscriptions, heartbeats. Never on the way of a message."""
+
+    # -- what arrives -------------------------------------------------------------------------------
+
+    def _read(self, peer: Peer, events: int = READABLE) -> None:
+        """Control frames on a send-only socket, and its peer's end."""
+        stream = peer.stream
+        try:
+            while (frames := stream.receive()) is not None:
+                if not frames[0].flags & Flag.CONTROL:
+                    raise ProtocolError(
+                        "flags", f"data for a {self.pattern.socket_type.name}, which only sends"
+                    )
+                self.on_control(stream, frames[0])
+        except (Broken, ProtocolError) as error:
+            self.lost(stream, error)
+
+    def _ended(self, peer: Peer, events: int) -> None:
+        """The peer closed its side. What it sent before is still to be read by the application,
+        who finds the end behind it; only a new connection need not wait for that."""
+        self.context.reactor.unregister(peer.fd)
+        if self.pattern.socket_type in (SocketType.SUB, SocketType.PULL) and peer.source.peer is peer:
+            peer.source.peer = None
+            if peer.source.connector is not None:
+                peer.source.connector.lost()
+        socket = self._socket()
+        if socket is not None:
+            socket._readable()  # finds the end, unless there is something to read before it
+
+    def control_arrived(self, stream: Any, frame: Any) -> None:
+        """As `on_control`; a frame that makes no sense ends the connection."""
+        try:
+            self.on_control(stream, frame)
+        except (ProtocolError, Broken) as error:
+            self.lost(stream, error)
+
+    def on_control(self, stream: Any, frame: Any) -> None:
+        """A control frame arrived. Raises ProtocolError for one that makes no sense."""
+        data = bytes(frame.data)
+        peer = self.peers.get(stream)
+        if peer is None or not data:
+            return
+        kind = data[0]
+        if kind == Control.CREDIT:
+            if len(data) != CREDIT.size:
+                raise ProtocolError("control", f"a credit of {len(data)} bytes")
+            peer.confirm(CREDIT.unpack(data)[1])
+        elif kind in (Control.SUBSCRIBE, Control.UNSUBSCRIBE, Control.SUBSCRIBED):
+            self._on_subscription(peer, data)
+        elif kind == Control.REFUSED:
+            reason = data[1:65].decode("ascii", "replace")
+            self._count(f"refused:{reason}")
+            self.emit(EventKind.REFUSED, peer.endpoint, peer.address, reason)
+
+    def _on_subscription(self, peer: Peer, data: bytes) -> None:
+        kind, number, prefix = decode_order(data)
+        pattern = self.pattern
+        stream = peer.stream
+        if isinstance(pattern, Subscriber) and kind == Control.SUBSCRIBED:
+            pattern.acknowledged(stream, number)
+        elif isinstance(pattern, Publisher) and kind == Control.SUBSCRIBE:
+            pattern.subscribe(stream, prefix)
+            stream.subscribe(prefix)
+            stream.send(control(encode_order(Control.SUBSCRIBED, number)), force=True)
+            self.emit(EventKind.SUBSCRIBED, peer.endpoint, peer.address)
+        elif isinstance(pattern, Publisher) and kind == Control.UNSUBSCRIBE:
+            pattern.unsubscribe(stream, prefix)
+            stream.unsubscribe(prefix)
+            self.emit(EventKind.UNSUBSCRIBED, peer.endpoint, peer.address)
+        else:
+            raise ProtocolError("control", f"control {kind} makes no sense to a {pattern.socket_type.name}")
+        with self._lock:
+            self.changed.notify_all()
+
+    def subscribe(self, prefix: bytes, add: bool) -> None:
+        """Adds or takes back a subscription of ours and tells every publisher."""
+        pattern = self.pattern
+        assert isinstance(pattern, Subscriber)
+        broken: list[tuple[Any, Broken]] = []
+        stream: Any
+        with self._lock:
+            for stream, order in pattern.subscribe(prefix) if add else pattern.unsubscribe(prefix):
+                try:
+                    stream.send(control(order), force=True)
+                except Broken as error:
+                    broken.append((stream, error))
+        for stream, reason in broken:
+            self.lost(stream, reason)
+
+    # -- heartbeats ---------------------------------------------------------------------------------
+
+    def schedule_heartbeat(self) -> None:
+        socket = self._socket()
+        if socket is None or self.closing:
+            return
+        interval = socket.heartbeat_ivl or (socket.heartbeat_timeout if socket.heartbeat_timeout > 0 else 0)
+        if interval > 0 and "heartbeat" not in self._timers:
+            self._later("heartbeat", interval / 1000.0, self._beat)
+
+    def _beat(self) -> None:
+        """One-way: tells idle peers that we live, and looks who was silent for too long."""
+        socket = self._socket()
+        if socket is None or self.closing:
+            return
+        now = time.monotonic_ns()
+        with self._lock:
+            peers = [peer for peer in self.peers.values() if peer.fd >= 0]
+        idle = socket.heartbeat_ivl * 1_000_000
+        for peer in peers:
+            if peer.agreement is None or peer.agreement.plain:
+                continue
+            stream = peer.stream
+            try:
+                if idle and now - stream.last_sent_ns >= idle // 2 and not stream.queued:
+                    stream.send(control(bytes([Control.HEARTBEAT])), force=True)
+                if self._is_silent(socket, peer, now):
+                    self.emit(EventKind.SILENT, peer.endpoint, peer.address)
+                    self._count("silent")
+                    self.lost(stream, Broken("the peer was silent for too long"))
+            except Broken as error:
+                self.lost(stream, error)
+        self.schedule_heartbeat()
+
+    def _is_silent(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
+        """Unread bytes are life: whoever is in a long step has not read them, that is all."""
+        if not peer.heartbeat or socket.heartbeat_timeout <= 0:
+            return False
+        allowed = max(socket.heartbeat_timeout, 3 * peer.heartbeat) * 1_000_000
+        last = max(peer.stream.last_received_ns, peer.since_ns)
+        return now - last > allowed and draining.unread(peer.fd) == 0

@@ -1,0 +1,446 @@
+"""The connections of one socket: they come, they go, and what they held is not lost in silence.
+
+Everything here is rare: it runs in the reactor's thread, or in the thread that found a connection
+broken, never once for each message. `state` holds the data, `losses` the end of connections,
+`control` what travels beside the messages, this file endpoints and the beginning of connections.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from patterns import PATTERNS, Subscriber
+from transfer import draining
+from transfer.links.control import CREDIT, Controls
+from transfer.links.state import control
+from transfer.monitor import EventKind
+from transfer.peer import Endpoint, Peer
+from transports import registry
+from transports.address import parse
+from transports.config import SocketOptions
+from transports.connection import Connected, ConnectOptions, reach, serve
+from transports.errors import (
+    AddressError,
+    Again,
+    Broken,
+    Closed,
+    Fatal,
+    HandshakeError,
+    ProtocolError,
+    TransferError,
+)
+from transports.identity import make_hello
+from transports.reactor import EDGE, PEER_CLOSED, READABLE
+from transports.wire import Control, SocketType
+
+if TYPE_CHECKING:
+    from transfer.socket import SocketMethods
+
+logger = logging.getLogger("transfer")
+
+
+class Links(Controls):
+    """What a socket does with endpoints. Thread-safe; callbacks come in the reactor's thread."""
+
+    # -- endpoints ----------------------------------------------------------------------------------
+
+    def bind(self, endpoint: str) -> str:
+        """Binds; returns the endpoint with the real port. Raises as `transports.serve` does."""
+        socket = self._owner()
+        address = parse(endpoint)
+        record = Endpoint(address, time.monotonic())
+        try:
+            record.acceptor = serve(
+                self.context.reactor,
+                registry.open_transport(address.scheme, self._transport_options(socket)),
+                address,
+                hello=self._hello,
+                on_connected=partial(self._connected, record),
+                on_failed=partial(self._refused, record),
+                backlog=socket.backlog,
+                handshake_timeout=_handshake_timeout(socket),
+            )
+        except TransferError as error:
+            self.emit(EventKind.BIND_FAILED, endpoint, error=error)
+            raise
+        record.address = record.acceptor.address
+        with self._lock:
+            self.endpoints.append(record)
+        self.emit(EventKind.LISTENING, str(record.address))
+        self.schedule_heartbeat()
+        return str(record.address)
+
+    def connect(self, endpoint: str) -> Endpoint:
+        """Begins to connect. Waits only under the policy `require`; then raises Fatal or Again."""
+        socket = self._owner()
+        address = parse(endpoint)
+        record = Endpoint(address, time.monotonic())
+        with self._lock:
+            self.endpoints.append(record)
+        self._queue_for(record)
+        try:
+            record.connector = reach(
+                self.context.reactor,
+                registry.open_transport(address.scheme, self._transport_options(socket)),
+                address,
+                hello=self._hello,
+                on_connected=partial(self._connected, record),
+                on_failed=partial(self._failed, record),
+                on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
+                on_retried=partial(self._retried, str(address)),
+                options=self._connect_options(socket),
+            )
+        except BaseException:
+            self._forget(record)
+            raise
+        self.schedule_heartbeat()
+        if (address.policy or self.context.transport_config.policy) == "require":
+            self._await_handshake(record, _handshake_timeout(socket))
+        return record
+
+    def release(self, endpoint: str, bound: bool) -> Endpoint:
+        """Ends a bound or connected endpoint. Raises AddressError if there is none like it."""
+        wanted = str(parse(endpoint))
+        with self._lock:
+            for record in reversed(self.endpoints):
+                if bound == (record.acceptor is not None) and str(record.address) == wanted:
+                    break
+            else:
+                what = "bound" if bound else "connected"
+                here = ", ".join(str(e.address) for e in self.endpoints if bound == (e.acceptor is not None))
+                raise AddressError(f"{endpoint} is not {what}", hint=f"{what} are: {here or 'none'}")
+            self.endpoints.remove(record)
+        record.close()
+        return record
+
+    def drop(self, record: Endpoint, linger: float) -> None:
+        """Ends what is connected or queued for a released endpoint."""
+        with self._lock:
+            peers = [p for p in (record.peer, record.queue) if p is not None]
+        deadline = time.monotonic() + linger
+        draining.flush([p.stream for p in peers if not p.pending], deadline)
+        for peer in peers:
+            self.lost(peer.stream, Closed(f"{record.address} was disconnected"))
+
+    def _await_handshake(self, record: Endpoint, timeout: float) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: record.peer or self.fatal or self.closing, timeout)
+        if record.peer is None:
+            self._forget(record)
+            if self.fatal is not None:
+                raise self.fatal
+            raise Again(f"no handshake with {record.address} within {timeout:g} s") from record.error
+
+    def _forget(self, record: Endpoint) -> None:
+        with self._lock:
+            if record in self.endpoints:
+                self.endpoints.remove(record)
+            queue, record.queue = record.queue, None
+        record.close()
+        if queue is not None:
+            self.lost(queue.stream, Broken(f"{record.address} was given up"))
+
+    # -- connections come ---------------------------------------------------------------------------
+
+    def _connected(self, record: Endpoint, made: Connected) -> None:
+        """The reactor has a connection for us, after its handshake."""
+        socket = self._socket()
+        if socket is None or self.closing:
+            _discard(made)
+            return
+        remote = made.agreement.remote
+        queue, record.queue = record.queue, None
+        if queue is not None:
+            socket._detach(queue.stream)
+        try:
+            peer, replaced = self._admit(socket, record, made, queue)
+        except HandshakeError as error:
+            self._turn_away(record, made, error)
+            if queue is not None:
+                record.queue = queue
+                socket._attach(queue.stream, True, self.receives)
+            return
+        except Broken as error:
+            self._failed(record, error)
+            return
+        if replaced is not None:
+            self.lost(replaced, Broken("the peer came back by a new connection"))
+        socket._attach(peer.stream, self.sends, self.receives)
+        self._watch(peer)
+        if record.connector is not None:
+            record.peer = peer
+            record.attempts = 0
+        self._count("connected")
+        self._explain_choice(peer)
+        self._give_orphans()
+        socket._ways_changed()
+        with self._lock:
+            self.changed.notify_all()
+        socket._notify()
+        self.emit(EventKind.CONNECTED, peer.endpoint, peer.address, remote.socket_type.name)
+
+    def _admit(
+        self, socket: SocketMethods, record: Endpoint, made: Connected, queue: Peer | None
+    ) -> tuple[Peer, Any]:
+        """Makes the stream and tells the pattern. Raises HandshakeError; nothing has changed then."""
+        remote = made.agreement.remote
+        features = made.agreement.features
+        with self._lock:
+            if queue is not None:
+                self.pattern.detach(queue.stream)
+            try:
+                self.pattern.check(remote.socket_type, remote.routing_id)
+            except HandshakeError:
+                if queue is not None:
+                    self.pattern.attach(queue.stream, queue.socket_type)
+                raise
+            credits = self.pattern.confirms and "credit" in features
+            if made.stream is not None:
+                stream = made.stream
+            elif queue is not None:
+                stream = queue.stream
+                stream.open(made.fd)
+                stream.credits = credits
+            else:
+                stream = self._new_stream(socket, made.fd, credits)
+            peer = queue or Peer(stream, record, remote.socket_type)
+            stream.peer = peer
+            peer.socket_type = remote.socket_type
+            peer.address = made.peer
+            peer.agreement = made.agreement
+            peer.fd = made.fd
+            peer.confirms = "credit" in features and _confirms(remote.socket_type)
+            peer.since_ns = time.monotonic_ns()
+            peer.confirms_ours = credits
+            peer.heartbeat = _number(remote.extra.get("heartbeat_ms"))
+            replaced = self.pattern.attach(stream, remote.socket_type, remote.routing_id)
+            self.peers[stream] = peer
+            if isinstance(self.pattern, Subscriber):
+                for order in self.pattern.introduce(stream):
+                    stream.send(control(order), force=True)
+        return peer, replaced
+
+    def _turn_away(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
+        """Refuses a peer after its hello was good, and says why."""
+        self._count(f"refused:{error.reason}")
+        self.emit(EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error)
+        if made.stream is not None:
+            made.stream.close()
+        elif made.fd >= 0:
+            refusal = bytes([Control.REFUSED]) + error.reason.encode()
+            stream = self.context.core.Stream(
+                made.fd, int(self.pattern.socket_type), self.context.flusher, self.context.pool
+            )
+            try:
+                stream.send(control(refusal), force=True)
+                stream.flush()
+            except Broken:
+                logger.debug("%s was gone before it was refused", made.peer)
+            stream.close()
+        if record.connector is not None:
+            record.connector.lost()
+
+    def _watch(self, peer: Peer) -> None:
+        """The reactor reads what a send-only socket gets, and sees a peer's end also while the
+        application is busy elsewhere."""
+        if peer.fd < 0:
+            if not self.receives:
+                peer.stream.on_readable = partial(self._read, peer)
+            return
+        if self.receives:
+            events = PEER_CLOSED | EDGE
+            if events != EDGE and PEER_CLOSED:
+                self.context.reactor.register(peer.fd, events, partial(self._ended, peer))
+        else:
+            self.context.reactor.register(peer.fd, READABLE, partial(self._read, peer))
+
+    def _explain_choice(self, peer: Peer) -> None:
+        """Says once why a better transport is not used."""
+        agreement = peer.agreement
+        if agreement is None:
+            return
+        for name in agreement.choice.unused:
+            self._count(f"unused:{name}")
+            self.context.log_once(
+                f"{name} is there on both sides and not used: {agreement.choice.reason} "
+                f"(decided by {self.context.transport_config.protocol_source})"
+            )
+        if agreement.choice.fallback:
+            self._count("fallback")
+            self.context.log_once(f"fell back to {agreement.choice.transport}: {agreement.choice.reason}")
+
+    # -- failures of connectors and acceptors -------------------------------------------------------
+
+    def _retried(self, endpoint: str, pause: float) -> None:
+        """The connector tries again after this pause, in seconds."""
+        self._count("retried")
+        self.emit(EventKind.CONNECT_RETRIED, endpoint)
+
+    def _failed(self, record: Endpoint, error: TransferError) -> None:
+        """One attempt to connect failed; the connector tries again, except after Fatal."""
+        record.attempts += 1
+        record.error = error
+        if isinstance(error, Fatal):
+            self.fatal = error
+            socket = self._socket()
+            if socket is not None:
+                socket._ways_changed()
+                socket._notify()
+        if isinstance(error, (HandshakeError, Fatal)):
+            reason = getattr(error, "reason", "policy")
+            self._count(f"handshake:{reason}")
+            self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), reason=reason, error=error)
+        with self._lock:
+            self.changed.notify_all()
+
+    def _refused(self, record: Endpoint, error: TransferError, where: str) -> None:
+        """An accepted connection came to nothing."""
+        reason = getattr(error, "reason", "")
+        if isinstance(error, (HandshakeError, ProtocolError)):
+            self._count(f"handshake:{reason}")
+            self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), where, reason, error=error)
+        else:
+            self._count("accept_failed")
+            self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
+
+    def why_nobody(self) -> tuple[str, str]:
+        """(what is the matter, what to do) for a socket without peers."""
+        with self._lock:
+            endpoints = list(self.endpoints)
+        if not endpoints:
+            return "this socket is neither bound nor connected", "call bind() or connect() first"
+        tried = [e for e in endpoints if e.connector is not None]
+        if not tried:
+            names = ", ".join(str(e.address) for e in endpoints)
+            return f"nobody has connected to {names} yet", "start the peer, or wait_for_peers()"
+        worst = tried[0]
+        seconds = time.monotonic() - worst.since
+        cause = str(worst.error).partition("\n")[0] if worst.error is not None else "no answer yet"
+        return (
+            f"nobody serves {worst.address} yet: tried for {seconds:.1f} s ({cause})",
+            "start the peer; check host and port; `transfer doctor` shows what works here",
+        )
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def flush(self, deadline: float) -> None:
+        """Sends what is queued, until `deadline` (time.monotonic()).
+
+        Endpoints are still tried and bound meanwhile: the peer may yet come.
+        """
+        while True:
+            with self._lock:
+                streams = [peer.stream for peer in self.peers.values()]
+                waiting = bool(self.orphans) or any(s.queued for s in streams)
+            if not waiting:
+                return
+            draining.flush(streams, min(deadline, time.monotonic() + 0.05))
+            if time.monotonic() >= deadline:
+                return
+            if self.orphans:
+                with self._lock:
+                    self.changed.wait(0.01)
+
+    def close(self, deadline: float) -> int:
+        """Ends everything; how many messages were not sent. `flush` comes before."""
+        with self._lock:
+            self.closing = True
+            endpoints, self.endpoints = self.endpoints, []
+            peers = list(self.peers.values())
+            timers, self._timers = list(self._timers.values()), {}
+            orphans, self.orphans = list(self.orphans), deque()
+            self.changed.notify_all()
+        for timer in timers:
+            timer.cancel()
+        for record in endpoints:
+            record.close()
+        unsent = len(orphans)
+        for _, tracker in orphans:
+            if tracker is not None:
+                tracker._fail(Closed("the socket was closed before the message found a peer"))
+        unsent += self.end(peers, deadline)
+        with self._lock:
+            self.peers.clear()
+        self.emit(EventKind.CLOSED)
+        return unsent
+
+    def end(self, peers: list[Peer], deadline: float) -> int:
+        """Ends these connections in order; how many of their messages were not sent."""
+        for peer in peers:
+            if peer.confirms_ours and peer.stream.broken is None:
+                try:  # the last credit, so that the sender's count of what was lost is exact
+                    last = CREDIT.pack(Control.CREDIT, peer.stream.consumed)
+                    peer.stream.send(control(last), force=True)
+                except Broken:
+                    continue
+        draining.flush([peer.stream for peer in peers if not peer.pending], deadline)
+        draining.finish([p.fd for p in peers if p.fd >= 0 and p.stream.broken is None], deadline)
+        unsent = 0
+        closed = Closed("the socket was closed before the peer confirmed the message")
+        for peer in peers:
+            self._unwatch(peer)
+            unsent += peer.stream.close()
+            self.context.tally.peer_ended(self.pattern.socket_type.name, peer)
+            for _, tracker in peer.trackers:
+                tracker._fail(closed)
+        return unsent
+
+    # -- how to connect -----------------------------------------------------------------------------
+
+    def _hello(self) -> Any:
+        socket = self._owner()
+        extra = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else None
+        return make_hello(
+            self.pattern.socket_type,
+            routing_id=socket.routing_id,
+            max_message=socket.largest_message,
+            offer=self.context.offer,
+            lazy=not socket.immediate,
+            extra=extra,
+        )
+
+    @staticmethod
+    def _transport_options(socket: SocketMethods) -> SocketOptions:
+        return SocketOptions(
+            send_buffer=max(0, socket.sndbuf),
+            receive_buffer=max(0, socket.rcvbuf),
+            keepalive=socket.tcp_keepalive,
+            keepalive_idle=socket.tcp_keepalive_idle,
+            keepalive_interval=socket.tcp_keepalive_intvl,
+            keepalive_count=socket.tcp_keepalive_cnt,
+        )
+
+    @staticmethod
+    def _connect_options(socket: SocketMethods) -> ConnectOptions:
+        first = max(0, socket.reconnect_ivl) / 1000.0
+        return ConnectOptions(
+            connect_timeout=socket.connect_timeout / 1000.0 or 30.0,
+            handshake_timeout=_handshake_timeout(socket),
+            reconnect_first=first,
+            reconnect_limit=socket.reconnect_ivl_max / 1000.0,
+        )
+
+
+def _handshake_timeout(socket: SocketMethods) -> float:
+    return float(socket.handshake_ivl / 1000.0 or 30.0)
+
+
+def _confirms(socket_type: SocketType) -> bool:
+    """Whether a peer of this type sends credits."""
+    return PATTERNS[socket_type].confirms
+
+
+def _number(value: Any) -> int:
+    return value if type(value) is int and 0 < value < 2**31 else 0
+
+
+def _discard(made: Connected) -> None:
+    if made.stream is not None:
+        made.stream.close()
+    elif made.fd >= 0:
+        os.close(made.fd)

@@ -1,0 +1,218 @@
+"""Connections that go: what they held finds another peer, or is counted and told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from patterns import Requester
+from patterns.base import SendMode
+from transfer.links.state import LinkState
+from transfer.monitor import EventKind
+from transfer.peer import Endpoint, Peer
+from transfer.tracker import Tracker
+from transports import registry
+from transports.errors import Again, Broken, Closed, ProtocolError
+from transports.wire import SocketType
+
+if TYPE_CHECKING:
+    from patterns.base import OutFrame
+    from transfer.socket import SocketMethods
+
+#: seconds until messages of a lost peer that nobody had room for are offered again
+_RETRY = 0.01
+
+
+class Losses(LinkState):
+    """The end of a connection, found by any thread, and what follows from it."""
+
+    def lost(self, stream: Any, error: BaseException) -> bool:
+        """A stream ended. Any thread, any number of times. False: it was known already."""
+        with self._lock:
+            peer = self.peers.pop(stream, None)
+            if peer is None or self.closing:
+                if peer is not None:
+                    self.peers[stream] = peer  # close() takes care of it
+                return False
+            self.pattern.detach(stream)
+            self._unwatch(peer)
+        socket = self._socket()
+        if socket is not None:
+            socket._detach(stream)
+        unsent = _take_unsent(stream)
+        first = stream.sent - len(unsent) + 1
+        unconfirmed = max(0, stream.sent - len(unsent) - stream.confirmed) if peer.confirms else 0
+        stream.close()
+        self.context.tally.peer_ended(self.pattern.socket_type.name, peer)
+        self._count("disconnected")
+        self._settle(peer, unsent, first, error)
+        if unconfirmed:
+            self._count("unconfirmed", unconfirmed)
+        self._reconnect(peer)
+        self._give_orphans()
+        if socket is not None:
+            socket._ways_changed()
+        with self._lock:
+            self.changed.notify_all()
+        if socket is not None and not socket.closed:
+            socket._notify()
+            if isinstance(self.pattern, Requester) and self.pattern.failure is not None:
+                # Once more from outside: a receiving call that found the loss takes its own
+                # notice back, and an event loop has to see that there is an error to fetch.
+                self.context.reactor.call_soon(self._notify)
+        self._announce(peer, error, unconfirmed, len(unsent))
+        return True
+
+    def _settle(self, peer: Peer, unsent: list[list[OutFrame]], first: int, error: BaseException) -> None:
+        """Decides about every message that the lost peer had not confirmed.
+
+        `unsent` are the last ones of the stream, their numbers begin with `first`.
+        """
+        trackers = dict(peer.trackers)
+        kept = self.pattern.send_mode is SendMode.ROUND_ROBIN
+        if isinstance(self.pattern, Requester):
+            self._settle_request(self.pattern, peer, unsent, error)
+            kept = False
+        elif kept and peer.retained:
+            again = [(frames, trackers.pop(n, None)) for n, frames in peer.retained if n < first]
+            self._count("resent", len(again))
+            self.orphans.extend(again)
+        if kept:
+            self.orphans.extend((frames, trackers.pop(first + i, None)) for i, frames in enumerate(unsent))
+            self._count("redistributed", len(unsent))
+        elif unsent and not isinstance(self.pattern, Requester):
+            self.pattern.drop("peer_gone", len(unsent))
+        for tracker in trackers.values():
+            tracker._fail(error)
+
+    def _settle_request(
+        self, pattern: Requester, peer: Peer, unsent: list[list[OutFrame]], error: BaseException
+    ) -> None:
+        """A request that never left goes to another peer, one that did fails, or is sent again."""
+        if not pattern.waiting or pattern.peer is not peer.stream:
+            return
+        request = next((frames for frames in unsent if frames[0][1] == pattern.waiting), None)
+        if request is None and peer.retained:
+            request = peer.retained[-1][1]
+            self._count("resent")
+        if request is None:
+            pattern.fail(peer.stream, error)
+        else:
+            pattern.peer = None
+            self.orphans.append((request, None))
+
+    def _reconnect(self, peer: Peer) -> None:
+        record = peer.source
+        if record.connector is None:
+            return
+        if record.queue is peer:
+            record.queue = None
+        if record.peer is peer:
+            record.peer = None
+            if record not in self.endpoints:  # disconnected: a new queue would swallow messages
+                return
+            record.since = time.monotonic()
+            self._queue_for(record)
+            record.connector.lost()
+
+    def _announce(self, peer: Peer, error: BaseException, unconfirmed: int, unsent: int) -> None:
+        where = (peer.endpoint, peer.address)
+        if isinstance(error, ProtocolError):
+            self._count(f"protocol:{error.reason}")
+            self.emit(EventKind.PROTOCOL_FAILED, *where, error.reason, error=error)
+        if unconfirmed:
+            self.emit(EventKind.UNCONFIRMED, *where, count=unconfirmed, error=error)
+        if unsent and self.pattern.send_mode is SendMode.ROUND_ROBIN:
+            self.emit(EventKind.REDISTRIBUTED, *where, count=unsent)
+        self.emit(EventKind.DISCONNECTED, *where, error=error)
+
+    # -- messages that wait for a peer --------------------------------------------------------------
+
+    def _queue_for(self, record: Endpoint) -> None:
+        """With lazy connect: messages queue here until the endpoint is there."""
+        socket = self._socket()
+        if (
+            socket is None
+            or socket.immediate
+            or self.pattern.send_mode is not SendMode.ROUND_ROBIN
+            or registry.find(record.address.scheme).capabilities.by_reference
+        ):
+            return
+        expected = min(self.pattern.peer_types)
+        with self._lock:
+            if self.closing or (self.pattern.socket_type is SocketType.PAIR and self.pattern.peers):
+                return
+            stream = self._new_stream(socket, -1)
+            peer = Peer(stream, record, expected)
+            stream.peer = peer
+            self.pattern.attach(stream, expected)
+            self.peers[stream] = peer
+            record.queue = peer
+        socket._attach(stream, True, self.receives)
+        self._give_orphans()
+        socket._ways_changed()
+
+    def _new_stream(self, socket: SocketMethods, fd: int, credits: bool = False) -> Any:
+        return self.context.core.Stream(
+            fd,
+            int(self.pattern.socket_type),
+            self.context.flusher,
+            self.context.pool,
+            send_high_water=socket.sndhwm,
+            send_high_water_bytes=socket.sndhwm_bytes,
+            max_message=socket.largest_message,
+            checksum=socket.checksum,
+            credits=credits,
+        )
+
+    def _give_orphans(self) -> None:
+        """Offers the messages of lost peers to whoever has room."""
+        socket = self._socket()
+        if socket is None or socket.closed or self.closing:
+            return
+        while True:
+            with self._lock:
+                if not self.orphans:
+                    return
+                frames, tracker = self.orphans.popleft()
+            try:
+                if not self.peers:
+                    raise Again("nobody is there")
+                if tracker is not None:
+                    tracker._again()
+                stream = socket._send_frames(
+                    frames, 0, hold=True, released=tracker._released if tracker else None
+                )
+            except (Again, Closed):
+                with self._lock:
+                    self.orphans.appendleft((frames, tracker))
+                if self.peers and "orphans" not in self._timers:
+                    self._later("orphans", _RETRY, self._give_orphans)
+                return
+            if isinstance(self.pattern, Requester):
+                self.pattern.peer = stream
+            self.note(stream, frames, tracker)
+
+    def note(self, stream: Any, frames: Sequence[OutFrame], tracker: Tracker | None) -> None:
+        """A message went to this stream: remembers who wants to know what becomes of it."""
+        peer = self.peers.get(stream)
+        if peer is None:
+            if tracker is not None:
+                tracker._taken(1)
+                tracker._fail(Broken("the peer went at once"))
+            return
+        socket = self._socket()
+        if socket is not None and socket.resend:
+            peer.retained.append((stream.sent, list(frames)))
+        if tracker is not None:
+            tracker._taken(1)
+            if peer.confirms or peer.pending or isinstance(self.pattern, Requester):
+                peer.trackers.append((stream.sent, tracker))
+            else:
+                tracker._not_confirmable()
+
+
+def _take_unsent(stream: Any) -> list[list[OutFrame]]:
+    unsent: list[list[OutFrame]] = stream.take_unsent()
+    return unsent

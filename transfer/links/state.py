@@ -1,0 +1,129 @@
+"""What a socket's links hold, and the small things that all of their parts use."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from patterns import Publisher, Subscriber
+from patterns.base import Pattern, ReceiveMode, SendMode
+from transfer import draining
+from transfer.monitor import Event, EventKind, Monitor
+from transfer.peer import Endpoint, Peer, PeerInfo
+from transfer.tracker import Tracker
+from transports.errors import Closed, Fatal
+from transports.wire import Flag
+
+if TYPE_CHECKING:
+    from patterns.base import OutFrame
+    from transfer.context import Context
+    from transfer.socket import SocketMethods
+
+logger = logging.getLogger("transfer")
+
+
+def control(data: bytes) -> list[OutFrame]:
+    """A message of one control frame."""
+    return [(Flag.CONTROL, 0, None, None, data)]
+
+
+class LinkState:
+    """Endpoints and peers of a socket. It refers to the socket weakly, so that a socket that
+    nobody uses any more can be found and closed although the reactor knows its links."""
+
+    def __init__(self, socket: SocketMethods, context: Context, pattern: Pattern) -> None:
+        self._socket = weakref.ref(socket)
+        self.context = context
+        self.pattern = pattern
+        self.peers: dict[Any, Peer] = {}
+        self.endpoints: list[Endpoint] = []
+        self.monitors: list[Monitor] = []
+        #: messages of lost peers that wait for another one: (frames, tracker)
+        self.orphans: deque[tuple[list[OutFrame], Tracker | None]] = deque()
+        #: plain counters by a constant word, read by the metrics
+        self.counts: dict[str, int] = {}
+        #: why no further connect can succeed (policy `require`)
+        self.fatal: Fatal | None = None
+        self.closing = False
+        # Never held while the core is called, except for sends on one stream: the core calls
+        # `lost` from any thread and may hold locks of its own then.
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)
+        self._timers: dict[str, Any] = {}
+        self.sends = pattern.send_mode is not SendMode.NONE or pattern.ordered
+        self.receives = pattern.receive_mode is not ReceiveMode.NONE
+
+    # -- for people ---------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> int:
+        """Peers that messages can reach: connected, and with their subscriptions told."""
+        pattern = self.pattern
+        if isinstance(pattern, (Publisher, Subscriber)):
+            return pattern.ready
+        return sum(1 for peer in self.peers.values() if not peer.pending)
+
+    def infos(self) -> list[PeerInfo]:
+        """Every connected peer, for people."""
+        with self._lock:
+            return [peer.info() for peer in self.peers.values() if not peer.pending]
+
+    def emit(
+        self,
+        kind: EventKind,
+        endpoint: str = "",
+        peer: str = "",
+        reason: str = "",
+        *,
+        count: int = 0,
+        error: BaseException | None = None,
+    ) -> None:
+        """Tells the monitors, if there are any."""
+        if self.monitors:
+            event = Event(kind, endpoint, peer, reason, count, error)
+            for monitor in list(self.monitors):
+                monitor._put(event)
+
+    # -- for the parts ------------------------------------------------------------------------------
+
+    def resize_buffers(self, send: int, receive: int) -> None:
+        """Kernel buffers of connections that are there already."""
+        for peer in list(self.peers.values()):
+            if peer.fd >= 0:
+                draining.resize(peer.fd, send, receive)
+
+    def _unwatch(self, peer: Peer) -> None:
+        if peer.fd >= 0:
+            self.context.reactor.unregister(peer.fd)
+        elif peer.agreement is not None:
+            peer.stream.on_readable = None
+
+    def _notify(self) -> None:
+        socket = self._socket()
+        if socket is not None and not socket.closed:
+            socket._notify()
+
+    def _owner(self) -> SocketMethods:
+        socket = self._socket()
+        if socket is None or self.closing:
+            raise Closed("the socket is closed")
+        return socket
+
+    def _count(self, word: str, count: int = 1) -> None:
+        if count:
+            with self._lock:
+                self.counts[word] = self.counts.get(word, 0) + count
+
+    def _later(self, name: str, seconds: float, call: Any) -> None:
+        """One timer of each name at a time."""
+
+        def due() -> None:
+            self._timers.pop(name, None)
+            call()
+
+        with self._lock:
+            if name not in self._timers and not self.closing:
+                self._timers[name] = self.context.reactor.call_later(seconds, due)
