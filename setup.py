@@ -74,7 +74,7 @@ def extensions() -> list[Any]:
         )
         for source in sources
     ]
-    return list(cythonize(modules, build_dir="build/cython", nthreads=0, language_level=3))
+    return list(cythonize(modules, build_dir="build/cython", language_level=3, quiet=True))
 
 
 os.chdir(ROOT)

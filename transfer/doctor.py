@@ -76,8 +76,12 @@ def _base() -> Iterator[Check]:
 
 
 def _core() -> Check:
+    import warnings
+
     try:
-        from transports import core
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the twin's: we say it below
+            from transports import core
     except TransferError as error:
         return Check("base", "core", "fail", str(error), "unset TRANSFER_CORE, or run `make build`")
     if core.IMPLEMENTATION == "native":

@@ -101,11 +101,11 @@ class Progress:
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            Progress as Bar,
             TextColumn,
             TimeRemainingColumn,
             TransferSpeedColumn,
         )
-        from rich.progress import Progress as Bar
 
         messages, nbytes = self._totals
         counts_messages = messages is not None and nbytes is None
