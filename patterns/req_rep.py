@@ -21,6 +21,7 @@ from patterns.base import (
     SendMode,
 )
 from transports.errors import Broken, StateError
+from transports.turn import Turn
 from transports.wire import SocketType
 
 #: set in the number of a request whose sender wants it in the envelope that a ROUTER shows
@@ -39,18 +40,58 @@ class Requester(Pattern):
 
     def __init__(self) -> None:
         super().__init__()
-        #: number of the request that waits for its reply; 0: none does
-        self.waiting = 0
-        #: who has it
-        self.peer: Peer | None = None
-        #: why no reply can come any more
-        self.failure: BaseException | None = None
-        #: a new request may replace one that was never answered
-        self.relaxed = False
-        #: the number is shown in a ROUTER's envelope
-        self.correlate = False
-        self._last = 0
+        #: the core takes the common turn by itself and writes here what it did
+        self.turn: Turn = Turn()
+        self._relaxed = False
+        self._correlate = False
         self._next = 0
+
+    @property
+    def waiting(self) -> int:
+        """Number of the request that waits for its reply; 0: none does."""
+        return self.turn.number
+
+    @waiting.setter
+    def waiting(self, number: int) -> None:
+        self.turn.number = number
+
+    @property
+    def peer(self) -> Peer | None:
+        """Who has the open request."""
+        return self.turn.stream
+
+    @peer.setter
+    def peer(self, peer: Peer | None) -> None:
+        self.turn.stream = peer
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why no reply can come any more."""
+        return self.turn.failure
+
+    @failure.setter
+    def failure(self, error: BaseException | None) -> None:
+        self.turn.failure = error
+
+    @property
+    def relaxed(self) -> bool:
+        """A new request may replace one that was never answered."""
+        return self._relaxed
+
+    @relaxed.setter
+    def relaxed(self, value: bool) -> None:
+        self._relaxed = value
+        self.turn.simple = not (self._relaxed or self._correlate)
+
+    @property
+    def correlate(self) -> bool:
+        """The number is shown in a ROUTER's envelope."""
+        return self._correlate
+
+    @correlate.setter
+    def correlate(self, value: bool) -> None:
+        self._correlate = value
+        self.turn.simple = not (self._relaxed or self._correlate)
 
     def may_send(self) -> bool:
         return not self.waiting or self.relaxed
@@ -60,13 +101,14 @@ class Requester(Pattern):
 
     def begin(self) -> int:
         """The number of the request about to be sent. Raises StateError while one waits."""
-        if self.waiting and not self.relaxed:
+        if self.turn.number and not self._relaxed:
             raise StateError(
                 "this REQ waits for the reply to its last request",
                 hint="receive the reply first; req_relaxed = True lets a new request replace it",
             )
-        self._last += 1
-        self._next = self._last | CORRELATED if self.correlate else self._last
+        last = self.turn.last + 1
+        self.turn.last = last
+        self._next = last | CORRELATED if self._correlate else last
         return self._next
 
     def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
@@ -117,19 +159,23 @@ class Replier(Pattern):
 
     def __init__(self) -> None:
         super().__init__()
-        self.peer: Peer | None = None
-        self._open = False
-        self._number = 0
+        #: the core takes the common turn by itself and writes here what it did
+        self.turn: Turn = Turn()
         self._envelope: tuple[OutFrame, ...] = ()
 
+    @property
+    def peer(self) -> Peer | None:
+        """Who gets the reply."""
+        return self.turn.stream
+
     def may_send(self) -> bool:
-        return self._open
+        return self.turn.open
 
     def may_receive(self) -> bool:
-        return not self._open
+        return not self.turn.open
 
     def expect(self) -> None:
-        if self._open:
+        if self.turn.open:
             raise StateError("this REP owes a reply", hint="send it before the next receive")
 
     def admit(self, peer: Peer, frames: Sequence[InFrame]) -> Admitted | None:
@@ -139,34 +185,36 @@ class Replier(Pattern):
                 self.drop("no_envelope")
                 return None
             self._envelope = tuple((0, 0, None, None, bytes(f.data)) for f in frames[: cut + 1])
-            self._number = 0
+            self.turn.number = 0
             frames = frames[cut + 1 :]
         else:
             self._envelope = ()
-            self._number = frames[0].sequence
-        self.peer = peer
-        self._open = True
+            self.turn.number = frames[0].sequence
+        self.turn.stream = peer
+        # An envelope is the pattern's business.
+        self.turn.simple = not self._envelope
+        self.turn.open = True
         return frames
 
     def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
-        if not self._open:
+        if not self.turn.open:
             raise StateError("this REP has no request to answer", hint="receive one first")
         if self.peer not in self.peers:
-            self._open = False
+            self.turn.open = False
             self.drop("requester_gone")
             return None, frames
         if self._envelope:
             return self.peer, [*self._envelope, *frames]
-        number = self._number
+        number = self.turn.number
         return self.peer, [(flags, number, topic, meta, data) for flags, _, topic, meta, data in frames]
 
     def sent(self, peer: Peer) -> None:
-        self._open = False
+        self.turn.open = False
         self._envelope = ()
 
     def gone(self) -> None:
         """The requester went while its reply was being sent: dropped and counted."""
-        self._open = False
+        self.turn.open = False
         self.drop("requester_gone")
 
 

@@ -137,12 +137,13 @@ cdef int fork_generation
 cdef int64_t now_ns() noexcept nogil
 cdef link_t* link_new(flusher_t* flusher) noexcept nogil
 cdef void link_free(link_t* link) noexcept nogil
-cdef int link_push(link_t* link, const char* data, size_t size) noexcept nogil
+cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil
 cdef int link_room(link_t* link, size_t payload) noexcept nogil
 cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil
 cdef void link_append(link_t* link, segment_t* segment) noexcept nogil
 cdef int link_write(link_t* link) noexcept nogil
 cdef int link_settle(link_t* link) noexcept nogil
+cdef void link_give_up_begun(link_t* link) noexcept nogil
 cdef void link_arm(link_t* link) noexcept nogil
 cdef void link_arm_credit(link_t* link) noexcept nogil
 cdef void link_put_header(char* at, int socket_type, int flags, uint64_t sequence, uint32_t topic,

@@ -187,7 +187,7 @@ cdef int link_room(link_t* link, size_t payload) noexcept nogil:
     return FULL if is_full(link, payload) else OK
 
 
-cdef int link_push(link_t* link, const char* data, size_t size) noexcept nogil:
+cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil:
     """Queues one plain message of one frame and writes it if it should go out now.
 
     The caller holds the mutex. OK, FULL, BROKEN, NO_MEMORY, or WOULD_BLOCK: queued, and enough
@@ -212,7 +212,7 @@ cdef int link_push(link_t* link, const char* data, size_t size) noexcept nogil:
     link.queued_payload += size
     link.tail.messages += 1
     link.tail.payloads += size
-    put_header(at, link.socket_type, 0, link.sent, 0, size, 0)
+    put_header(at, link.socket_type, 0, sequence if sequence else link.sent, 0, size, 0)
     memcpy(at + HEADER, data, size)
     if link.fd < 0 or link.kernel_full:
         return OK
@@ -266,7 +266,7 @@ cdef int link_write(link_t* link) noexcept nogil:
                 return WOULD_BLOCK
             if link.error == 0:
                 link.error = errno
-                give_up_begun(link)
+                link_give_up_begun(link)
             return BROKEN
         retire(link, written)
     link.kernel_full = 0
@@ -299,7 +299,8 @@ cdef void drop_written(link_t* link, size_t written) noexcept nogil:
         segment.done = segment.size
         link.queued -= segment.messages
         link.queued_payload -= segment.payloads
-        if segment.capacity and segment.next == NULL and segment.capacity <= CHUNK:
+        if (segment.capacity and segment.next == NULL and not segment.payload
+                and segment.capacity <= CHUNK):
             # The last chunk stays for the next message.
             segment.size = segment.done = 0
             segment.messages = segment.payloads = 0
@@ -310,6 +311,7 @@ cdef void drop_written(link_t* link, size_t written) noexcept nogil:
         link.borrowed -= segment.borrowed
         if segment.capacity:
             free(segment.data)
+            segment.capacity = 0
         if segment.owner != NULL or segment.released != NULL:
             segment.next = link.finished
             link.finished = segment
@@ -317,7 +319,7 @@ cdef void drop_written(link_t* link, size_t written) noexcept nogil:
             free(segment)
 
 
-cdef void give_up_begun(link_t* link) noexcept nogil:
+cdef void link_give_up_begun(link_t* link) noexcept nogil:
     """The payload that was on its way is of no use to anybody: its owner gets it back now."""
     cdef segment_t* segment = link.head
     if segment == NULL or not segment.payload or segment.owner == NULL:

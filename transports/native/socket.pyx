@@ -23,7 +23,7 @@ from transports.errors import Again, Broken, Closed, ForkedError, InternalError,
 from transports.native cimport link as native_link
 from transports.native.link cimport (
     BROKEN, F_CONTROL, F_CRC, F_MORE, FULL, HEADER, LARGE, MAGIC, NO_MEMORY, OK, VERSION, WOULD_BLOCK,
-    header_t, link_arm, link_arm_credit, link_push, link_settle, link_t, link_write, now_ns,
+    header_t, link_arm, link_arm_credit, link_give_up_begun, link_push, link_settle, link_t, link_write, now_ns,
     pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
 )
 from transports.native.pool cimport Frame, Lease, Pool
@@ -75,7 +75,42 @@ cdef enum:
     FILTERED = 2
     MAX_EVENTS = 64
     MAX_POLLED = 256
+    REQ = 0
+    REP = 1
+    BUCKETS = 21
+    LOOK_MS = 50               # a REQ looks this often whether its peer still lives
     PATIENCE_MS = 20           # how long a send waits for the kernel before it copies
+
+
+cdef class Turn:
+    """Whose turn it is on a REQ or REP; see transports/turn.py."""
+
+    cdef public uint64_t number
+    cdef public uint64_t last
+    cdef public object stream
+    cdef public object failure
+    cdef public bint open
+    cdef public bint simple
+    cdef readonly uint64_t total_ns
+    cdef uint64_t buckets[BUCKETS]
+    cdef int64_t asked
+
+    def __cinit__(self):
+        self.simple = True
+
+    @property
+    def counts(self):
+        return [self.buckets[index] for index in range(BUCKETS)]
+
+    cdef void answered(self) noexcept:
+        cdef int64_t took = now_ns() - self.asked
+        cdef int64_t bound = 16000
+        cdef int index = 0
+        while index < BUCKETS - 1 and took > bound:
+            bound <<= 1
+            index += 1
+        self.buckets[index] += 1
+        self.total_ns += took
 
 
 cdef class SocketBase:
@@ -92,6 +127,8 @@ cdef class SocketBase:
     cdef public long long spin_us
     cdef public bint _general_send
     cdef public bint _general_recv
+    cdef public bint _lockstep       # the core may take the common turns of a REQ or REP
+    cdef public Turn _turn
     cdef readonly bint closed
     cdef public uint64_t messages_sent
     cdef public uint64_t messages_received
@@ -108,7 +145,7 @@ cdef class SocketBase:
     cdef list foreign_ins
     cdef dict by_fd
     cdef list lazy
-    cdef Py_ssize_t turn
+    cdef Py_ssize_t next_out
     cdef bint foreign_first
     # receiving
     cdef PyThread_type_lock lock
@@ -187,19 +224,51 @@ cdef class SocketBase:
     def send(self, data, int flags=0, bint copy=True, bint track=False):
         """Sends one part. Returns None, or a tracker if `track`. Raises Again after send_timeout
         (at once with DONTWAIT), Closed, StateError. Any thread may call."""
-        if (type(data) is bytes and not (flags & ~DONTWAIT) and not track and self.is_fast_send()
+        if (type(data) is bytes and not (flags & ~DONTWAIT) and not track and self.is_usable()
                 and PyBytes_GET_SIZE(data) < self.copy_threshold):
-            if self.send_mode == ROUND_ROBIN:
-                if self.push_one(data) == OK:
+            if self._lockstep:
+                if self.send_in_turn(data):
                     return None
-            else:
+            elif self._general_send:
+                pass
+            elif self.send_mode == ROUND_ROBIN:
+                if self.push_one(data, 0) is not None:
+                    return None
+            elif self.send_mode == FANOUT:
                 self.push_all(data)
                 return None
         return self.send_slowly(data, flags, copy, track)
 
-    cdef inline bint is_fast_send(self):
-        return (self.send_mode != 0 and not self._general_send and not self.closed
-                and self.generation == native_link.fork_generation and not self.foreign_outs)
+    cdef inline bint is_usable(self):
+        return (not self.closed and self.generation == native_link.fork_generation
+                and not self.foreign_outs)
+
+    cdef bint send_in_turn(self, bytes data) except -1:
+        """The common send of a REQ or REP; False: the pattern has to look."""
+        cdef Turn turn = self._turn
+        cdef Stream stream
+        if not turn.simple:
+            return False
+        if self.socket_type == REQ:
+            if turn.number or turn.failure is not None:
+                return False
+            stream = self.push_one(data, turn.last + 1)
+            if stream is None:
+                return False
+            turn.last += 1
+            turn.number = turn.last
+            turn.stream = stream
+            turn.asked = now_ns()
+            return True
+        if not turn.open or type(turn.stream) is not Stream:
+            return False
+        stream = <Stream>turn.stream
+        if stream.socket is not self or self.push(stream, data, turn.number) != OK:
+            return False
+        self.messages_sent += 1
+        self.bytes_sent += PyBytes_GET_SIZE(data)
+        turn.open = False
+        return True
 
     cdef object send_slowly(self, data, int flags, bint copy, bint track):
         self.check_usable()
@@ -209,26 +278,26 @@ cdef class SocketBase:
                          None, None, not copy, None, True)
         return None
 
-    cdef int push_one(self, bytes data) except -2:
-        """Round robin over the streams with room. OK, or FULL when there is none."""
+    cdef Stream push_one(self, bytes data, uint64_t sequence):
+        """Round robin over the streams with room: who took it, or None."""
         cdef Py_ssize_t count = len(self.outs)
         cdef Py_ssize_t tried
         cdef Stream stream
         cdef int answer
         for tried in range(count):
-            if self.turn >= count:
-                self.turn = 0
-            stream = <Stream>self.outs[self.turn]
-            self.turn += 1
-            answer = self.push(stream, data)
+            if self.next_out >= count:
+                self.next_out = 0
+            stream = <Stream>self.outs[self.next_out]
+            self.next_out += 1
+            answer = self.push(stream, data, sequence)
             if answer == OK:
                 self.messages_sent += 1
                 self.bytes_sent += PyBytes_GET_SIZE(data)
-                return OK
+                return stream
             if answer == BROKEN:
                 self.lose(stream, stream.broken)
-                return self.push_one(data)
-        return FULL
+                return self.push_one(data, sequence)
+        return None
 
     cdef int push_all(self, bytes data) except -2:
         """To every stream whose peer subscribed to this; a full one misses it, and that is counted."""
@@ -239,7 +308,7 @@ cdef class SocketBase:
         for stream in self.outs:
             if not stream.wants_all and not stream.match(data):
                 continue
-            answer = self.push(stream, data)
+            answer = self.push(stream, data, 0)
             taken += 1
             if answer == OK:
                 self.messages_sent += 1
@@ -255,14 +324,16 @@ cdef class SocketBase:
             self.dropped_no_peer += 1
         return OK
 
-    cdef int push(self, Stream stream, bytes data) except -2:
+    cdef int push(self, Stream stream, bytes data, uint64_t sequence) except -2:
         cdef link_t* link = stream.link
         cdef int answer
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         if pthread_mutex_trylock(&link.mutex) != 0:
             with nogil:
                 pthread_mutex_lock(&link.mutex)
-        answer = link_push(link, PyBytes_AS_STRING(data), size)
+        if sequence:
+            link.turn = 1         # somebody waits for it: no company
+        answer = link_push(link, PyBytes_AS_STRING(data), size, sequence)
         if answer == WOULD_BLOCK:
             # Enough has gathered: worth a system call without the GIL.
             with nogil:
@@ -356,10 +427,10 @@ cdef class SocketBase:
         cdef Py_ssize_t tried
         cdef object stream
         for tried in range(count):
-            if self.turn >= count:
-                self.turn = 0
-            stream = self.outs[self.turn] if self.turn < native else self.foreign_outs[self.turn - native]
-            self.turn += 1
+            if self.next_out >= count:
+                self.next_out = 0
+            stream = self.outs[self.next_out] if self.next_out < native else self.foreign_outs[self.next_out - native]
+            self.next_out += 1
             try:
                 if self.offer_to(stream, frames, hold, released) is not None:
                     return stream
@@ -452,9 +523,17 @@ cdef class SocketBase:
                     break
                 if answer < 0:
                     PyErr_CheckSignals()
+        except BaseException as error:
+            # Half a frame is out and its memory is the caller's again: this connection is over.
+            interrupted = Broken("a send was interrupted inside a message")
+            interrupted.__cause__ = error
+            stream.fail(interrupted)
+            raise
         finally:
             stream.take_mutex()
             link.waiters -= 1
+            if link.error:
+                link_give_up_begun(link)
             answer = link_settle(link) if link.borrowed and not hold else OK
             if link.queued_bytes and not link.wants_output and link.fd >= 0:
                 link_arm(link)
@@ -561,7 +640,8 @@ cdef class SocketBase:
         cdef size_t size
         cdef bytes data
         if (stream is not None and not self.receiving and not self._general_recv and self.stash is None
-                and self.receive_mode == FAIR and not self.closed and not self.foreign_ins):
+                and self.receive_mode == FAIR and not self.closed and not self.foreign_ins
+                and self.generation == native_link.fork_generation):
             available = self.reader.end - self.reader.start
             if available >= HEADER and stream.parts is None and stream.large is None:
                 header = <header_t*>(self.reader.data + self.reader.start)
@@ -593,6 +673,8 @@ cdef class SocketBase:
         cdef tuple message
         cdef list frames
         cdef Frame frame
+        if self._lockstep and flags == 0:
+            return self.recv_in_turn(copy, track)
         if self.receive_mode == 0 or self._general_recv or flags & ~DONTWAIT:
             self.check_usable()
             return self._recv_general(flags, copy, track)
@@ -604,6 +686,41 @@ cdef class SocketBase:
                 return frame.data if copy and type(frame.data) is bytes else (
                     frame.bytes if copy else frame)
         return self._deliver(message[0], frames, flags, copy)
+
+    cdef object recv_in_turn(self, bint copy, bint track):
+        """The common receive of a REQ or REP; what is not common goes to the pattern."""
+        cdef Turn turn = self._turn
+        cdef tuple message
+        cdef Frame frame
+        cdef bint asks = self.socket_type == REQ
+        if asks:
+            if (turn.number == 0 or not turn.simple or turn.failure is not None
+                    or 0 <= self.receive_timeout <= LOOK_MS):
+                return self._recv_general(0, copy, track)
+            try:
+                message = self.next_message(LOOK_MS, copy, None)
+            except Again:
+                return self._recv_general(0, copy, track)
+        elif turn.open:
+            return self._recv_general(0, copy, track)
+        else:
+            message = self.next_message(self.receive_timeout, copy, None)
+        if len(<list>message[1]) == 1:
+            frame = <Frame>(<list>message[1])[0]
+            if frame.flags == 0 and frame.sequence:
+                if asks and message[0] is turn.stream and frame.sequence == turn.number:
+                    turn.number = 0
+                    turn.answered()
+                    return frame.data if copy and type(frame.data) is bytes else (
+                        frame.bytes if copy else frame)
+                if not asks and frame.socket_type == REQ and type(message[0]) is Stream:
+                    turn.stream = message[0]
+                    turn.number = frame.sequence
+                    turn.open = True
+                    turn.simple = True
+                    return frame.data if copy and type(frame.data) is bytes else (
+                        frame.bytes if copy else frame)
+        return self._turn_message(message[0], message[1], copy)
 
     def _recv_message(self, long long timeout, sink=None):
         """One whole message: (stream, frames). Raises Again, Closed."""
@@ -696,8 +813,9 @@ cdef class SocketBase:
             self.stash = None
             return stash
         if stash is not None:
+            message = poured(stash, sink)
             self.stash = None
-            return poured(stash, sink)
+            return message
         prepare_reader(&self.reader)
         if self.foreign_ins and self.foreign_first:
             self.foreign_first = False
@@ -705,6 +823,9 @@ cdef class SocketBase:
             if message is not None:
                 return message
         self.foreign_first = True
+        if self.foreign_ins and self.current is None and self.ready_next >= self.ready_count:
+            # Foreign streams must not keep us from asking for the others.
+            self.look()
         while True:
             if self.current is None and not self.next_ready():
                 break
@@ -764,6 +885,7 @@ cdef class SocketBase:
         cdef Py_ssize_t tried
         cdef object stream
         cdef object frames
+        cdef tuple message
         for tried in range(len(self.foreign_ins)):
             if not self.foreign_ins:
                 break
@@ -783,7 +905,13 @@ cdef class SocketBase:
                 if self.receive_mode == FILTERED and not self.wanted(frames):
                     self.filtered += 1
                     continue
-                return poured((stream, frames), sink) if sink is not None else (stream, frames)
+                if sink is None:
+                    return (stream, frames)
+                # It stays unread if the sink refuses.
+                self.stash = (stream, frames)
+                message = poured(self.stash, sink)
+                self.stash = None
+                return message
         return None
 
     cdef bint wanted(self, list frames):
@@ -1016,6 +1144,9 @@ cdef class SocketBase:
     def _deliver(self, stream, frames, flags, copy):
         frame = frames[len(frames) - 1]
         return frame.bytes if copy else frame
+
+    def _turn_message(self, stream, frames, copy):
+        return self._deliver(stream, frames, 0, copy)
 
     def _on_control(self, stream, frame):
         pass

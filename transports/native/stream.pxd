@@ -69,6 +69,7 @@ cdef class Stream:
     cdef object place(self, size_t size, bint lease, char** data)
     cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow) except -1
     cdef int write_out(self, bint no_gil) except -1
+    cdef int check_process(self) except -1
     cdef int take_mutex(self) except -1
     cdef int reap(self) except -1
     cdef object raise_broken(self)

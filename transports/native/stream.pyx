@@ -153,6 +153,9 @@ cdef class Stream:
     def __cinit__(self, int fd, int socket_type, Flusher flusher, Pool pool, *,
                   long long send_high_water=1000, long long send_high_water_bytes=64 << 20,
                   unsigned long long max_message=16 << 30, bint checksum=False, bint credits=False):
+        if flusher.state.generation != native_link.fork_generation:
+            raise ForkedError("this flusher was made before the process forked",
+                              hint="make a new Context in the child")
         self.link = link_new(flusher.state)
         if self.link == NULL:
             raise MemoryError()
@@ -389,12 +392,16 @@ cdef class Stream:
             released(None)
         return answer
 
-    cdef int take_mutex(self) except -1:
-        """The link's mutex, without holding the GIL while somebody else has it."""
+    cdef int check_process(self) except -1:
         if self.flusher.state.generation != native_link.fork_generation:
             raise ForkedError(
                 "this stream was made before the process forked",
                 hint="make a new Context in the child, or start it with spawn or forkserver")
+        return 0
+
+    cdef int take_mutex(self) except -1:
+        """The link's mutex, without holding the GIL while somebody else has it."""
+        self.check_process()
         if pthread_mutex_trylock(&self.link.mutex) != 0:
             with nogil:
                 pthread_mutex_lock(&self.link.mutex)
@@ -524,6 +531,7 @@ cdef class Stream:
         cdef reader_t* reader = &self.flusher.reader
         cdef object frame
         cdef object message
+        self.check_process()
         if self.link.fd < 0 and not self.link.closed:
             return None
         prepare_reader(reader)
