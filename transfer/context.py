@@ -35,9 +35,9 @@ class Context:
     """Where sockets come from. Thread-safe; not usable in a forked child (make a new one there).
 
     io_threads: taken for pyzmq's sake and ignored. metrics_port: serve Prometheus metrics there (a
-    number, or "host:port" for one interface). registry: a prometheus registry instead of the default one. defaults: of the sockets' options.
-    core: the core's module, for tests that run on the twin. Nothing starts before the first socket
-    is bound or connected.
+    number, or "host:port" for one interface). registry: a prometheus registry instead of the default
+    one. defaults: of the sockets' options. core: the core's module, for tests that run on the twin.
+    Nothing starts before the first socket is bound or connected.
     """
 
     _instances: ClassVar[dict[type[Context], Context]] = {}
@@ -167,7 +167,7 @@ class Context:
                 return 0
             sockets = [socket for socket in self._sockets if not socket.closed]
             self.closed = True
-        unsent = sum(socket.close(linger) for socket in sockets)
+        unsent = self._close_all(sockets, linger)
         if self._metrics is not None:
             self._metrics.close()
         if self._started:
@@ -180,6 +180,17 @@ class Context:
         self.flusher.close()
         self.pool.close()
         _live.discard(self)
+        return unsent
+
+    @staticmethod
+    def _close_all(sockets: list[SocketMethods], linger: float | None) -> int:
+        """Closes them within the longest of their lingers, not the sum."""
+        begin = time.monotonic()
+        unsent = 0
+        for socket in sockets:
+            own = socket.linger if linger is None else linger
+            spent = (time.monotonic() - begin) * 1000
+            unsent += socket.close(own if own < 0 else max(0.0, own - spent))
         return unsent
 
     def __enter__(self) -> Context:

@@ -11,6 +11,7 @@ every two seconds and when a context ends, and whoever serves sums them over all
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import weakref
 from collections import defaultdict, deque
@@ -177,6 +178,8 @@ class ContextCollector(Collector):
             requests = LatencyCounts()
             requests.merge(self._ended_requests)
         for context in contexts:
+            if context.forked:  # the parent's, and its business
+                continue
             for key, value in _read(context).items():
                 total[key] += value
             requests.merge(context.tally.requests)
@@ -341,10 +344,16 @@ class _ProcessFiles:
     """Writes the numbers of this process to prometheus_client's memory-mapped files.
 
     A custom collector is seen by its own process only; these files are seen by all. One thread
-    writes them while a context is registered.
+    writes them while a context is registered. A forked child begins anew.
     """
 
     def __init__(self) -> None:
+        self._hooked = False
+        self._begin()
+
+    def _begin(self) -> None:
+        # After a fork these objects are the parent's: its lock may be held for ever here, and what it
+        # counted stands in its own file already.
         self._lock = threading.Lock()
         self._collector = ContextCollector()
         self._values: dict[tuple[str, tuple[str, ...]], Any] = {}
@@ -354,6 +363,9 @@ class _ProcessFiles:
     def add(self, context: Context) -> None:
         self._collector.add(context)
         with self._lock:
+            if not self._hooked:
+                self._hooked = True
+                os.register_at_fork(after_in_child=self._begin)
             if self._thread is None:
                 self._stop.clear()
                 self._thread = threading.Thread(target=self._run, name="transfer-metrics", daemon=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from transfer.tally import MAX_PEERS, OTHER_PEERS, LatencyCounts, Tally, peer_name
 
