@@ -429,6 +429,16 @@ def test_a_sink_may_decline(kit):
     assert frame.data == b"y"
 
 
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_a_sink_is_not_asked_for_compressed_data(kit, size):
+    stream, far = kit.raw()
+    socket = kit.puller(stream)
+    far.sendall(Raw(b"z" * size, TENSOR | LZ4, meta=META).encode())
+    asked = []
+    _, [frame] = socket._recv_message(10_000, lambda *what: asked.append(what))
+    assert not asked and frame.bytes == b"z" * size
+
+
 def test_a_sink_is_asked_for_one_message_only(kit):
     stream, far = kit.raw()
     socket = kit.puller(stream)

@@ -8,5 +8,6 @@ from transports.twin.frame import Frame
 from transports.twin.pool import HeldBuffer, Lease, Pool
 from transports.twin.socket import SocketBase
 from transports.twin.stream import Stream
+from transports.turn import Turn
 
-__all__ = ["Flusher", "Frame", "HeldBuffer", "Lease", "Pool", "SocketBase", "Stream"]
+__all__ = ["Flusher", "Frame", "HeldBuffer", "Lease", "Pool", "SocketBase", "Stream", "Turn"]

@@ -22,6 +22,7 @@ from transports.wire import (
     TENSOR_HEADER_SIZE,
     VERSION,
     Flag,
+    SocketType,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 TENSOR, TOPIC, CONTROL = int(Flag.TENSOR), int(Flag.TOPIC), int(Flag.CONTROL)
 MORE, CRC, EXTENDED, LZ4 = int(Flag.MORE), int(Flag.CRC), int(Flag.EXTENDED), int(Flag.LZ4)
 _NOT_PLAIN = TENSOR | TOPIC | CONTROL | MORE | EXTENDED | LZ4
-_NOT_IN_CONTROL = TENSOR | TOPIC | MORE | EXTENDED | LZ4
+_LAST_TYPE = max(SocketType)
 #: payloads from here on are read straight into the buffer that the caller gets
 LARGE = 64 * 1024
 #: so are those from here on that are not wholly there; a sink is asked before they are
@@ -140,20 +141,32 @@ class _Head:
 
 
 def check_header(
-    magic: int, version: int, flags: int, topic_length: int, data_length: int, max_message: int
+    magic: int,
+    version: int,
+    socket_type: int,
+    flags: int,
+    topic_length: int,
+    data_length: int,
+    max_message: int,
 ) -> None:
     """Refuses what must not be believed, before anything is allocated for it. Raises ProtocolError."""
     if magic != MAGIC:
         raise ProtocolError("magic", f"magic {magic:#010x}", hint="is the peer another protocol?")
     if version != VERSION:
         raise ProtocolError("version", f"version {version} of the wire format, {VERSION} is spoken here")
+    if socket_type > _LAST_TYPE:
+        raise ProtocolError("flags", f"socket type {socket_type}")
     if flags & EXTENDED and not flags & TENSOR:
         raise ProtocolError("flags", "an extended tensor header without a tensor")
-    if flags & CONTROL and (flags & _NOT_IN_CONTROL or topic_length or data_length > MAX_CONTROL):
-        raise ProtocolError("control", f"a control frame with flags {flags:#x} and {data_length} bytes")
     if topic_length > MAX_TOPIC or (topic_length and not flags & TOPIC):
         raise ProtocolError("topic", f"a topic of {topic_length} bytes with flags {flags:#x}")
-    if data_length > max_message:
+    if data_length >> 63:
+        raise ProtocolError("length", f"a length of {data_length} bytes")
+    if flags & CONTROL:
+        # Its first byte says what it is about, so there is one.
+        if flags & ~(CONTROL | CRC) or not 1 <= data_length <= MAX_CONTROL:
+            raise ProtocolError("control", f"a control frame with flags {flags:#x} and {data_length} bytes")
+    elif data_length > max_message:
         raise ProtocolError(
             "too_large", f"{data_length} bytes, the limit is {max_message}", hint="raise maxmsgsize"
         )
@@ -197,7 +210,7 @@ class Decoder:
             magic, version, kind, flags, sequence, topic_length, length, checksum = HEADER.unpack_from(
                 data, position
             )
-            check_header(magic, version, flags, topic_length, length, self.max_message)
+            check_header(magic, version, kind, flags, topic_length, length, self.max_message)
             start = position + HEADER_SIZE
             if not flags & _NOT_PLAIN and start + length <= end and length < LARGE and not self._parts:
                 # The short way of the common case: one small plain frame that is all here.
@@ -264,7 +277,7 @@ class Decoder:
         head = self.head
         assert head is not None
         if self._view is None:
-            if sink is not None and not self.messages:
+            if sink is not None and not self.messages and not head.flags & (CONTROL | LZ4):
                 self._body = chosen(sink, head.meta, head.topic, head.length)
                 if self._body is not None:
                     self.placed.add(len(self._parts))
@@ -296,6 +309,13 @@ class Decoder:
         """The oldest message, and the indices of its frames that lie where a sink wanted them."""
         placed, self.placed = self.placed, set()
         return self.messages.popleft(), placed
+
+    def abandon(self) -> None:
+        """Drops the message that will never be complete, and its memory."""
+        self.head = self._body = self._view = None
+        self._parts, self._rest = [], b""
+        if not self.messages:
+            self.placed = set()
 
     def unplace(self) -> None:
         """Moves what is half received out of buffers that a sink gave: its call is over."""
@@ -337,7 +357,9 @@ def place(frames: list[Frame], sink: Sink, placed: set[int]) -> None:
     All or nothing: if the sink raises, the frames are as before.
     """
     buffers = [
-        None if index in placed else chosen(sink, frame.meta, frame.topic, len(frame))
+        None
+        if index in placed or frame.flags & LZ4  # what was compressed cannot be placed as it is
+        else chosen(sink, frame.meta, frame.topic, len(frame))
         for index, frame in enumerate(frames)
     ]
     for frame, buffer in zip(frames, buffers, strict=True):

@@ -190,6 +190,7 @@ class Stream(Outgoing):
 
     def _end(self, error: BaseException) -> None:
         self._failure = error
+        self._decoder.abandon()
         with self._lock:
             self._break(error)
         self._settle()
