@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 _SMALLEST = 512
 
 
-def compressed(frames: Sequence[OutFrame]) -> list[OutFrame]:
-    """The frames with their data compressed where that makes them smaller."""
+def compressed(frames: Sequence[OutFrame], published: bool = False) -> list[OutFrame]:
+    """The frames with their data compressed where that makes them smaller.
+
+    published: the first part is left alone unless there is a topic, since it is one.
+    """
     from transfer.compress import compress
 
     result: list[OutFrame] = []
-    for frame in frames:
+    for index, frame in enumerate(frames):
+        if published and index == 0 and frame[2] is None:
+            result.append(frame)
+            continue
         flags, sequence, topic, meta, data = frame
         if len(memoryview(data).cast("B") if type(data) is not bytes else data) >= _SMALLEST:
             smaller = compress(data)

@@ -23,38 +23,30 @@ def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[An
     sockets = [(thing, bits) for thing, bits in entries if hasattr(thing, "_ready_bits")]
     others = [(thing, bits) for thing, bits in entries if not hasattr(thing, "_ready_bits")]
     plain = {_descriptor(thing): (thing, bits) for thing, bits in others}
-    poll = select.poll()
-    for fd, (_, bits) in plain.items():
-        poll.register(fd, sum(kernel for bit, kernel in _TO_KERNEL.items() if bits & bit))
-    told = [(thing, bits, thing.fileno()) for thing, bits in sockets]
-    watched = {fd for thing, _, fd in told}
-    for fd in watched:
-        poll.register(fd, select.POLLIN)
-    first = True
+    told = {thing: thing.fileno() for thing, _ in sockets}  # before the first look: it tells from now on
     while True:
         ready = [(thing, found) for thing, bits in sockets if (found := thing._ready_bits(bits))]
-        left = 0.0 if ready else _left(deadline)
-        silent = not all(thing._tells(bits) for thing, bits in sockets)
-        if silent:
-            # Something is awaited that no descriptor tells, or a descriptor tells what is not awaited.
-            ready += _plain_ready(poll, plain, 0.0, watched)
-            if not ready and left != 0.0:
-                time.sleep(_LOOK if left is None else min(_LOOK, left))
-        else:
-            ready += _plain_ready(poll, plain, left, watched)
-            if not ready and left != 0.0:
-                continue
-        if ready or (left == 0.0 and not first) or _left(deadline) == 0.0:
-            return ready
-        first = False
+        seconds = 0.0 if ready else _left(deadline)
+        telling = {told[thing] for thing, bits in sockets if thing._tells(bits)}
+        if len(telling) < len(told):
+            seconds = _LOOK if seconds is None else min(_LOOK, seconds)
+        poll = select.poll()
+        for fd in telling:
+            poll.register(fd, select.POLLIN)
+        for fd, (_, bits) in plain.items():
+            poll.register(fd, sum(kernel for bit, kernel in _TO_KERNEL.items() if bits & bit))
+        ready += _plain_ready(poll, plain, seconds)
+        if ready or _left(deadline) == 0.0:
+            # One last look: a message may have come in the moment in which the time was over.
+            return ready or [(thing, found) for thing, bits in sockets if (found := thing._ready_bits(bits))]
 
 
 def _plain_ready(
-    poll: Any, plain: dict[int, tuple[Any, int]], seconds: float | None, watched: set[int]
+    poll: Any, plain: dict[int, tuple[Any, int]], seconds: float | None
 ) -> list[tuple[Any, int]]:
     found = []
     for fd, events in poll.poll(None if seconds is None else max(0.0, seconds) * 1000.0):
-        if fd in watched:
+        if fd not in plain:  # a socket's: the caller looks itself
             continue
         thing, wanted = plain[fd]
         bits = sum(bit for bit, kernel in _TO_KERNEL.items() if events & kernel and (wanted | POLLERR) & bit)

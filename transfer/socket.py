@@ -100,7 +100,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
         self.last_endpoint = ""
         self._pattern = pattern
         self._requester = pattern if isinstance(pattern, Requester) else None
-        if isinstance(pattern, Requester | Replier) and hasattr(context.core, "Turn"):
+        if isinstance(pattern, Requester | Replier):
             pattern.turn = self._turn = context.core.Turn()
         #: time.monotonic_ns() of the last request, for the histogram of round trips
         self._asked_ns = 0
@@ -237,13 +237,14 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
         """Sends one whole message by the pattern."""
         if self._inherited or self._links.fatal is not None:
             self._check_usable()
-        if self.compression is not None:
-            frames = compressed(frames)
         timeout = 0 if flags & DONTWAIT else self.send_timeout
         pattern = self._pattern
         tracker = Tracker() if track else None
         released = tracker._released if tracker is not None else None
         target, frames = pattern.route(frames)
+        if self._values["compression"] is not None:
+            # What subscriptions are compared with has to stay readable.
+            frames = compressed(frames, pattern.send_mode is SendMode.FANOUT)
         if target is None:  # dropped, and counted there
             if tracker is not None:
                 tracker._taken(0)
@@ -454,7 +455,9 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
         """The bits of `flags` that hold, after waiting for one. `timeout` in ms, None endless."""
         from transfer.poller import wait
 
-        self._check_usable()
+        found = self._ready_bits(flags)
+        if found or timeout == 0:
+            return found
         ready = wait([(self, flags)], timeout)
         return ready[0][1] if ready else 0
 
@@ -495,7 +498,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
     def _tells(self, bits: int) -> bool:
         """Whether the descriptor becomes readable when one of `bits` does, and only then."""
         if bits & POLLIN and self._pattern.receive_mode is not ReceiveMode.NONE:
-            return self._pattern.may_receive() and self._requester is None
+            return self._pattern.may_receive()
         return not bits & POLLOUT
 
     # -- subscriptions, callbacks, events ------------------------------------------------------
@@ -650,7 +653,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
             or (not self._links.peers and pattern.send_mode is not SendMode.FANOUT)
         )
         receives_in_python = bool(self._rest) or values["conflate"] or self._inherited
-        self._lockstep = getattr(self, "_turn", None) is not None and not in_python and not receives_in_python
+        self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._general_send = pattern.ordered or in_python
         self._general_recv = pattern.ordered or receives_in_python
 

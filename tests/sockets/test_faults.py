@@ -223,3 +223,45 @@ def test_garbage_ends_that_connection_and_no_other(context):
         assert event.kind == "handshake_failed"
     push.send(b"still here")
     assert pull.recv() == b"still here"
+
+
+def test_a_pull_that_consumed_everything_leaves_nothing_unconfirmed(context):
+    pull, push = pair_of(context, PULL, PUSH)
+    monitor = push.get_monitor()
+    for i in range(100):
+        push.send(b"%d" % i)
+    assert [pull.recv() for _ in range(100)][-1] == b"99"
+    pull.close()
+    kinds = []
+    while not kinds or kinds[-1] != "disconnected":
+        kinds.append(monitor.recv(10).kind)
+    assert "unconfirmed" not in kinds
+    assert "unconfirmed" not in push._links.counts
+
+
+def test_policy_require_fails_at_connect(context):
+    pull = context.socket(PULL)
+    pull.bind(TCP)
+    push = context.socket(PUSH)
+    host = pull.last_endpoint.removeprefix("tcp://")
+    with pytest.raises(transfer.Fatal):
+        push.connect(f"rdma://{host}?policy=require")
+    with pytest.raises(transfer.Fatal):
+        push.send(b"x")
+
+
+def test_policy_prefer_falls_back_and_says_so_once(context, caplog):
+    pull = context.socket(PULL)
+    pull.bind(TCP)
+    host = pull.last_endpoint.removeprefix("tcp://")
+    for _ in range(2):
+        push = context.socket(PUSH)
+        push.connect(f"rdma://{host}")
+        push.wait_for_peers(1, 10)
+        push.send(b"x")
+        assert pull.recv() == b"x"
+        (peer,) = push.peers()
+        assert peer.transport == "tcp"
+        assert "rdma" in peer.reason
+    assert caplog.text.count("fell back to tcp") == 2  # each end says it once
+    assert push._links.counts["fallback"] == 1

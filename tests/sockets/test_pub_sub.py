@@ -149,3 +149,19 @@ def test_only_a_sub_subscribes(context):
         pub.subscribe(b"")
     with pytest.raises(NotSupported):
         pub.recv()
+
+
+def test_compressed_messages_are_still_filtered(context):
+    pytest.importorskip("lz4")
+    pub = context.socket(PUB, compression="lz4")
+    pub.bind(TCP)
+    sub = context.socket(SUB)
+    sub.subscribe(b"a")
+    sub.connect(pub.last_endpoint)
+    sub.wait_for_peers(1, 10)
+    pub.wait_for_peers(1, 10)
+    pub.send(b"b" * 5000)
+    pub.send(b"a" * 5000)
+    pub.send_multipart([b"a", b"z" * 5000])
+    assert sub.recv() == b"a" * 5000
+    assert sub.recv_multipart() == [b"a", b"z" * 5000]

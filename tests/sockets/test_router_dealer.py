@@ -148,3 +148,21 @@ def test_dealers_talk_to_each_other(context):
     answer = Thread(other.recv)
     one.send(b"x")
     assert answer.finish() == b"x"
+
+
+def test_two_that_claim_one_identity_do_not_push_each_other_out_for_ever(context):
+    router = context.socket(ROUTER)
+    router.bind(TCP)
+    first = context.socket(DEALER, routing_id=b"same", reconnect_ivl=1)
+    monitor = first.get_monitor()
+    first.connect(router.last_endpoint)
+    first.wait_for_peers(1, 10)
+    second = context.socket(DEALER, routing_id=b"same", reconnect_ivl=1)
+    second.connect(router.last_endpoint)
+    second.wait_for_peers(1, 10)
+    while (event := monitor.recv(10)).kind != "refused":
+        assert event.kind != "closed"
+    assert event.reason == "replaced"
+    assert eventually(lambda: not first.peers())
+    connected = router._links.counts["connected"]
+    assert not eventually(lambda: router._links.counts["connected"] != connected, 0.3)

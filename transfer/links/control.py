@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from transfer.socket import SocketMethods
 
 CREDIT = struct.Struct("<BQ")
+#: why a ROUTER refuses a connection whose identity came again by a newer one
+REPLACED = b"replaced"
 
 
 class Controls(Losses):
@@ -77,6 +79,8 @@ class Controls(Losses):
             reason = data[1:65].decode("ascii", "replace")
             self._count(f"refused:{reason}")
             self.emit(EventKind.REFUSED, peer.endpoint, peer.address, reason)
+            if data[1:] == REPLACED and peer.source.connector is not None:
+                peer.source.connector.close()
 
     def _on_subscription(self, peer: Peer, data: bytes) -> None:
         kind, number, prefix = decode_order(data)

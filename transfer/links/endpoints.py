@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from patterns import PATTERNS, Subscriber
 from transfer import draining
-from transfer.links.control import CREDIT, Controls
+from transfer.links.control import CREDIT, REPLACED, Controls
 from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
@@ -169,6 +169,7 @@ class Links(Controls):
             self._failed(record, error)
             return
         if replaced is not None:
+            self._say_replaced(replaced)
             self.lost(replaced, Broken("the peer came back by a new connection"))
         socket._attach(peer.stream, self.sends, self.receives)
         self._watch(peer)
@@ -244,6 +245,14 @@ class Links(Controls):
             stream.close()
         if record.connector is not None:
             record.connector.lost()
+
+    def _say_replaced(self, stream: Any) -> None:
+        """So that a peer who is alive after all does not come back and push out the other one."""
+        try:
+            stream.send(control(bytes([Control.REFUSED]) + REPLACED), force=True)
+            stream.flush()
+        except Broken:
+            logger.debug("the replaced connection was gone")
 
     def _watch(self, peer: Peer) -> None:
         """The reactor reads what a send-only socket gets, and sees a peer's end also while the
