@@ -45,10 +45,11 @@ __all__ = [
     "Pool",
     "SocketBase",
     "Stream",
+    "Turn",
 ]
 
 if TYPE_CHECKING:
-    from transports.core_contract import Flusher, Frame, HeldBuffer, Lease, Pool, SocketBase, Stream
+    from transports.core_contract import Flusher, Frame, HeldBuffer, Lease, Pool, SocketBase, Stream, Turn
 
     IMPLEMENTATION: str
     REASON: str
@@ -61,3 +62,4 @@ else:
     Pool = _module.Pool
     SocketBase = _module.SocketBase
     Stream = _module.Stream
+    Turn = _module.Turn

@@ -163,6 +163,20 @@ class Stream:
     def close(self) -> int:
         """Idempotent, at once, no waiting: closes fd, returns how many queued messages were lost."""
 
+class Turn:
+    """Whose turn it is on a REQ or REP: see transports/turn.py, which the twin uses as it is."""
+
+    number: int
+    last: int
+    stream: Any
+    failure: BaseException | None
+    open: bool
+    simple: bool
+    @property
+    def counts(self) -> list[int]: ...
+    @property
+    def total_ns(self) -> int: ...
+
 class SocketBase:
     """The fast path of a Socket. `transfer.Socket` derives from it and overrides the hooks."""
 
@@ -204,6 +218,10 @@ class SocketBase:
     # -- for the subclass
     _general_send: bool  # the subclass sets these when every call must go to its method
     _general_recv: bool
+    # REQ and REP: with `_lockstep` the core may take plain turns by itself and notes them in
+    # `_turn`; what is not plain goes to _send_general, _recv_general and _turn_message.
+    _lockstep: bool
+    _turn: Turn | None
     closed: bool
     def _attach(self, stream: Any, sends: bool, receives: bool) -> None: ...
     def _detach(self, stream: Any) -> None: ...
@@ -231,6 +249,7 @@ class SocketBase:
     def _send_general(self, data: Any, flags: int, copy: bool, track: bool) -> Any: ...
     def _recv_general(self, flags: int, copy: bool, track: bool) -> Any: ...
     def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any: ...
+    def _turn_message(self, stream: Any, frames: list[Frame], copy: bool) -> Any: ...
     def _on_control(self, stream: Any, frame: Frame) -> None: ...
     def _on_lost(self, stream: Any, error: BaseException) -> None:
         """The stream ended (Broken) or failed (ProtocolError). It is detached already and not closed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from transports.turn import Turn
 from transports.twin.codec import LZ4, MORE, TENSOR, TOPIC
 from transports.twin.flusher import Flusher
 from transports.twin.pool import Pool
@@ -27,6 +28,9 @@ class SocketBase(Sending, Receiving):
         super().__init__(socket_type, send_mode, receive_mode, flusher, pool)
         self.send_timeout = self.receive_timeout = -1
         self._general_send = self._general_recv = False
+        # Python runs for each message here anyway, so the pattern takes every turn.
+        self._lockstep = False
+        self._turn: Turn | None = None
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         if flags & ~DONTWAIT or track or self._general_send or self._foreign or self._send_mode == NONE:
