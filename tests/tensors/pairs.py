@@ -80,14 +80,13 @@ class Pair(contextlib.ExitStack):
 class Loop(TensorMethods):
     """A socket that receives what it sends, without I/O. `messages` holds frames as they travel.
 
-    It keeps the contract of a sink: if that raises, the message stays; and it asks the sink for
-    every frame, or (`shy`) for none that is compressed, as a core may.
+    It keeps the contract of a sink: compressed frames are not shown to it, and if it raises, the
+    message stays (a real socket ends the connection after a ProtocolError).
     """
 
-    def __init__(self, *, compress: bool = False, shy: bool = False) -> None:
+    def __init__(self, *, compress: bool = False) -> None:
         self.messages: deque[list[Any]] = deque()
         self.compress = compress
-        self.shy = shy
 
     def _send_outframes(self, frames: Any, flags: int, track: bool, copy: bool | None) -> None:
         if self.compress:
@@ -100,7 +99,7 @@ class Loop(TensorMethods):
         frames = []
         for bits, sequence, topic, meta, data in self.messages[0]:
             place = None
-            if not (self.shy and bits & LZ4):
+            if not bits & LZ4:
                 place = sink(meta, topic, len(data))
             if place is None:
                 place = bytearray(data) if meta is not None else bytes(data)

@@ -107,6 +107,7 @@ BAD = {
     "49 bytes": (seed() + b"x", "tensor"),
     "dtype 0": (seed(dtype=0), "dtype"),
     "dtype 10": (seed(dtype=10), "dtype"),
+    "dtype 99": (seed(dtype=99), "dtype"),
     "5 dimensions": (seed(ndim=5), "shape"),
     "2^32-1 dimensions": (seed(ndim=0xFFFFFFFF), "shape"),
     "negative": (seed(shape=(-1, 0, 0, 0)), "shape"),

@@ -250,9 +250,8 @@ def test_flags_must_name_the_header_that_is_there(loop: Loop, flags: int) -> Non
     assert caught.value.reason == "tensor"
 
 
-@pytest.mark.parametrize("shy", [False, True], ids=["sink sees all", "sink sees plain"])
-def test_compressed_tensors(shy: bool) -> None:
-    loop = Loop(compress=True, shy=shy)
+def test_compressed_tensors() -> None:
+    loop = Loop(compress=True)
     for options in ({}, {"out": np.empty_like(X)}, {"like": torch}, {"out": bytearray(X.nbytes)}):
         loop.send_tensor(np.zeros_like(X))
         assert loop.messages[0][0][0] & 128

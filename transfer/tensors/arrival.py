@@ -15,7 +15,8 @@ from transports.wire import Flag
 _LZ4: Final = int(Flag.LZ4)
 #: a longer first frame of a bundle is not read into memory made for it, but into the pool
 _MAX_HEAD: Final = 64 << 20
-#: (tensor header or None, topic or None, bytes of payload) -> memory to read into, or None
+#: (tensor header or None, topic or None, bytes of payload) -> memory to read into, or None. No sink
+#: is called for compressed frames, so that header and length must agree when one is
 Sink = Callable[[bytes | None, bytes | None, int], Any]
 
 
@@ -47,9 +48,9 @@ def receive_into(socket: _Receiver, flags: int, target: Target) -> Any:
         if _may_be_delimiter(meta, nbytes):
             return None
         recipe = _expect_tensor(meta)
-        _not_longer(recipe, nbytes)
+        check_length(recipe, nbytes)
         target.check(recipe)
-        placed = target.buffer_for(recipe) if nbytes == recipe.nbytes else None
+        placed = target.buffer_for(recipe)
         return placed
 
     frame, recipe = _single(socket._recv_frames(flags, sink))
@@ -81,7 +82,7 @@ def _expect_for_numpy(meta: bytes | None, topic: bytes | None, nbytes: int) -> N
         if _may_be_delimiter(meta, nbytes):
             return
         recipe = _expect_tensor(meta)
-        _not_longer(recipe, nbytes)
+        check_length(recipe, nbytes)
         NUMPY.check(recipe)
 
 
@@ -90,7 +91,7 @@ def _sink_for(builder: Builder) -> Sink:
         if _may_be_delimiter(meta, nbytes):
             return
         recipe = _expect_tensor(meta)
-        _not_longer(recipe, nbytes)
+        check_length(recipe, nbytes)
         builder.check(recipe)
 
     return sink
@@ -99,12 +100,6 @@ def _sink_for(builder: Builder) -> Sink:
 def _may_be_delimiter(meta: bytes | None, nbytes: int) -> bool:
     """An empty plain frame: a DEALER's envelope begins so, and a REP strips it afterwards."""
     return meta is None and nbytes == 0
-
-
-def _not_longer(recipe: Recipe, nbytes: int) -> None:
-    """More bytes than the shape has are wrong; fewer may be compressed, the flags will tell."""
-    if nbytes > recipe.nbytes:
-        check_length(recipe, nbytes)
 
 
 def _single(frames: list[Any]) -> tuple[Any, Recipe]:
@@ -163,18 +158,27 @@ class BundleArrival:
         """Where the next frame goes. Raising leaves it unread."""
         if meta is None or self._position < 0 or kind_of(meta) == KIND_BUNDLE:
             return self._first(meta, nbytes)
-        position = self._position
-        self._position += 1
+        recipe = known_recipes.get(meta)
+        if recipe is None or nbytes != recipe.nbytes:
+            check_length(recipe_for(meta), nbytes)
+        if self._targets is None:
+            return None
         if self._head is not None:
             self._read_head()
-        if self._index is None or self._targets is None or position >= len(self._index.own):
-            return None
-        entry = self._index.own[position]
-        buffer = None
-        if nbytes == entry.recipe.nbytes:
-            buffer = self._targets[entry.name].buffer_for(entry.recipe)
-            self._placed[position] = buffer
-        return buffer
+        return None if self._index is None else self._place(self._index, meta)
+
+    def _place(self, index: Index, meta: bytes) -> Any:
+        """Memory of the caller for an own frame. Compressed ones were not shown, so that the next
+        entry with this header is only the likely one; `_fill` puts right what is not."""
+        assert self._targets is not None
+        for position in range(self._position, len(index.own)):
+            entry = index.own[position]
+            if entry.header == meta:
+                self._position = position + 1
+                buffer = self._targets[entry.name].buffer_for(entry.recipe)
+                self._placed[position] = buffer
+                return buffer
+        raise ProtocolError("tensor", "a frame that is not in the index of its bundle")
 
     def _first(self, meta: bytes | None, nbytes: int) -> Any:
         if meta is None:
@@ -186,7 +190,7 @@ class BundleArrival:
         self._position, self._placed, self._head = 0, {}, None
         self._index = header.index
         limit = header.limit
-        if nbytes > (limit if limit is not None else header.start + MAX_PACKED):
+        if nbytes > header.start + MAX_PACKED or (limit is not None and nbytes != limit):
             raise ProtocolError("length", f"{nbytes} bytes in the first frame of a bundle")
         if header.index is not None:
             self._check(header.index)

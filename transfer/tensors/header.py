@@ -16,8 +16,8 @@ host memory has the seed's header of 48 bytes. All others have an extended heade
     u8  axes[ndim]  with layout 2 only: the axes from the slowest to the fastest in memory
     text         UTF-8, with dtype 0 only
 
-The first u32 tells the two apart: the seed's begins with a dtype below 16, the other with a
-length of at least 16. Everything that arrives is checked before anybody allocates for it.
+The first u32 tells the two apart, also inside an index: the seed's begins with a dtype below 16,
+the other with a length of at least 16. Everything that arrives is checked before anybody allocates for it.
 """
 
 from __future__ import annotations
@@ -122,18 +122,19 @@ def _layout(spec: TensorSpec) -> int:
 
 
 def is_extended(meta: bytes) -> bool:
-    """By the first number. Raises ProtocolError("tensor") for less than four bytes."""
-    if len(meta) < EXTENDED_LENGTH.size:
-        raise ProtocolError("tensor", f"a tensor header of {len(meta)} bytes")
-    return bool(EXTENDED_LENGTH.unpack_from(meta)[0] >= EXTENDED_MIN)
+    """Whether it begins with its own length. Raises ProtocolError("tensor") for neither kind."""
+    length = len(meta)
+    if length >= EXTENDED_MIN and EXTENDED_LENGTH.unpack_from(meta)[0] == length:
+        return True
+    if length != TENSOR_HEADER_SIZE:
+        raise ProtocolError("tensor", f"a tensor header of {length} bytes that says something else")
+    return False
 
 
 def kind_of(meta: bytes) -> int:
     """KIND_TENSOR or KIND_BUNDLE. Raises ProtocolError("tensor")."""
     if not is_extended(meta):
         return KIND_TENSOR
-    if len(meta) < EXTENDED_MIN or EXTENDED_LENGTH.unpack_from(meta)[0] != len(meta):
-        raise ProtocolError("tensor", "an extended tensor header whose length disagrees with itself")
     kind = meta[4]
     if kind not in (KIND_TENSOR, KIND_BUNDLE):
         raise ProtocolError("tensor", f"an extended tensor header of unknown kind {kind}")
@@ -145,10 +146,8 @@ def unpack(meta: bytes) -> TensorSpec:
 
     Raises ProtocolError with the reason "tensor" (form), "dtype" or "shape".
     """
-    if len(meta) == TENSOR_HEADER_SIZE and not is_extended(meta):
-        return _unpack_seed(meta)
     if not is_extended(meta):
-        raise ProtocolError("tensor", f"a tensor header of {len(meta)} bytes")
+        return _unpack_seed(meta)
     if kind_of(meta) != KIND_TENSOR:
         raise ProtocolError("tensor", "a bundle where a single tensor is expected")
     return _unpack_extended(meta)

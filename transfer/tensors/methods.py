@@ -21,11 +21,10 @@ class FrameSocket(Protocol):
     None means by `copy_threshold`, False holds the memory and returns a tracker. Returns what
     `send` returns. Compression is the socket's business.
 
-    `_recv_frames`: one whole message, envelope stripped, the pattern's state advanced. The sink
-    sees frames of the body only; it need not see compressed ones, nor those that were decoded
-    before the call in their order. If it raises, the message stays unread and the exception comes
-    out; if it raises ProtocolError, the socket may end the connection. Frames with the LZ4 flag
-    are still compressed.
+    `_recv_frames`: one whole message, envelope stripped, the pattern's state advanced. The sink is
+    not asked for compressed frames, and these come out still compressed. If the sink raises
+    ProtocolError, the connection ends as after any other, and the wait goes on; if it raises
+    something else, the message stays unread and that comes out.
     """
 
     def _send_outframes(self, frames: list[OutFrame], flags: int, track: bool, copy: bool | None) -> Any: ...
