@@ -135,4 +135,5 @@ class Pattern:
 
     def drop(self, reason: str, count: int = 1) -> None:
         """Counts dropped messages. `reason` is a constant word, used as a metric label."""
-        self.drops[reason] = self.drops.get(reason, 0) + count
+        if count:
+            self.drops[reason] = self.drops.get(reason, 0) + count

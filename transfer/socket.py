@@ -102,8 +102,6 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
         self._requester = pattern if isinstance(pattern, Requester) else None
         if isinstance(pattern, Requester | Replier):
             pattern.turn = self._turn = context.core.Turn()
-        #: time.monotonic_ns() of the last request, for the histogram of round trips
-        self._asked_ns = 0
         #: parts sent with SNDMORE whose message is not complete, by thread
         self._partial: dict[int, list[OutFrame]] = {}
         #: parts of the last message that `recv` has not handed out
@@ -246,23 +244,22 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
             # What subscriptions are compared with has to stay readable.
             frames = compressed(frames, pattern.send_mode is SendMode.FANOUT)
         if target is None:  # dropped, and counted there
-            if tracker is not None:
-                tracker._taken(0)
-                tracker._fail(Broken("there is no such peer"))
-            return tracker
+            return _dropped(tracker)
         try:
-            if target is ANYONE:
+            if target is ANYONE and self._values["conflate"]:
+                taker = self._links.send_newest(frames, released)
+            elif target is ANYONE:
                 taker = self._send_frames(frames, timeout, hold=hold, released=released)
             else:
                 taker = self._send_to(target, frames, timeout, hold, released)
         except Again as error:
             raise self._explained(error) from None
         if taker is None:
-            return tracker
+            return _dropped(tracker)
         if pattern.ordered:
             pattern.sent(taker)
             if self._requester is not None:
-                self._asked_ns = time.monotonic_ns()
+                self._turn.asked = time.monotonic_ns()
         if pattern.send_mode is SendMode.FANOUT:
             if tracker is not None:
                 tracker._taken(1)  # the core tells once, after the last stream
@@ -368,7 +365,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
                 if self._requester is not None:
-                    self.context.tally.requests.add(time.monotonic_ns() - self._asked_ns)
+                    self._turn.answered()
                 return list(admitted)
             if timeout > 0:
                 timeout = max(0, int((deadline - time.monotonic()) * 1000))
@@ -393,7 +390,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
                     stream.peer.answered()
                 if not self._lockstep:
                     self._ways_changed()
-                self.context.tally.requests.add(time.monotonic_ns() - self._asked_ns)
+                self._turn.answered()
                 return list(admitted)
 
     def _no_reply(self, pattern: Requester, timeout: int) -> Again:
@@ -647,6 +644,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
             bool(self._partial)
             or values["resend"]
             or values["compression"] is not None
+            or values["conflate"]
             or self._inherited
             or self._ending.locked()
             # without a peer the error must say who was awaited, and where
@@ -680,6 +678,13 @@ _ENDLESS = 3600.0
 def _kept(frame: OutFrame) -> OutFrame:
     data = frame[4]
     return frame if type(data) is bytes else (*frame[:4], bytes(data))
+
+
+def _dropped(tracker: Tracker | None) -> Tracker | None:
+    """Nobody has the message, and its memory is free."""
+    if tracker is not None:
+        tracker._end(Broken("nobody took the message", hint="there is no such peer, or it had no room"))
+    return tracker
 
 
 def _text(addr: str | bytes) -> str:

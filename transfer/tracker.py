@@ -99,6 +99,13 @@ class Tracker:
             self._confirmable = False
             self._state.notify_all()
 
+    def _end(self, error: BaseException) -> None:
+        """No stream has the message."""
+        with self._state:
+            self._outstanding = 0
+            self._error = error
+            self._state.notify_all()
+
     def _again(self) -> None:
         """The message goes to another peer: it is in flight once more."""
         with self._state:

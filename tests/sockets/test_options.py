@@ -178,3 +178,14 @@ def test_peers_tell_their_transport(context):
     assert (peer.transport, peer.socket_type, peer.received) == ("tcp", PAIR, 1)
     assert peer.endpoint == one.last_endpoint
     assert peer.address.startswith("127.0.0.1:")
+
+
+def test_conflate_of_a_sender_keeps_the_newest_and_never_waits(context):
+    push = context.socket(PUSH, conflate=True)
+    push.bind("tcp://127.0.0.1:0")
+    for i in range(10):
+        push.send(b"%d" % i)
+    assert push._pattern.drops == {"conflated": 9}
+    pull = context.socket(PULL)
+    pull.connect(push.last_endpoint)
+    assert pull.recv() == b"9"

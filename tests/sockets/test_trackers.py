@@ -92,3 +92,15 @@ def test_a_message_that_was_dropped_fails_its_tracker(context):
     tracker = router.send_multipart([b"nobody", b"x"], track=True)
     with pytest.raises(Broken):
         tracker.wait(1)
+
+
+def test_a_conflating_sender_keeps_a_copy(context):
+    push = context.socket(PUSH, conflate=True)
+    push.bind("tcp://127.0.0.1:0")
+    memory = bytearray(b"newest")
+    tracker = push.send(memory, track=True)
+    assert tracker.done
+    memory[:] = b"change"
+    pull = context.socket(PULL)
+    pull.connect(push.last_endpoint)
+    assert pull.recv() == b"newest"

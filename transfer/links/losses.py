@@ -159,7 +159,7 @@ class Losses(LinkState):
             int(self.pattern.socket_type),
             self.context.flusher,
             self.context.pool,
-            send_high_water=socket.sndhwm,
+            send_high_water=1 if socket.conflate else socket.sndhwm,
             send_high_water_bytes=socket.sndhwm_bytes,
             max_message=socket.largest_message,
             checksum=socket.checksum,
@@ -193,6 +193,26 @@ class Losses(LinkState):
             if isinstance(self.pattern, Requester):
                 self.pattern.peer = stream
             self.note(stream, frames, tracker)
+
+    def send_newest(self, frames: Sequence[OutFrame], released: Any) -> Any:
+        """Conflate: sends now, or keeps this message in the place of the one that was kept before.
+
+        The stream that took it (a count for a fan-out), or None: it waits here.
+        """
+        socket = self._socket()
+        assert socket is not None
+        with self._lock:
+            self.pattern.drop("conflated", len(self.orphans))
+            self.orphans.clear()
+        try:
+            return socket._send_frames(frames, 0, released=released)
+        except Again:
+            kept = [(*frame[:4], bytes(frame[4])) for frame in frames]
+            with self._lock:
+                self.orphans.append((kept, None))
+            if self.peers:
+                self._later("orphans", _RETRY, self._give_orphans)
+            return None
 
     def note(self, stream: Any, frames: Sequence[OutFrame], tracker: Tracker | None) -> None:
         """A message went to this stream: remembers who wants to know what becomes of it."""
