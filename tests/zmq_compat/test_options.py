@@ -158,16 +158,6 @@ def test_values_out_of_range(zmq, plain):
     assert caught.value.errno == zmq.EINVAL
 
 
-def test_write_only_options(zmq, ctx):
-    req = ctx.socket(zmq.REQ)
-    req.req_relaxed = 1
-    req.REQ_CORRELATE = 1
-    with pytest.raises(AttributeError):
-        _ = req.req_relaxed
-    with pytest.raises(zmq.ZMQError):
-        req.getsockopt(zmq.REQ_RELAXED)
-
-
 def test_subscribe_is_for_sub_only(zmq, plain):
     with pytest.raises(zmq.ZMQError) as caught:
         plain.setsockopt(zmq.SUBSCRIBE, b"")

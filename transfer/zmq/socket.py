@@ -123,6 +123,10 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
             return super().bind(addr)
         except Closed as error:
             raise self._ended(error) from None
+        except AddressError as error:
+            if error.errno == Errno.EINVAL and parse(_text(addr)).needs_lookup:
+                error.errno = errno.ENODEV  # it can be read, and this machine has no such interface
+            raise
 
     def connect(self, addr: str) -> Any:
         """Begins to connect; what is sent before the peer is there waits for it."""

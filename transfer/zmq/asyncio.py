@@ -1,0 +1,239 @@
+"""zmq.asyncio over ours: methods that wait return futures of the running loop.
+
+`transfer.asyncio` is the quicker way for new programs: its methods are coroutines, and a call that
+need not wait makes no future.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from transfer.constants import DONTWAIT
+from transfer.poller import wait
+from transfer.zmq import context as _context
+from transfer.zmq import poll as _poll
+from transfer.zmq import socket as _socket
+from transfer.zmq.constants import PollEvent
+from transfer.zmq.serial import Serialising
+from transfer.zmq.watch import Watch
+from transports.errors import Again, NotSupported
+
+__all__ = ["Context", "Poller", "Socket", "ZMQEventLoop", "install"]
+
+
+class Socket(Serialising):
+    """A socket whose send, recv and poll return futures. Everything else is the plain socket's.
+
+    Use it from one event loop at a time. `Socket(other)` and `from_socket` make another view of the
+    same socket: closing one closes both.
+    """
+
+    _OWN = frozenset({"_sync_socket", "_watch"})
+
+    def __init__(
+        self,
+        context: Any = None,
+        socket_type: int = -1,
+        io_loop: Any = None,
+        _from_socket: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(context, _socket.Socket):
+            context, _from_socket = None, context
+        if _from_socket is not None:
+            sync = _socket.Socket.shadow(_from_socket)
+        else:
+            sync = _socket.Socket(context, socket_type, **kwargs)
+        self._sync_socket = sync
+        self._watch: Watch = sync.__dict__.setdefault("_async_watch", Watch(sync))
+
+    @classmethod
+    def from_socket(cls, socket: Any, io_loop: Any = None) -> Socket:
+        """A view of a socket, plain or of asyncio."""
+        return cls(_from_socket=socket)
+
+    @classmethod
+    def shadow(cls, address: Any) -> Socket:
+        """The same as `from_socket`."""
+        return cls(_from_socket=address)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sync_socket, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._sync_socket, name, value)
+
+    def __copy__(self, memo: Any = None) -> Socket:
+        return type(self)(_from_socket=self)
+
+    __deepcopy__ = __copy__
+
+    def __enter__(self) -> Socket:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._sync_socket).replace("zmq.Socket", "zmq.asyncio.Socket", 1)
+
+    def bind(self, addr: str) -> Any:
+        """As of the plain socket."""
+        binding = self._sync_socket.bind(addr)
+        binding.socket = self
+        return binding
+
+    def connect(self, addr: str) -> Any:
+        """As of the plain socket."""
+        binding = self._sync_socket.connect(addr)
+        binding.socket = self
+        return binding
+
+    def close(self, linger: float | None = None) -> None:
+        """Cancels what waits and closes. Idempotent."""
+        self._watch.close()
+        self._sync_socket.close(linger)
+
+    # -- futures -------------------------------------------------------------------------------
+
+    def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Awaitable[Any]:
+        """A future of one part."""
+        return self._receive(lambda: self._sync_socket.recv(DONTWAIT, copy), flags)
+
+    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> Awaitable[Any]:
+        """A future of all parts of a message."""
+        return self._receive(lambda: self._sync_socket.recv_multipart(DONTWAIT, copy), flags)
+
+    def recv_into(self, buf: Any, /, *, nbytes: int = 0, flags: int = 0) -> Awaitable[int]:
+        """A future of the length of one part, received into writable memory."""
+        return self._receive(
+            lambda: self._sync_socket.recv_into(buf, nbytes=nbytes, flags=DONTWAIT), flags
+        )
+
+    def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Awaitable[Any]:
+        """A future that is done when the part was taken."""
+        own = int(flags) | DONTWAIT
+        return self._send(lambda: self._sync_socket.send(data, own, copy, track), flags)
+
+    def send_multipart(
+        self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
+    ) -> Awaitable[Any]:
+        """A future that is done when the message was taken."""
+        own = int(flags) | DONTWAIT
+        return self._send(lambda: self._sync_socket.send_multipart(msg_parts, own, copy, track), flags)
+
+    def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> Awaitable[int]:
+        """A future of the bits that hold; 0 after `timeout` ms."""
+        if self.closed:
+            raise NotSupported("the socket is closed")
+        return self._watch.begin(
+            self._watch.pollers,
+            lambda: _found(self._sync_socket._ready_bits(int(flags))),
+            -1 if timeout is None or timeout < 0 else timeout / 1000,
+            lambda future: future.set_result(0),
+        )
+
+    def _receive(self, attempt: Callable[[], Any], flags: int) -> asyncio.Future[Any]:
+        return self._watch.begin(
+            self._watch.receivers, attempt, _seconds(self._sync_socket.receive_timeout, flags), _time_out
+        )
+
+    def _send(self, attempt: Callable[[], Any], flags: int) -> asyncio.Future[Any]:
+        return self._watch.begin(
+            self._watch.senders, attempt, _seconds(self._sync_socket.send_timeout, flags), _time_out
+        )
+
+    def _deserialize(self, recvd: Any, load: Callable[[Any], Any]) -> Any:
+        return self._watch.amend(recvd, load)
+
+
+def _seconds(timeout: int, flags: int) -> float:
+    return 0 if flags & DONTWAIT else timeout / 1000 if timeout >= 0 else -1
+
+
+def _time_out(future: asyncio.Future[Any]) -> None:
+    future.set_exception(Again("nothing happened within the time-out"))
+
+
+def _found(result: Any) -> Any:
+    """The result unless it is empty. Raises Again."""
+    if not result:
+        raise Again
+    return result
+
+
+class Poller(_poll.Poller):
+    """A Poller whose `poll` returns a future. Takes plain sockets and descriptors too."""
+
+    def poll(self, timeout: float | None = -1) -> Awaitable[list[tuple[Any, int]]]:  # type: ignore[override]
+        """A future of what is ready; an empty list after `timeout` ms."""
+        entries = list(self.sockets)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        ready = wait(entries, 0)
+        if ready or timeout == 0:
+            future.set_result(ready)
+            return future
+        return asyncio.ensure_future(_first_ready(entries, timeout))
+
+
+async def _first_ready(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[Any, int]]:
+    """Waits for any of the entries; all watching ends with this call."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    copies: list[int] = []
+    views: list[asyncio.Future[int]] = []
+
+    def wake(*_: object) -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    try:
+        for thing, bits in entries:
+            if hasattr(thing, "_ready_bits"):
+                view = asyncio.ensure_future(Socket(_from_socket=thing).poll(None, bits))
+                view.add_done_callback(wake)
+                views.append(view)
+                continue
+            # A copy, since a loop knows one reader for each descriptor, and others may have one.
+            copies.append(os.dup(thing if isinstance(thing, int) else thing.fileno()))
+            if bits & PollEvent.POLLIN:
+                loop.add_reader(copies[-1], wake)
+            if bits & PollEvent.POLLOUT:
+                loop.add_writer(copies[-1], wake)
+        limit = None if timeout is None or timeout < 0 else timeout / 1000
+        await asyncio.wait({ready}, timeout=limit)
+        return wait(entries, 0)
+    finally:
+        for view in views:
+            view.cancel()
+        for fd in copies:
+            loop.remove_reader(fd)
+            loop.remove_writer(fd)
+            os.close(fd)
+
+
+class Context(_context.Context):
+    """A Context whose sockets return futures."""
+
+    _instance = None
+    _socket_class = Socket
+
+
+class ZMQEventLoop(asyncio.SelectorEventLoop):
+    """Deprecated, as in pyzmq: any event loop will do."""
+
+    def __init__(self, selector: Any = None) -> None:
+        install()
+        super().__init__(selector)
+
+
+def install() -> None:
+    """Deprecated, as in pyzmq: nothing needs to be installed."""
+    warnings.warn("no special event loop is needed", DeprecationWarning, stacklevel=2)
