@@ -28,6 +28,7 @@ from prometheus_client.utils import floatToGoString
 
 from transfer.tally import Key, LatencyCounts, Tally, peer_counts, peer_gauges, socket_counts
 from transports.errors import AddressInUse, AddressNotAvailable
+from transports.turn import Turn
 
 if TYPE_CHECKING:
     from transfer.context import Context
@@ -158,14 +159,14 @@ class ContextCollector(Collector):
         with self._lock:
             end = self._contexts.pop(context, None)
             if end is not None and end.detach() is not None:
-                self._keep(_read(context), context.tally)
+                self._keep(_read(context), _round_trips(context))
             return not self._contexts
 
-    def _keep(self, numbers: Mapping[Key, float], tally: Tally) -> None:
+    def _keep(self, numbers: Mapping[Key, float], requests: LatencyCounts) -> None:
         for key, value in numbers.items():
             if FAMILIES[key[0]].kind == "counter":
                 self._ended[key] += value
-        self._ended_requests.merge(tally.requests)
+        self._ended_requests.merge(requests)
 
     def read(self) -> tuple[dict[Key, float], LatencyCounts]:
         """All numbers by name and labels, and the histogram of requests."""
@@ -173,7 +174,7 @@ class ContextCollector(Collector):
             contexts = list(self._contexts)
             while self._forgotten:
                 tally = self._forgotten.popleft()
-                self._keep(tally.ended(), tally)
+                self._keep(tally.ended(), tally.requests)
             total = defaultdict(float, self._ended)
             requests = LatencyCounts()
             requests.merge(self._ended_requests)
@@ -182,7 +183,7 @@ class ContextCollector(Collector):
                 continue
             for key, value in _read(context).items():
                 total[key] += value
-            requests.merge(context.tally.requests)
+            requests.merge(_round_trips(context))
         return total, requests
 
     def describe(self) -> Iterable[Metric]:
@@ -232,8 +233,17 @@ def _read(context: Context) -> dict[Key, float]:
     return total
 
 
+def _round_trips(context: Context) -> LatencyCounts:
+    """The round trips of all requests of one context."""
+    requests = LatencyCounts()
+    requests.merge(context.tally.requests)
+    for socket in context.sockets:
+        requests.merge_turn(socket)
+    return requests
+
+
 def _bounds() -> list[str]:
-    return [floatToGoString(bound / 1e9) for bound in LatencyCounts.BOUNDS] + ["+Inf"]
+    return [floatToGoString(bound / 1e9) for bound in Turn.BOUNDS] + ["+Inf"]
 
 
 def _cumulative(requests: LatencyCounts) -> Iterator[tuple[str, float]]:

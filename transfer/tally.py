@@ -7,10 +7,12 @@ The fast path only adds to integers. Here they get names, when somebody asks; th
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
+
+from transports.turn import Turn
+from transports.wire import SocketType
 
 if TYPE_CHECKING:
     from transfer.peer import Peer
@@ -43,28 +45,23 @@ _LINK_REASONS: Final = {
 
 
 class LatencyCounts:
-    """Counts durations in buckets that double, from 16 µs to 8.4 s. Adding costs a microsecond.
-
-    Not locked: `add` runs under the interpreter's lock, and a reader may miss the newest one.
-    """
-
-    #: upper ends, in nanoseconds; one more bucket holds what is longer
-    BOUNDS: Final = tuple(16_000 << power for power in range(20))
+    """Durations in the buckets that a REQ counts them in: from 16 µs to 8.4 s, doubling."""
 
     __slots__ = ("counts", "total_ns")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(self.BOUNDS) + 1)
+        self.counts = [0] * (len(Turn.BOUNDS) + 1)
         self.total_ns = 0
 
-    def add(self, nanoseconds: int) -> None:
-        self.counts[bisect_left(self.BOUNDS, nanoseconds)] += 1
-        self.total_ns += nanoseconds
-
-    def merge(self, other: LatencyCounts) -> None:
+    def merge(self, other: LatencyCounts | Turn) -> None:
         """Adds what another one counted."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.total_ns += other.total_ns
+
+    def merge_turn(self, socket: Any) -> None:
+        """Adds the round trips of a REQ; other sockets have none."""
+        if socket._links.pattern.socket_type is SocketType.REQ:
+            self.merge(socket._turn)
 
 
 class Tally:
@@ -84,6 +81,7 @@ class Tally:
     def socket_ended(self, socket: Any) -> None:
         """Call it once for each socket that closed, when its counters move no more."""
         self.add(socket_counts(socket))
+        self.requests.merge_turn(socket)
 
     def name_of(self, peer: Peer) -> str:
         """What this peer is called in metrics. The first MAX_PEERS have names, which they keep."""

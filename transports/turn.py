@@ -7,6 +7,8 @@ brings its own class with these attributes.
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_left
 from typing import Any
 
 
@@ -16,10 +18,11 @@ class Turn:
     `number`: the open request, 0 is none. `stream`: who has it (REQ) or who asked (REP).
     `open`: REP owes a reply. `failure`: why no reply can come. `last`: number of the newest request.
     `simple`: the common case applies (no correlation, no relaxed order, no envelope).
-    `counts`, `total_ns`: round trips the core made alone, in the buckets of `BOUNDS`.
+    `asked`: time.monotonic_ns() of the open request. `counts`, `total_ns`: round trips of a REQ, in the
+    buckets of `BOUNDS`.
     """
 
-    __slots__ = ("counts", "failure", "last", "number", "open", "simple", "stream", "total_ns")
+    __slots__ = ("asked", "counts", "failure", "last", "number", "open", "simple", "stream", "total_ns")
 
     #: upper ends of the buckets in nanoseconds, doubling; one more holds what is longer
     BOUNDS = tuple(16_000 << power for power in range(20))
@@ -31,5 +34,12 @@ class Turn:
         self.failure: BaseException | None = None
         self.open = False
         self.simple = True
+        self.asked = 0
         self.counts = [0] * (len(self.BOUNDS) + 1)
         self.total_ns = 0
+
+    def answered(self) -> None:
+        """The reply to the request at `asked` is there: counts the round trip."""
+        took = time.monotonic_ns() - self.asked
+        self.counts[bisect_left(self.BOUNDS, took)] += 1
+        self.total_ns += took

@@ -131,14 +131,18 @@ def test_a_sender_that_was_blocked_is_told_by_peer(context, sample):
 
 def test_the_round_trips_of_requests_are_a_histogram(context, sample):
     replier, requester = pair(context, transfer.REP, transfer.REQ)
-    for _ in range(5):
-        requester.send(b"?")
-        replier.recv()
+    before = time.monotonic()
+    turns = ((requester.send, requester.recv), (requester.send, requester.recv_multipart))
+    for ask, take in (*turns, (lambda part: requester.send_multipart([part, part]), requester.recv)):
+        ask(b"?")
+        replier.recv_multipart()
         replier.send(b"!")
-        requester.recv()
-    assert sample("transfer_request_seconds_count") == 5
-    assert sample("transfer_request_seconds_sum") > 0
-    assert sample("transfer_request_seconds_bucket", le="+Inf") == 5
+        take()
+    for _ in range(2):
+        assert sample("transfer_request_seconds_count") == 3
+        assert 0 < sample("transfer_request_seconds_sum") <= time.monotonic() - before
+        assert sample("transfer_request_seconds_bucket", le="+Inf") == 3
+        requester.close()
 
 
 def test_garbage_is_counted_by_reason(context, sample, registry):

@@ -93,7 +93,7 @@ cdef class Turn:
     cdef public bint simple
     cdef readonly uint64_t total_ns
     cdef uint64_t buckets[BUCKETS]
-    cdef int64_t asked
+    cdef public int64_t asked
 
     def __cinit__(self):
         self.simple = True
@@ -102,7 +102,7 @@ cdef class Turn:
     def counts(self):
         return [self.buckets[index] for index in range(BUCKETS)]
 
-    cdef void answered(self) noexcept:
+    cpdef void answered(self) noexcept:
         cdef int64_t took = now_ns() - self.asked
         cdef int64_t bound = 16000
         cdef int index = 0
