@@ -11,6 +11,9 @@ from transports.errors import UsageError
 
 #: seconds between two looks where no descriptor tells (room to send, a REQ whose peer died)
 _LOOK = 0.005
+#: seconds between two looks at sockets whose descriptor tells: one that another thread closes takes
+#: its descriptor away without waking those who poll it
+_CLOSED_LOOK = 0.2
 _TO_KERNEL = {POLLIN: select.POLLIN, POLLOUT: select.POLLOUT, POLLERR: select.POLLERR}
 
 
@@ -28,8 +31,9 @@ def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[An
         ready = [(thing, found) for thing, bits in sockets if (found := thing._ready_bits(bits))]
         seconds = 0.0 if ready else _left(deadline)
         telling = {told[thing] for thing, bits in sockets if thing._tells(bits)}
-        if len(telling) < len(told):
-            seconds = _LOOK if seconds is None else min(_LOOK, seconds)
+        if told:
+            look = _LOOK if len(telling) < len(told) else _CLOSED_LOOK
+            seconds = look if seconds is None else min(look, seconds)
         poll = select.poll()
         for fd in telling:
             poll.register(fd, select.POLLIN)

@@ -182,7 +182,7 @@ class Context(transfer.context.Context):
                 sock.close(linger)
         for thread, heir in list(self._heirs.items()):
             if linger is not None:
-                heir.linger = int(linger)
+                heir._values["linger"] = int(linger)  # it may be closed just now
             thread.join()
         return super().destroy(0)
 
