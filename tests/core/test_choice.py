@@ -50,7 +50,7 @@ def test_native_is_taken_when_it_is_there():
 
 
 def test_every_name_of_the_contract_is_exported():
-    names = "Pool Lease HeldBuffer Frame Flusher Stream SocketBase IMPLEMENTATION REASON"
+    names = "Pool Lease HeldBuffer Frame Flusher Stream SocketBase Turn IMPLEMENTATION REASON"
     done = run(
         f"import transports.core as core; [getattr(core, name) for name in {names.split()}]", "twin", False
     )
