@@ -259,7 +259,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
         if pattern.ordered:
             pattern.sent(taker)
             if self._requester is not None:
-                self._turn.asked = time.monotonic_ns()
+                self._requester.turn.asked = time.monotonic_ns()
         if pattern.send_mode is SendMode.FANOUT:
             if tracker is not None:
                 tracker._taken(1)  # the core tells once, after the last stream
@@ -365,7 +365,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
                 if self._requester is not None:
-                    self._turn.answered()
+                    self._requester.turn.answered(time.monotonic_ns())
                 return list(admitted)
             if timeout > 0:
                 timeout = max(0, int((deadline - time.monotonic()) * 1000))
@@ -390,7 +390,7 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
                     stream.peer.answered()
                 if not self._lockstep:
                     self._ways_changed()
-                self._turn.answered()
+                pattern.turn.answered(time.monotonic_ns())
                 return list(admitted)
 
     def _no_reply(self, pattern: Requester, timeout: int) -> Again:

@@ -172,10 +172,12 @@ class Turn:
     failure: BaseException | None
     open: bool
     simple: bool
+    asked: int  # time.monotonic_ns() of the open request
     @property
     def counts(self) -> list[int]: ...
     @property
     def total_ns(self) -> int: ...
+    def answered(self, now: int) -> None: ...
 
 class SocketBase:
     """The fast path of a Socket. `transfer.Socket` derives from it and overrides the hooks."""
