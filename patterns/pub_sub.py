@@ -15,6 +15,8 @@ from transports.errors import ProtocolError, UsageError
 from transports.wire import MAX_TOPIC, Control, SocketType
 
 _ORDER = struct.Struct("<BI")
+#: of one peer: each costs memory here
+MAX_SUBSCRIPTIONS = 100_000
 
 
 def encode_order(kind: Control, number: int, prefix: bytes = b"") -> bytes:
@@ -53,10 +55,13 @@ class Publisher(Pattern):
         self._subscriptions.pop(peer, None)
         return super().detach(peer)
 
-    def subscribe(self, peer: Peer, prefix: bytes) -> None:
-        """The peer wants what begins with the prefix."""
-        if peer in self._subscriptions:
-            self._subscriptions[peer].add(prefix)
+    def subscribe(self, peer: Peer, prefix: bytes) -> bool:
+        """The peer wants what begins with the prefix. False: it has too many subscriptions."""
+        known = self._subscriptions.get(peer)
+        if known is None or len(known) >= MAX_SUBSCRIPTIONS:
+            return False
+        known.add(prefix)
+        return True
 
     def unsubscribe(self, peer: Peer, prefix: bytes) -> bool:
         """One subscription less. False if there was none."""

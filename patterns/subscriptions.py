@@ -11,18 +11,20 @@ class Subscriptions:
     Matching costs one set look-up for each distinct length of prefix, whatever their number.
     """
 
-    __slots__ = ("_counts", "_lengths")
+    __slots__ = ("_counts", "_lengths", "_total")
 
     def __init__(self) -> None:
         self._counts: dict[bytes, int] = {}
         self._lengths: tuple[int, ...] = ()
+        self._total = 0
 
     def add(self, prefix: bytes) -> bool:
         """True if the prefix is new."""
         count = self._counts.get(prefix, 0)
         self._counts[prefix] = count + 1
-        if count == 0:
-            self._measure()
+        self._total += 1
+        if count == 0 and len(prefix) not in self._lengths:
+            self._lengths = tuple(sorted((*self._lengths, len(prefix))))
         return count == 0
 
     def remove(self, prefix: bytes) -> bool:
@@ -30,9 +32,10 @@ class Subscriptions:
         count = self._counts.get(prefix, 0)
         if count == 0:
             return False
+        self._total -= 1
         if count == 1:
             del self._counts[prefix]
-            self._measure()
+            self._lengths = tuple(sorted({len(left) for left in self._counts}))
         else:
             self._counts[prefix] = count - 1
         return True
@@ -48,9 +51,6 @@ class Subscriptions:
                 return True
         return False
 
-    def _measure(self) -> None:
-        self._lengths = tuple(sorted({len(prefix) for prefix in self._counts}))
-
     def __iter__(self) -> Iterator[bytes]:
         """Every prefix, as often as it was added."""
         for prefix, count in self._counts.items():
@@ -58,7 +58,7 @@ class Subscriptions:
                 yield prefix
 
     def __len__(self) -> int:
-        return sum(self._counts.values())
+        return self._total
 
     def __contains__(self, prefix: object) -> bool:
         return prefix in self._counts

@@ -131,10 +131,22 @@ class Peer:
 class Endpoint:
     """A bound or connected endpoint of a socket."""
 
-    __slots__ = ("acceptor", "address", "attempts", "connector", "error", "peer", "queue", "since")
+    __slots__ = (
+        "acceptor",
+        "address",
+        "attempts",
+        "connector",
+        "error",
+        "outgoing",
+        "peer",
+        "queue",
+        "since",
+    )
 
-    def __init__(self, address: Address, since: float) -> None:
+    def __init__(self, address: Address, since: float, outgoing: bool) -> None:
         self.address = address
+        #: connected and not bound
+        self.outgoing = outgoing
         self.acceptor: Acceptor | None = None
         self.connector: Connector | None = None
         #: of a connector: its connection, if there is one

@@ -72,7 +72,10 @@ class Controls(Losses):
         if kind == Control.CREDIT:
             if len(data) != CREDIT.size:
                 raise ProtocolError("control", f"a credit of {len(data)} bytes")
-            peer.confirm(CREDIT.unpack(data)[1])
+            consumed = CREDIT.unpack(data)[1]
+            if consumed > stream.sent:
+                raise ProtocolError("control", f"a credit for {consumed} messages of {stream.sent}")
+            peer.confirm(consumed)
         elif kind in (Control.SUBSCRIBE, Control.UNSUBSCRIBE, Control.SUBSCRIBED):
             self._on_subscription(peer, data)
         elif kind == Control.REFUSED:
@@ -89,7 +92,8 @@ class Controls(Losses):
         if isinstance(pattern, Subscriber) and kind == Control.SUBSCRIBED:
             pattern.acknowledged(stream, number)
         elif isinstance(pattern, Publisher) and kind == Control.SUBSCRIBE:
-            pattern.subscribe(stream, prefix)
+            if not pattern.subscribe(stream, prefix):
+                raise ProtocolError("control", "more subscriptions than one peer may have")
             stream.subscribe(prefix)
             stream.send(control(encode_order(Control.SUBSCRIBED, number)), force=True)
             self.emit(EventKind.SUBSCRIBED, peer.endpoint, peer.address)

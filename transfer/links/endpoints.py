@@ -53,7 +53,7 @@ class Links(Controls):
         """Binds; returns the endpoint with the real port. Raises as `transports.serve` does."""
         socket = self._owner()
         address = parse(endpoint)
-        record = Endpoint(address, time.monotonic())
+        record = Endpoint(address, time.monotonic(), outgoing=False)
         try:
             record.acceptor = serve(
                 self.context.reactor,
@@ -79,7 +79,7 @@ class Links(Controls):
         """Begins to connect. Waits only under the policy `require`; then raises Fatal or Again."""
         socket = self._owner()
         address = parse(endpoint)
-        record = Endpoint(address, time.monotonic())
+        record = Endpoint(address, time.monotonic(), outgoing=True)
         with self._lock:
             self.endpoints.append(record)
         self._queue_for(record)
@@ -150,10 +150,12 @@ class Links(Controls):
     def _connected(self, record: Endpoint, made: Connected) -> None:
         """The reactor has a connection for us, after its handshake."""
         socket = self._socket()
-        if socket is None or self.closing:
+        if socket is None or self.closing or (record.outgoing and record not in self.endpoints):
             _discard(made)
             return
-        remote = made.agreement.remote
+        if record.outgoing and record.connector is None:  # `connect` has not returned yet
+            self.context.reactor.call_soon(self._connected, record, made)
+            return
         queue, record.queue = record.queue, None
         if queue is not None:
             socket._detach(queue.stream)
@@ -165,17 +167,30 @@ class Links(Controls):
                 record.queue = queue
                 socket._attach(queue.stream, True, self.receives)
             return
-        except Broken as error:
-            self._failed(record, error)
+        except Closed:
+            _discard(made)
             return
+        if record.outgoing:
+            record.peer = peer
+            record.attempts = 0
         if replaced is not None:
             self._say_replaced(replaced)
             self.lost(replaced, Broken("the peer came back by a new connection"))
-        socket._attach(peer.stream, self.sends, self.receives)
+        # Watched before it is attached: whoever finds it broken afterwards ends the watch too.
         self._watch(peer)
-        if record.connector is not None:
-            record.peer = peer
-            record.attempts = 0
+        try:
+            socket._attach(peer.stream, self.sends, self.receives)
+        except Closed:
+            return  # `close` knows the peer already and ends it
+        if queue is not None and queue is not peer:
+            self._hand_over(queue)
+        self._settled(socket, peer)
+
+    def _settled(self, socket: SocketMethods, peer: Peer) -> None:
+        """Messages can reach the peer: whoever waits for that is told."""
+        if peer.fd < 0 and not self.receives:
+            peer.stream.on_readable = partial(self._read, peer)
+            self._read(peer)  # what came before
         self._count("connected")
         self._explain_choice(peer)
         self._give_orphans()
@@ -183,15 +198,18 @@ class Links(Controls):
         with self._lock:
             self.changed.notify_all()
         socket._notify()
-        self.emit(EventKind.CONNECTED, peer.endpoint, peer.address, remote.socket_type.name)
+        self.emit(EventKind.CONNECTED, peer.endpoint, peer.address, peer.socket_type.name)
 
     def _admit(
         self, socket: SocketMethods, record: Endpoint, made: Connected, queue: Peer | None
     ) -> tuple[Peer, Any]:
-        """Makes the stream and tells the pattern. Raises HandshakeError; nothing has changed then."""
+        """Makes the stream and tells the pattern. Raises HandshakeError or Closed; nothing has
+        changed then."""
         remote = made.agreement.remote
         features = made.agreement.features
         with self._lock:
+            if self.closing:
+                raise Closed("the socket is closed")
             if queue is not None:
                 self.pattern.detach(queue.stream)
             try:
@@ -209,7 +227,9 @@ class Links(Controls):
                 stream.credits = credits
             else:
                 stream = self._new_stream(socket, made.fd, credits)
-            peer = queue or Peer(stream, record, remote.socket_type)
+            peer = queue
+            if peer is None or made.stream is not None:
+                peer = Peer(stream, record, remote.socket_type)
             stream.peer = peer
             peer.socket_type = remote.socket_type
             peer.address = made.peer
@@ -222,9 +242,15 @@ class Links(Controls):
             replaced = self.pattern.attach(stream, remote.socket_type, remote.routing_id)
             self.peers[stream] = peer
             if isinstance(self.pattern, Subscriber):
-                for order in self.pattern.introduce(stream):
-                    stream.send(control(order), force=True)
+                self._introduce(self.pattern, stream)
         return peer, replaced
+
+    def _introduce(self, pattern: Subscriber, stream: Any) -> None:
+        try:
+            for order in pattern.introduce(stream):
+                stream.send(control(order), force=True)
+        except Broken:  # whoever reads the stream finds its end
+            logger.debug("a publisher went before it heard the subscriptions")
 
     def _turn_away(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
         """Refuses a peer after its hello was good, and says why."""
@@ -258,8 +284,6 @@ class Links(Controls):
         """The reactor reads what a send-only socket gets, and sees a peer's end also while the
         application is busy elsewhere."""
         if peer.fd < 0:
-            if not self.receives:
-                peer.stream.on_readable = partial(self._read, peer)
             return
         if self.receives:
             events = PEER_CLOSED | EDGE

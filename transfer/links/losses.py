@@ -12,7 +12,6 @@ from transfer.links.state import LinkState
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transfer.tracker import Tracker
-from transports import registry
 from transports.errors import Again, Broken, Closed, ProtocolError
 from transports.wire import SocketType
 
@@ -136,12 +135,15 @@ class Losses(LinkState):
             socket is None
             or socket.immediate
             or self.pattern.send_mode is not SendMode.ROUND_ROBIN
-            or registry.find(record.address.scheme).capabilities.by_reference
         ):
             return
         expected = min(self.pattern.peer_types)
         with self._lock:
-            if self.closing or (self.pattern.socket_type is SocketType.PAIR and self.pattern.peers):
+            if (
+                self.closing
+                or record not in self.endpoints
+                or (self.pattern.socket_type is SocketType.PAIR and self.pattern.peers)
+            ):
                 return
             stream = self._new_stream(socket, -1)
             peer = Peer(stream, record, expected)
@@ -152,6 +154,15 @@ class Losses(LinkState):
         socket._attach(stream, True, self.receives)
         self._give_orphans()
         socket._ways_changed()
+
+    def _hand_over(self, queue: Peer) -> None:
+        """The connection brought a stream of its own (inproc): what was queued will go there."""
+        stream = queue.stream
+        with self._lock:
+            self.peers.pop(stream, None)
+        unsent = _take_unsent(stream)
+        self._settle(queue, unsent, stream.sent - len(unsent) + 1, Broken("the queue was closed"))
+        stream.close()
 
     def _new_stream(self, socket: SocketMethods, fd: int, credits: bool = False) -> Any:
         return self.context.core.Stream(
