@@ -140,7 +140,7 @@ def test_frame_fields_and_defaults(core):
     assert (frame.data, frame.flags, frame.sequence, frame.socket_type) == (b"", 0, 0, 0)
     assert (frame.topic, frame.meta, frame.more, len(frame)) == (None, None, False, 0)
     frame = core.Frame(b"abc", flags=16, sequence=7, socket_type=5, topic=b"t", meta=b"m")
-    assert frame.more and frame.bytes == b"abc" and len(frame) == 3
+    assert frame.more and frame.bytes == bytes(frame) == b"abc" and len(frame) == 3
     assert bytes(frame.buffer) == b"abc"
     assert (frame.sequence, frame.socket_type, frame.topic, frame.meta) == (7, 5, b"t", b"m")
 

@@ -38,6 +38,9 @@ class Frame:
         self.topic = topic
         self.meta = meta
 
+    def __bytes__(self) -> bytes:
+        return self.bytes
+
     @property
     def more(self) -> bool:
         """Another frame of the same message follows."""
@@ -58,15 +61,6 @@ class Frame:
 
     def __len__(self) -> int:
         return len(self.data) if type(self.data) is bytes else self.buffer.nbytes
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Frame):
-            return self.buffer == other.buffer
-        if isinstance(other, (bytes, bytearray, memoryview)):
-            return self.buffer == other
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # the data may change
 
     def __repr__(self) -> str:
         return f"<Frame {self.sequence}: {len(self)} bytes, flags {self.flags:#x}>"

@@ -187,7 +187,7 @@ class Outgoing:
         return not self._starved
 
     def _untake(self, message: Message) -> None:
-        """The connection turned out to be gone with nothing of this message on its way."""
+        """The send fails with nothing of this message on its way: it was never taken."""
         message.released = None
         self._queue.remove(message)
         self._leave(message, None)
@@ -342,8 +342,7 @@ class Outgoing:
             if message.begun:
                 self._break(interrupted(error))
             elif message.left and message in self._queue:
-                self._queue.remove(message)
-                self._leave(message, error)
+                self._untake(message)
         self._settle(message)
 
     def take_unsent(self) -> list[list[OutFrame]]:
