@@ -171,6 +171,23 @@ def test_a_mismatch_leaves_the_message_unread(core: str, change: Any) -> None:
         same(pair.receiver.recv_tensors()[0], MIXED)
 
 
+@pytest.mark.parametrize("core", CORES)
+def test_a_mismatch_with_a_long_index(core: str) -> None:
+    """The index is read before it can be compared: the compiled core keeps what it read, the twin
+    asks where all frames go before it fills the first, so that the message is gone."""
+    sent = model(200)
+    with Pair(load_core(core)) as pair:
+        out = {name: np.empty_like(tensor) for name, tensor in sent.items()}
+        out["layer7.weight"] = np.zeros(3, "f4")
+        pair.sender.send_tensors(sent)
+        with pytest.raises(TensorMismatch, match="layer7"):
+            pair.receiver.recv_tensors(out=out)
+        if core == "native":
+            same(pair.receiver.recv_tensors()[0], sent)
+        pair.sender.send_tensors(sent)
+        same(pair.receiver.recv_tensors()[0], sent)
+
+
 @pytest.mark.parametrize(
     "meta", [object(), {1, 2}, b"bytes", {"a": object()}, np.zeros(3), {("a", 1): 2}], ids=repr
 )
