@@ -7,37 +7,34 @@ here is what is rarer: several parts, trackers, REQ, REP and ROUTER, topics, com
 from __future__ import annotations
 
 import functools
-import json
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from patterns import PATTERNS, Replier, Requester, Router, Subscriber
-from patterns.base import ANYONE, ReceiveMode, SendMode
-from transfer.compressing import compressed, decompressed
-from transfer.constants import DONTWAIT, POLLIN, POLLOUT, SNDMORE
+from patterns.base import ReceiveMode, SendMode
+from transfer.constants import POLLIN, POLLOUT
 from transfer.links import Links
 from transfer.monitor import Monitor
 from transfer.options import SocketOptions
 from transfer.peer import PeerInfo
+from transfer.receiving import Receiving
+from transfer.sending import Sending
 from transfer.tensors import TensorMethods
-from transfer.tracker import Tracker
-from transports.errors import Again, Broken, Closed, ForkedError, NotSupported
-from transports.wire import MAX_DATA, Flag, SocketType
+from transports.errors import Again, Closed, ForkedError, NotSupported
+from transports.wire import MAX_DATA, SocketType
 
 if TYPE_CHECKING:
     from patterns.base import OutFrame
     from transfer.callback import Dispatcher
     from transfer.context import Context
-    from transports.core_contract import Frame, Sink, SocketBase
+    from transports.core_contract import Frame, SocketBase
 else:
     SocketBase = object
 
-#: milliseconds after which a REQ looks whether the peer that has its request is still there
-_LOOK = 50
 #: seconds between two looks of `wait_for_peers` on a SUB, whose acknowledgements come with the data
 _PUMP = 0.005
 
@@ -63,7 +60,7 @@ class Binding:
         return f"<{self.kind} {self.addr}>"
 
 
-class SocketMethods(TensorMethods, SocketOptions, SocketBase):
+class SocketMethods(TensorMethods, SocketOptions, Sending, Receiving):
     """All of a socket except the core's fast path. Safe to use from any thread; the parts of a
     message sent with SNDMORE belong together by thread. Not usable in a forked child.
 
@@ -176,275 +173,6 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
                 links.changed.wait(look if left is None else min(look, left))
         what, hint = links.why_nobody()
         raise Again(f"{links.ready} of {n} peers after {timeout:g} s: {what}", hint=hint)
-
-    # -- sending -------------------------------------------------------------------------------
-
-    def send_multipart(
-        self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
-    ) -> Tracker | None:
-        """Sends several parts as one message, whole or not at all."""
-        frames: list[OutFrame] = [(0, 0, None, None, part) for part in msg_parts]
-        return self._send_message(frames, flags, not copy, track)
-
-    def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
-        """Sends a text as one part."""
-        self.send(u.encode(encoding), flags, copy)
-
-    def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
-        """Receives one part as text."""
-        return bytes(self.recv(flags)).decode(encoding)
-
-    def send_json(self, obj: Any, flags: int = 0, **kwargs: Any) -> None:
-        """Sends an object as JSON; keyword arguments go to `json.dumps`."""
-        self.send(json.dumps(obj, **kwargs).encode(), flags)
-
-    def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
-        """Receives one part of JSON; keyword arguments go to `json.loads`."""
-        return json.loads(self.recv(flags), **kwargs)
-
-    def _send_general(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        if flags & SNDMORE or self._partial:
-            return self._send_part([(0, 0, None, None, data)], flags, not copy, track)
-        return self._send_message([(0, 0, None, None, data)], flags, not copy, track)
-
-    def _send_outframes(
-        self, frames: list[OutFrame], flags: int = 0, track: bool = False, copy: bool | None = None
-    ) -> Tracker | None:
-        """For the tensor methods. copy None: memory is held only while the kernel takes it."""
-        hold = copy is False
-        if flags & SNDMORE or self._partial:
-            return self._send_part(frames, flags, hold, track or hold)
-        return self._send_message(frames, flags, hold, track or hold)
-
-    def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
-        thread = threading.get_ident()
-        if flags & SNDMORE:
-            # The caller may change its memory after this returns, and nothing is sent yet.
-            kept = frames if hold else [_kept(frame) for frame in frames]
-            self._check_usable()
-            self._partial.setdefault(thread, []).extend(kept)
-            self._general_send = True
-            return None
-        parts = [*self._partial.pop(thread, ()), *frames]
-        self._ways_changed()
-        return self._send_message(parts, flags, hold, track)
-
-    def _send_message(
-        self, frames: Sequence[OutFrame], flags: int = 0, hold: bool = False, track: bool = False
-    ) -> Tracker | None:
-        """Sends one whole message by the pattern."""
-        if self._inherited or self._links.fatal is not None:
-            self._check_usable()
-        timeout = 0 if flags & DONTWAIT else self.send_timeout
-        pattern = self._pattern
-        tracker = Tracker() if track else None
-        released = tracker._released if tracker is not None else None
-        target, frames = pattern.route(frames)
-        if self._values["compression"] is not None:
-            # What subscriptions are compared with has to stay readable.
-            frames = compressed(frames, pattern.send_mode is SendMode.FANOUT)
-        if target is None:  # dropped, and counted there
-            return _dropped(tracker)
-        try:
-            if target is ANYONE and self._values["conflate"]:
-                taker = self._links.send_newest(frames, released)
-            elif target is ANYONE:
-                taker = self._send_frames(frames, timeout, hold=hold, released=released)
-            else:
-                taker = self._send_to(target, frames, timeout, hold, released)
-        except Again as error:
-            raise self._explained(error) from None
-        if taker is None:
-            return _dropped(tracker)
-        if pattern.ordered:
-            pattern.sent(taker)
-            if self._requester is not None:
-                self._requester.turn.asked = time.monotonic_ns()
-        if pattern.send_mode is SendMode.FANOUT:
-            if tracker is not None:
-                tracker._taken(1)  # the core tells once, after the last stream
-                tracker._not_confirmable()
-        elif tracker is not None or self._values["resend"]:
-            self._lockstep = False  # the reply has to come by `_recv_reply`, which confirms it
-            self._links.note(taker, frames, tracker)
-        return tracker
-
-    def _send_to(
-        self, target: Any, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any
-    ) -> Any:
-        """To this peer only (REP, ROUTER). None: it is gone, the message was dropped and counted."""
-        pattern = self._pattern
-        if isinstance(pattern, Router) and not pattern.mandatory:
-            timeout = 0
-        try:
-            return self._send_frames(frames, timeout, stream=target, hold=hold, released=released)
-        except Broken:
-            if isinstance(pattern, Replier):
-                pattern.gone()
-            else:
-                pattern.drop("peer_gone")
-            return None
-        except Again:
-            if isinstance(pattern, Router) and not pattern.mandatory:
-                pattern.drop("full")
-                return None
-            raise
-
-    def _explained(self, error: Again) -> Again:
-        """The same error, with what is known of endpoints that nobody serves."""
-        links = self._links
-        if links.fatal is not None:
-            self._check_usable()
-        if any(not peer.pending for peer in list(links.peers.values())):
-            return error
-        return Again(*links.why_nobody()[:1], hint=links.why_nobody()[1])
-
-    # -- receiving -----------------------------------------------------------------------------
-
-    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
-        """Receives all parts of a message: bytes, or frames if not `copy`."""
-        if self._rest:
-            parts = list(self._rest)
-            self._rest.clear()
-            self._ways_changed()
-        else:
-            parts = self._parts(self._recv_frames(flags))
-        if copy:
-            return [part if type(part) is bytes else part.bytes for part in parts]
-        return self._as_frames(parts)
-
-    def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
-        """Receives one part into memory of the caller; returns its length in bytes.
-
-        What does not fit is cut off, as in pyzmq.
-        """
-        return self._pour(self.recv(flags, copy=False), buffer, nbytes)
-
-    @staticmethod
-    def _pour(frame: Any, buffer: Any, nbytes: int) -> int:
-        target = memoryview(buffer).cast("B")
-        size = nbytes or target.nbytes
-        view = frame.buffer.cast("B")
-        length = min(size, view.nbytes)
-        target[:length] = view[:length]
-        return int(view.nbytes)
-
-    @property
-    def rcvmore(self) -> bool:
-        """Whether the message of the last `recv` has parts left."""
-        return bool(self._rest)
-
-    def _recv_general(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        if self._rest:
-            part = self._rest.popleft()
-            if not self._rest:
-                self._ways_changed()
-            return self._one(part, copy)
-        return self._first(self._parts(self._recv_frames(flags)), copy)
-
-    def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
-        return self._first(self._parts(frames), copy)
-
-    def _recv_frames(self, flags: int = 0, sink: Sink | None = None) -> list[Any]:
-        """One whole message by the pattern: frames as they arrived, and `bytes` before them that
-        the pattern added (ROUTER). Frames with the LZ4 flag are still compressed."""
-        if self._inherited:
-            self._check_usable()
-        timeout = 0 if flags & DONTWAIT else self.receive_timeout
-        pattern = self._pattern
-        if not pattern.ordered:
-            pattern.expect()
-            frames = self._recv_message(timeout, sink)[1]
-            return self._latest(frames) if self._values["conflate"] else frames
-        pattern.expect()
-        if self._requester is not None and not 0 <= timeout <= _LOOK:
-            return self._recv_reply(self._requester, timeout, sink)
-        deadline = time.monotonic() + timeout / 1000 if timeout > 0 else 0.0
-        while True:
-            stream, frames = self._recv_message(timeout, sink)
-            admitted = pattern.admit(stream, frames)
-            if admitted is not None:
-                if self._requester is not None:
-                    self._requester.turn.answered(time.monotonic_ns())
-                return list(admitted)
-            if timeout > 0:
-                timeout = max(0, int((deadline - time.monotonic()) * 1000))
-
-    def _recv_reply(self, pattern: Requester, timeout: int, sink: Sink | None) -> list[Any]:
-        """Waits in slices, so that the death of the peer ends the wait."""
-        deadline = time.monotonic() + timeout / 1000 if timeout >= 0 else None
-        while True:
-            slice_ms = _LOOK
-            if deadline is not None:
-                slice_ms = min(_LOOK, max(0, int((deadline - time.monotonic()) * 1000)))
-            try:
-                stream, frames = self._recv_message(slice_ms, sink)
-            except Again:
-                pattern.expect()  # raises what the peer's death left
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise self._no_reply(pattern, timeout) from None
-                continue
-            admitted = pattern.admit(stream, frames)
-            if admitted is not None:
-                if stream.peer is not None:
-                    stream.peer.answered()
-                if not self._lockstep:
-                    self._ways_changed()
-                pattern.turn.answered(time.monotonic_ns())
-                return list(admitted)
-
-    def _no_reply(self, pattern: Requester, timeout: int) -> Again:
-        peer = self._links.peers.get(pattern.peer)
-        where = "nobody has taken the request" if peer is None else f"{peer.address or peer.endpoint} has it"
-        return Again(
-            f"no reply within {timeout} ms: {where}",
-            hint="receive again to wait on, or set req_relaxed = True and send anew",
-        )
-
-    def _latest(self, frames: list[Any]) -> list[Any]:
-        """Conflate: the newest message there is; those before it are dropped and counted."""
-        while True:
-            try:
-                newer = self._recv_message(0)[1]
-            except Again:
-                return frames
-            self._pattern.drop("conflated")
-            frames = newer
-
-    def _parts(self, frames: Sequence[Any]) -> list[Any]:
-        """A topic as the first part, nothing compressed."""
-        first = frames[0]
-        if len(frames) == 1 and type(first) is not bytes and first.topic is None:
-            return [decompressed(first, self._frame, self.largest_message)]
-        parts: list[Any] = []
-        for frame in frames:
-            if type(frame) is bytes:
-                parts.append(frame)
-                continue
-            if frame.topic is not None:
-                parts.append(frame.topic)
-            parts.append(decompressed(frame, self._frame, self.largest_message))
-        return parts
-
-    def _first(self, parts: list[Any], copy: bool) -> Any:
-        if len(parts) > 1:
-            self._rest.extend(parts[1:])
-            self._general_recv = True
-        return self._one(parts[0], copy)
-
-    def _one(self, part: Any, copy: bool) -> Any:
-        if copy:
-            return part if type(part) is bytes else part.bytes
-        if type(part) is bytes:
-            return self._frame(part, flags=Flag.MORE if self._rest else 0)
-        return part
-
-    def _as_frames(self, parts: list[Any]) -> list[Any]:
-        last = len(parts) - 1
-        return [
-            self._frame(part, flags=Flag.MORE if i < last else 0) if type(part) is bytes else part
-            for i, part in enumerate(parts)
-        ]
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -657,13 +385,6 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
 
     # -- hooks of the core ---------------------------------------------------------------------
 
-    def _turn_message(self, stream: Any, frames: list[Frame], copy: bool) -> Any:
-        """A message that a REQ or REP got in a way which the core leaves to the pattern."""
-        admitted = self._pattern.admit(stream, frames)
-        if admitted is None:
-            return self._recv_general(0, copy)
-        return self._first(self._parts(list(admitted)), copy)
-
     def _on_control(self, stream: Any, frame: Frame) -> None:
         self._links.control_arrived(stream, frame)
 
@@ -673,18 +394,6 @@ class SocketMethods(TensorMethods, SocketOptions, SocketBase):
 
 #: seconds that stand for an endless linger: nothing here waits for ever
 _ENDLESS = 3600.0
-
-
-def _kept(frame: OutFrame) -> OutFrame:
-    data = frame[4]
-    return frame if type(data) is bytes else (*frame[:4], bytes(data))
-
-
-def _dropped(tracker: Tracker | None) -> Tracker | None:
-    """Nobody has the message, and its memory is free."""
-    if tracker is not None:
-        tracker._end(Broken("nobody took the message", hint="there is no such peer, or it had no room"))
-    return tracker
 
 
 def _text(addr: str | bytes) -> str:

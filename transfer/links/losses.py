@@ -131,11 +131,7 @@ class Losses(LinkState):
     def _queue_for(self, record: Endpoint) -> None:
         """With lazy connect: messages queue here until the endpoint is there."""
         socket = self._socket()
-        if (
-            socket is None
-            or socket.immediate
-            or self.pattern.send_mode is not SendMode.ROUND_ROBIN
-        ):
+        if socket is None or socket.immediate or self.pattern.send_mode is not SendMode.ROUND_ROBIN:
             return
         expected = min(self.pattern.peer_types)
         with self._lock:
@@ -151,7 +147,7 @@ class Losses(LinkState):
             self.pattern.attach(stream, expected)
             self.peers[stream] = peer
             record.queue = peer
-        socket._attach(stream, True, self.receives)
+        self._attach(socket, stream)
         self._give_orphans()
         socket._ways_changed()
 

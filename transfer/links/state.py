@@ -106,6 +106,14 @@ class LinkState:
         if socket is not None and not socket.closed:
             socket._notify()
 
+    def _attach(self, socket: SocketMethods, stream: Any) -> bool:
+        """Gives the stream to the core. False: the socket was closed in this moment."""
+        try:
+            socket._attach(stream, self.sends, self.receives)
+        except Closed:
+            return False
+        return True
+
     def _owner(self) -> SocketMethods:
         socket = self._socket()
         if socket is None or self.closing:

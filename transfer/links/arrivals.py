@@ -1,0 +1,202 @@
+"""Connections that come: admitted by the pattern, watched, attached to the core."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from patterns import PATTERNS, Subscriber
+from transfer.links.control import REPLACED, Controls
+from transfer.links.state import control
+from transfer.monitor import EventKind
+from transfer.peer import Endpoint, Peer
+from transports.connection import Connected
+from transports.errors import Broken, Closed, HandshakeError
+from transports.reactor import EDGE, PEER_CLOSED, READABLE
+from transports.wire import Control, SocketType
+
+if TYPE_CHECKING:
+    from transfer.socket import SocketMethods
+
+logger = logging.getLogger("transfer")
+
+
+class Arrivals(Controls):
+    """The beginning of a connection, in the reactor's thread."""
+
+    def _connected(self, record: Endpoint, made: Connected) -> None:
+        """The reactor has a connection for us, after its handshake."""
+        socket = self._socket()
+        if socket is None or self.closing or (record.outgoing and record not in self.endpoints):
+            _discard(made)
+            return
+        if record.outgoing and record.connector is None:  # `connect` has not returned yet
+            self.context.reactor.call_soon(self._connected, record, made)
+            return
+        queue, record.queue = record.queue, None
+        if queue is not None:
+            socket._detach(queue.stream)
+        try:
+            peer, replaced = self._admit(socket, record, made, queue)
+        except HandshakeError as error:
+            self._turn_away(record, made, error)
+            if queue is not None:
+                record.queue = queue
+                self._attach(socket, queue.stream)
+            return
+        except Closed:
+            _discard(made)
+            return
+        if record.outgoing:
+            record.peer = peer
+            record.attempts = 0
+        if replaced is not None:
+            self._say_replaced(replaced)
+            self.lost(replaced, Broken("the peer came back by a new connection"))
+        # Watched before it is attached: whoever finds it broken afterwards ends the watch too.
+        self._watch(peer)
+        if not self._attach(socket, peer.stream):
+            return  # `close` knows the peer already and ends it
+        if queue is not None and queue is not peer:
+            self._hand_over(queue)
+        self._settled(socket, peer)
+
+    def _settled(self, socket: SocketMethods, peer: Peer) -> None:
+        """Messages can reach the peer: whoever waits for that is told."""
+        if peer.fd < 0 and not self.receives:
+            peer.stream.on_readable = partial(self._read, peer)
+            self._read(peer)  # what came before
+        self._count("connected")
+        self._explain_choice(peer)
+        self._give_orphans()
+        socket._ways_changed()
+        with self._lock:
+            self.changed.notify_all()
+        socket._notify()
+        self.emit(EventKind.CONNECTED, peer.endpoint, peer.address, peer.socket_type.name)
+
+    def _admit(
+        self, socket: SocketMethods, record: Endpoint, made: Connected, queue: Peer | None
+    ) -> tuple[Peer, Any]:
+        """Makes the stream and tells the pattern. Raises HandshakeError or Closed; nothing has
+        changed then."""
+        remote = made.agreement.remote
+        features = made.agreement.features
+        with self._lock:
+            if self.closing:
+                raise Closed("the socket is closed")
+            if queue is not None:
+                self.pattern.detach(queue.stream)
+            try:
+                self.pattern.check(remote.socket_type, remote.routing_id)
+            except HandshakeError:
+                if queue is not None:
+                    self.pattern.attach(queue.stream, queue.socket_type)
+                raise
+            credits = self.pattern.confirms and "credit" in features
+            if made.stream is not None:
+                stream = made.stream
+            elif queue is not None:
+                stream = queue.stream
+                stream.open(made.fd)
+                stream.credits = credits
+            else:
+                stream = self._new_stream(socket, made.fd, credits)
+            peer = queue
+            if peer is None or made.stream is not None:
+                peer = Peer(stream, record, remote.socket_type)
+            stream.peer = peer
+            peer.socket_type = remote.socket_type
+            peer.address = made.peer
+            peer.agreement = made.agreement
+            peer.fd = made.fd
+            peer.confirms = "credit" in features and _confirms(remote.socket_type)
+            peer.since_ns = time.monotonic_ns()
+            peer.confirms_ours = credits
+            peer.heartbeat = _number(remote.extra.get("heartbeat_ms"))
+            replaced = self.pattern.attach(stream, remote.socket_type, remote.routing_id)
+            self.peers[stream] = peer
+            if isinstance(self.pattern, Subscriber):
+                self._introduce(self.pattern, stream)
+        return peer, replaced
+
+    def _introduce(self, pattern: Subscriber, stream: Any) -> None:
+        try:
+            for order in pattern.introduce(stream):
+                stream.send(control(order), force=True)
+        except Broken:  # whoever reads the stream finds its end
+            logger.debug("a publisher went before it heard the subscriptions")
+
+    def _turn_away(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
+        """Refuses a peer after its hello was good, and says why."""
+        self._count(f"refused:{error.reason}")
+        self.emit(EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error)
+        if made.stream is not None:
+            made.stream.close()
+        elif made.fd >= 0:
+            refusal = bytes([Control.REFUSED]) + error.reason.encode()
+            stream = self.context.core.Stream(
+                made.fd, int(self.pattern.socket_type), self.context.flusher, self.context.pool
+            )
+            try:
+                stream.send(control(refusal), force=True)
+                stream.flush()
+            except Broken:
+                logger.debug("%s was gone before it was refused", made.peer)
+            stream.close()
+        if record.connector is not None:
+            record.connector.lost()
+
+    def _say_replaced(self, stream: Any) -> None:
+        """So that a peer who is alive after all does not come back and push out the other one."""
+        try:
+            stream.send(control(bytes([Control.REFUSED]) + REPLACED), force=True)
+            stream.flush()
+        except Broken:
+            logger.debug("the replaced connection was gone")
+
+    def _watch(self, peer: Peer) -> None:
+        """The reactor reads what a send-only socket gets, and sees a peer's end also while the
+        application is busy elsewhere."""
+        if peer.fd < 0:
+            return
+        if self.receives:
+            events = PEER_CLOSED | EDGE
+            if events != EDGE and PEER_CLOSED:
+                self.context.reactor.register(peer.fd, events, partial(self._ended, peer))
+        else:
+            self.context.reactor.register(peer.fd, READABLE, partial(self._read, peer))
+
+    def _explain_choice(self, peer: Peer) -> None:
+        """Says once why a better transport is not used."""
+        agreement = peer.agreement
+        if agreement is None:
+            return
+        for name in agreement.choice.unused:
+            self._count(f"unused:{name}")
+            self.context.log_once(
+                f"{name} is there on both sides and not used: {agreement.choice.reason} "
+                f"(decided by {self.context.transport_config.protocol_source})"
+            )
+        if agreement.choice.fallback:
+            self._count("fallback")
+            self.context.log_once(f"fell back to {agreement.choice.transport}: {agreement.choice.reason}")
+
+
+def _confirms(socket_type: SocketType) -> bool:
+    """Whether a peer of this type sends credits."""
+    return PATTERNS[socket_type].confirms
+
+
+def _number(value: Any) -> int:
+    return value if type(value) is int and 0 < value < 2**31 else 0
+
+
+def _discard(made: Connected) -> None:
+    if made.stream is not None:
+        made.stream.close()
+    elif made.fd >= 0:
+        os.close(made.fd)

@@ -1,0 +1,206 @@
+"""Receiving what the core does not receive alone: several parts, topics, envelopes, replies."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from patterns import Requester
+from patterns.base import Pattern
+from transfer.compressing import decompressed
+from transfer.constants import DONTWAIT
+from transfer.links import Links
+from transports.errors import Again
+from transports.wire import Flag
+
+if TYPE_CHECKING:
+    from transports.core_contract import Frame, Sink, SocketBase
+else:
+    SocketBase = object
+
+#: milliseconds after which a REQ looks whether the peer that has its request is still there
+_LOOK = 50
+
+
+class Receiving(SocketBase):
+    """The receiving half of a socket. The plain message of one part never comes here."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def largest_message(self) -> int: ...
+
+        _links: Links
+        _pattern: Pattern
+        _requester: Requester | None
+        _rest: deque[Any]
+        _values: dict[str, Any]
+        _inherited: bool
+        _lockstep: bool
+        _frame: type[Frame]
+
+        def _check_usable(self) -> None: ...
+        def _ways_changed(self) -> None: ...
+
+    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
+        """Receives all parts of a message: bytes, or frames if not `copy`."""
+        if self._rest:
+            parts = list(self._rest)
+            self._rest.clear()
+            self._ways_changed()
+        else:
+            parts = self._parts(self._recv_frames(flags))
+        if copy:
+            return [part if type(part) is bytes else part.bytes for part in parts]
+        return self._as_frames(parts)
+
+    def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
+        """Receives one part as text."""
+        return bytes(self.recv(flags)).decode(encoding)
+
+    def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
+        """Receives one part of JSON; keyword arguments go to `json.loads`."""
+        return json.loads(self.recv(flags), **kwargs)
+
+    def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
+        """Receives one part into memory of the caller; returns its length in bytes.
+
+        What does not fit is cut off, as in pyzmq.
+        """
+        return self._pour(self.recv(flags, copy=False), buffer, nbytes)
+
+    @staticmethod
+    def _pour(frame: Any, buffer: Any, nbytes: int) -> int:
+        target = memoryview(buffer).cast("B")
+        size = nbytes or target.nbytes
+        view = frame.buffer.cast("B")
+        length = min(size, view.nbytes)
+        target[:length] = view[:length]
+        return int(view.nbytes)
+
+    @property
+    def rcvmore(self) -> bool:
+        """Whether the message of the last `recv` has parts left."""
+        return bool(self._rest)
+
+    def _recv_general(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        if self._rest:
+            part = self._rest.popleft()
+            if not self._rest:
+                self._ways_changed()
+            return self._one(part, copy)
+        return self._first(self._parts(self._recv_frames(flags)), copy)
+
+    def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
+        return self._first(self._parts(frames), copy)
+
+    def _turn_message(self, stream: Any, frames: list[Frame], copy: bool) -> Any:
+        """A message that a REQ or REP got in a way which the core leaves to the pattern."""
+        admitted = self._pattern.admit(stream, frames)
+        if admitted is None:
+            return self._recv_general(0, copy)
+        return self._first(self._parts(list(admitted)), copy)
+
+    def _recv_frames(self, flags: int = 0, sink: Sink | None = None) -> list[Any]:
+        """One whole message by the pattern: frames as they arrived, and `bytes` before them that
+        the pattern added (ROUTER). Frames with the LZ4 flag are still compressed."""
+        if self._inherited:
+            self._check_usable()
+        timeout = 0 if flags & DONTWAIT else self.receive_timeout
+        pattern = self._pattern
+        if not pattern.ordered:
+            pattern.expect()
+            frames = self._recv_message(timeout, sink)[1]
+            return self._latest(frames) if self._values["conflate"] else frames
+        pattern.expect()
+        if self._requester is not None and not 0 <= timeout <= _LOOK:
+            return self._recv_reply(self._requester, timeout, sink)
+        deadline = time.monotonic() + timeout / 1000 if timeout > 0 else 0.0
+        while True:
+            stream, frames = self._recv_message(timeout, sink)
+            admitted = pattern.admit(stream, frames)
+            if admitted is not None:
+                if self._requester is not None:
+                    self._requester.turn.answered(time.monotonic_ns())
+                return list(admitted)
+            if timeout > 0:
+                timeout = max(0, int((deadline - time.monotonic()) * 1000))
+
+    def _recv_reply(self, pattern: Requester, timeout: int, sink: Sink | None) -> list[Any]:
+        """Waits in slices, so that the death of the peer ends the wait."""
+        deadline = time.monotonic() + timeout / 1000 if timeout >= 0 else None
+        while True:
+            slice_ms = _LOOK
+            if deadline is not None:
+                slice_ms = min(_LOOK, max(0, int((deadline - time.monotonic()) * 1000)))
+            try:
+                stream, frames = self._recv_message(slice_ms, sink)
+            except Again:
+                pattern.expect()  # raises what the peer's death left
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise self._no_reply(pattern, timeout) from None
+                continue
+            admitted = pattern.admit(stream, frames)
+            if admitted is not None:
+                if stream.peer is not None:
+                    stream.peer.answered()
+                if not self._lockstep:
+                    self._ways_changed()
+                pattern.turn.answered(time.monotonic_ns())
+                return list(admitted)
+
+    def _no_reply(self, pattern: Requester, timeout: int) -> Again:
+        peer = self._links.peers.get(pattern.peer)
+        where = "nobody has taken the request" if peer is None else f"{peer.address or peer.endpoint} has it"
+        return Again(
+            f"no reply within {timeout} ms: {where}",
+            hint="receive again to wait on, or set req_relaxed = True and send anew",
+        )
+
+    def _latest(self, frames: list[Any]) -> list[Any]:
+        """Conflate: the newest message there is; those before it are dropped and counted."""
+        while True:
+            try:
+                newer = self._recv_message(0)[1]
+            except Again:
+                return frames
+            self._pattern.drop("conflated")
+            frames = newer
+
+    def _parts(self, frames: Sequence[Any]) -> list[Any]:
+        """A topic as the first part, nothing compressed."""
+        first = frames[0]
+        if len(frames) == 1 and type(first) is not bytes and first.topic is None:
+            return [decompressed(first, self._frame, self.largest_message)]
+        parts: list[Any] = []
+        for frame in frames:
+            if type(frame) is bytes:
+                parts.append(frame)
+                continue
+            if frame.topic is not None:
+                parts.append(frame.topic)
+            parts.append(decompressed(frame, self._frame, self.largest_message))
+        return parts
+
+    def _first(self, parts: list[Any], copy: bool) -> Any:
+        if len(parts) > 1:
+            self._rest.extend(parts[1:])
+            self._general_recv = True
+        return self._one(parts[0], copy)
+
+    def _one(self, part: Any, copy: bool) -> Any:
+        if copy:
+            return part if type(part) is bytes else part.bytes
+        if type(part) is bytes:
+            return self._frame(part, flags=Flag.MORE if self._rest else 0)
+        return part
+
+    def _as_frames(self, parts: list[Any]) -> list[Any]:
+        last = len(parts) - 1
+        return [
+            self._frame(part, flags=Flag.MORE if i < last else 0) if type(part) is bytes else part
+            for i, part in enumerate(parts)
+        ]

@@ -1,0 +1,163 @@
+"""Sending what the core does not send alone: several parts, trackers, envelopes, compression."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from patterns import Replier, Requester, Router
+from patterns.base import ANYONE, Pattern, SendMode
+from transfer.compressing import compressed
+from transfer.constants import DONTWAIT, SNDMORE
+from transfer.links import Links
+from transfer.tracker import Tracker
+from transports.errors import Again, Broken
+
+if TYPE_CHECKING:
+    from patterns.base import OutFrame
+    from transports.core_contract import SocketBase
+else:
+    SocketBase = object
+
+
+class Sending(SocketBase):
+    """The sending half of a socket. The plain message of one part never comes here."""
+
+    if TYPE_CHECKING:
+        _links: Links
+        _pattern: Pattern
+        _requester: Requester | None
+        _partial: dict[int, list[OutFrame]]
+        _values: dict[str, Any]
+        _inherited: bool
+        _lockstep: bool
+
+        def _check_usable(self) -> None: ...
+        def _ways_changed(self) -> None: ...
+
+    def send_multipart(
+        self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
+    ) -> Tracker | None:
+        """Sends several parts as one message, whole or not at all."""
+        frames: list[OutFrame] = [(0, 0, None, None, part) for part in msg_parts]
+        return self._send_message(frames, flags, not copy, track)
+
+    def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
+        """Sends a text as one part."""
+        self.send(u.encode(encoding), flags, copy)
+
+    def send_json(self, obj: Any, flags: int = 0, **kwargs: Any) -> None:
+        """Sends an object as JSON; keyword arguments go to `json.dumps`."""
+        self.send(json.dumps(obj, **kwargs).encode(), flags)
+
+    def _send_general(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        if flags & SNDMORE or self._partial:
+            return self._send_part([(0, 0, None, None, data)], flags, not copy, track)
+        return self._send_message([(0, 0, None, None, data)], flags, not copy, track)
+
+    def _send_outframes(
+        self, frames: list[OutFrame], flags: int = 0, track: bool = False, copy: bool | None = None
+    ) -> Tracker | None:
+        """For the tensor methods. copy None: memory is held only while the kernel takes it."""
+        hold = copy is False
+        if flags & SNDMORE or self._partial:
+            return self._send_part(frames, flags, hold, track or hold)
+        return self._send_message(frames, flags, hold, track or hold)
+
+    def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
+        thread = threading.get_ident()
+        if flags & SNDMORE:
+            # The caller may change its memory after this returns, and nothing is sent yet.
+            kept = frames if hold else [_kept(frame) for frame in frames]
+            self._check_usable()
+            self._partial.setdefault(thread, []).extend(kept)
+            self._general_send = True
+            return None
+        parts = [*self._partial.pop(thread, ()), *frames]
+        self._ways_changed()
+        return self._send_message(parts, flags, hold, track)
+
+    def _send_message(
+        self, frames: Sequence[OutFrame], flags: int = 0, hold: bool = False, track: bool = False
+    ) -> Tracker | None:
+        """Sends one whole message by the pattern."""
+        if self._inherited or self._links.fatal is not None:
+            self._check_usable()
+        timeout = 0 if flags & DONTWAIT else self.send_timeout
+        pattern = self._pattern
+        tracker = Tracker() if track else None
+        released = tracker._released if tracker is not None else None
+        target, frames = pattern.route(frames)
+        if self._values["compression"] is not None:
+            # What subscriptions are compared with has to stay readable.
+            frames = compressed(frames, pattern.send_mode is SendMode.FANOUT)
+        if target is None:  # dropped, and counted there
+            return _dropped(tracker)
+        try:
+            if target is ANYONE and self._values["conflate"]:
+                taker = self._links.send_newest(frames, released)
+            elif target is ANYONE:
+                taker = self._send_frames(frames, timeout, hold=hold, released=released)
+            else:
+                taker = self._send_to(target, frames, timeout, hold, released)
+        except Again as error:
+            raise self._explained(error) from None
+        if taker is None:
+            return _dropped(tracker)
+        if pattern.ordered:
+            pattern.sent(taker)
+            if self._requester is not None:
+                self._requester.turn.asked = time.monotonic_ns()
+        if pattern.send_mode is SendMode.FANOUT:
+            if tracker is not None:
+                tracker._taken(1)  # the core tells once, after the last stream
+                tracker._not_confirmable()
+        elif tracker is not None or self._values["resend"]:
+            self._lockstep = False  # the reply has to come by `_recv_reply`, which confirms it
+            self._links.note(taker, frames, tracker)
+        return tracker
+
+    def _send_to(
+        self, target: Any, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any
+    ) -> Any:
+        """To this peer only (REP, ROUTER). None: it is gone, the message was dropped and counted."""
+        pattern = self._pattern
+        if isinstance(pattern, Router) and not pattern.mandatory:
+            timeout = 0
+        try:
+            return self._send_frames(frames, timeout, stream=target, hold=hold, released=released)
+        except Broken:
+            if isinstance(pattern, Replier):
+                pattern.gone()
+            else:
+                pattern.drop("peer_gone")
+            return None
+        except Again:
+            if isinstance(pattern, Router) and not pattern.mandatory:
+                pattern.drop("full")
+                return None
+            raise
+
+    def _explained(self, error: Again) -> Again:
+        """The same error, with what is known of endpoints that nobody serves."""
+        links = self._links
+        if links.fatal is not None:
+            self._check_usable()
+        if any(not peer.pending for peer in list(links.peers.values())):
+            return error
+        return Again(*links.why_nobody()[:1], hint=links.why_nobody()[1])
+
+
+def _kept(frame: OutFrame) -> OutFrame:
+    data = frame[4]
+    return frame if type(data) is bytes else (*frame[:4], bytes(data))
+
+
+def _dropped(tracker: Tracker | None) -> Tracker | None:
+    """Nobody has the message, and its memory is free."""
+    if tracker is not None:
+        tracker._end(Broken("nobody took the message", hint="there is no such peer, or it had no room"))
+    return tracker
