@@ -1,7 +1,8 @@
 """The compiled core. `transports/core.py` decides whether it is used; importing this needs the build."""
 
+from transports.native.flusher import Flusher
 from transports.native.pool import Frame, HeldBuffer, Lease, Pool
 from transports.native.socket import SocketBase, Turn
-from transports.native.stream import Flusher, Stream
+from transports.native.stream import Stream
 
 __all__ = ["Flusher", "Frame", "HeldBuffer", "Lease", "Pool", "SocketBase", "Stream", "Turn"]

@@ -1,22 +1,10 @@
-# The part of a connection that works without the GIL: out-queue, flusher thread, reading.
-# link.pyx explains it; stream.pyx and socket.pyx stand on it.
+# The part of a connection that works without the GIL. link.pyx explains it; thread.pyx is the
+# flusher, outgoing.pyx and sending.pyx stand on it.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from cpython.object cimport PyObject
 
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_t:
-        pass
-    ctypedef struct pthread_mutex_t:
-        pass
-    int pthread_mutex_init(pthread_mutex_t*, void*)
-    int pthread_mutex_destroy(pthread_mutex_t*)
-    int pthread_mutex_lock(pthread_mutex_t*)
-    int pthread_mutex_trylock(pthread_mutex_t*)
-    int pthread_mutex_unlock(pthread_mutex_t*)
-    int pthread_create(pthread_t*, void*, void* (*)(void*) noexcept nogil, void*)
-    int pthread_join(pthread_t, void**)
-    int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil, void (*)() noexcept nogil)
+from transports.native.system cimport pthread_mutex_t, pthread_t
 
 cdef packed struct header_t:
     uint32_t magic
@@ -39,6 +27,7 @@ cdef enum:
     F_CRC = 32
     F_EXTENDED = 64
     CREDIT_KIND = 5
+    CREDIT_NS = 20 * 1000 * 1000
     COALESCE = 64 * 1024      # bytes that are written without waiting for the flusher
     CHUNK = 80 * 1024         # out-buffer: one coalesced write and the message that completes it
     LARGE = 64 * 1024         # payloads from here on are neither copied out nor read ahead
@@ -117,6 +106,7 @@ cdef struct link_t:
 
 cdef struct flusher_t:
     pthread_t thread
+    int (*start)(flusher_t*) noexcept nogil   # starts the thread; the mutex is held
     int references            # the Flusher and its Streams, counted under the GIL
     int running
     int stopping
@@ -138,6 +128,7 @@ cdef int64_t now_ns() noexcept nogil
 cdef link_t* link_new(flusher_t* flusher) noexcept nogil
 cdef void link_free(link_t* link) noexcept nogil
 cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil
+cdef int link_is_full(link_t* link, size_t payload) noexcept nogil
 cdef int link_room(link_t* link, size_t payload) noexcept nogil
 cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil
 cdef void link_append(link_t* link, segment_t* segment) noexcept nogil
@@ -149,8 +140,3 @@ cdef void link_arm_credit(link_t* link) noexcept nogil
 cdef void link_put_header(char* at, int socket_type, int flags, uint64_t sequence, uint32_t topic,
                           uint64_t data, uint32_t checksum) noexcept nogil
 cdef void link_bury(link_t* link) noexcept nogil
-
-cdef flusher_t* flusher_new() noexcept nogil
-cdef int flusher_start(flusher_t* flusher) noexcept nogil
-cdef void flusher_stop(flusher_t* flusher) noexcept nogil
-cdef void flusher_free(flusher_t* flusher) noexcept nogil

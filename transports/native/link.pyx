@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""A connection's out-queue and the flusher thread, all of it without the GIL.
+"""A connection's out-queue, all of it without the GIL. The flusher thread is in thread.pyx.
 
 Small messages are copied into the tail chunk and share a write; large payloads lie in segments of
 their own that point into the user's memory. `link_t.mutex` guards the queue. Rules that keep this
@@ -8,76 +8,20 @@ objects of finished segments wait in `finished` for the next caller that has the
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
-from posix.unistd cimport close, read, write
+from posix.unistd cimport write
 
-cdef extern from "<sys/socket.h>" nogil:
-    struct iovec:
-        void* iov_base
-        size_t iov_len
-    struct msghdr:
-        iovec* msg_iov
-        size_t msg_iovlen
-    ssize_t sendmsg(int, const msghdr*, int)
-    int MSG_DONTWAIT
-    int MSG_NOSIGNAL
-
-cdef extern from "<sys/eventfd.h>" nogil:
-    int eventfd(unsigned int, int)
-    int EFD_CLOEXEC
-    int EFD_NONBLOCK
-
-cdef extern from "<sys/epoll.h>" nogil:
-    ctypedef union epoll_data_t:
-        void* ptr
-    struct epoll_event:
-        uint32_t events
-        epoll_data_t data
-    int epoll_create1(int)
-    int epoll_ctl(int, int, int, epoll_event*)
-    int epoll_wait(int, epoll_event*, int, int)
-    int EPOLL_CLOEXEC
-    int EPOLL_CTL_ADD
-    int EPOLL_CTL_MOD
-    int EPOLL_CTL_DEL
-    uint32_t EPOLLOUT
-    uint32_t EPOLLONESHOT
-
-cdef extern from "<poll.h>" nogil:
-    struct pollfd:
-        int fd
-        short events
-        short revents
-    int ppoll(pollfd*, unsigned long, const timespec*, const void*)
-    short POLLIN
-
-cdef extern from "<sys/prctl.h>" nogil:
-    int prctl(int, unsigned long, unsigned long, unsigned long, unsigned long)
-    int PR_SET_TIMERSLACK
-    int PR_SET_NAME
-
-cdef extern from "<signal.h>" nogil:
-    ctypedef struct sigset_t:
-        pass
-    int sigfillset(sigset_t*)
-    int pthread_sigmask(int, const sigset_t*, sigset_t*)
-    int SIG_SETMASK
-
-cdef extern from *:
-    """
-    static inline void full_fence(void) { __sync_synchronize(); }
-    """
-    void full_fence() nogil
+from transports.native.system cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sendmsg
+from transports.native.system cimport (
+    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+)
 
 cdef enum:
     MAX_IOV = 64
-    TICK_NS = 100 * 1000            # how long a message waits for company
     PAUSE_NS = 20 * 1000            # a send after this long a pause goes out at once
-    CREDIT_NS = 20 * 1000 * 1000
-    IDLE_TICKS = 5                  # empty ticks before the flusher sleeps
 
 fork_generation = 0
 
@@ -169,7 +113,8 @@ cdef void link_put_header(char* at, int socket_type, int flags, uint64_t sequenc
     put_header(at, socket_type, flags, sequence, topic, data, checksum)
 
 
-cdef inline int is_full(link_t* link, size_t payload) noexcept nogil:
+cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
+    """Whether the high-water marks refuse one more message of so many bytes."""
     return ((link.high_water and link.queued >= link.high_water)
             or (link.high_water_bytes and link.queued
                 and link.queued_payload + <int64_t>payload > link.high_water_bytes))
@@ -177,14 +122,14 @@ cdef inline int is_full(link_t* link, size_t payload) noexcept nogil:
 
 cdef int link_room(link_t* link, size_t payload) noexcept nogil:
     """OK if the high-water marks allow one more message of so many bytes, else FULL or BROKEN."""
-    if not is_full(link, payload):
+    if not link_is_full(link, payload):
         return OK
     # What waits for company only is not a backlog: let the kernel have it first.
     if link.fd < 0 or link.kernel_full:
         return FULL
     if link_write(link) == BROKEN:
         return BROKEN
-    return FULL if is_full(link, payload) else OK
+    return FULL if link_is_full(link, payload) else OK
 
 
 cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil:
@@ -199,7 +144,7 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
     cdef char* at
     if link.error or link.closed:
         return BROKEN
-    if is_full(link, size):
+    if link_is_full(link, size):
         answer = link_room(link, size)
         if answer != OK:
             return answer
@@ -278,7 +223,7 @@ cdef void retire(link_t* link, size_t written) noexcept nogil:
     """Takes off the queue what the kernel has, and tells who waits for room."""
     cdef uint64_t one = 1
     drop_written(link, written)
-    if link.notify_fd >= 0 and not is_full(link, 0):
+    if link.notify_fd >= 0 and not link_is_full(link, 0):
         write(link.notify_fd, &one, 8)
         link.notify_fd = -1
 
@@ -375,7 +320,7 @@ cdef void link_arm(link_t* link) noexcept nogil:
         return
     pthread_mutex_lock(&flusher.mutex)
     if not flusher.running:
-        flusher_start(flusher)
+        flusher.start(flusher)
     link.armed = 1
     link.next_pending = flusher.pending
     flusher.pending = link
@@ -395,7 +340,7 @@ cdef void link_arm_credit(link_t* link) noexcept nogil:
     link.credit_armed = 1
     if not link.credit_listed and not link.closed:
         if not flusher.running:
-            flusher_start(flusher)
+            flusher.start(flusher)
         link.credit_listed = 1
         link.credit_due = now_ns() + CREDIT_NS
         link.next_credit = NULL
@@ -431,293 +376,3 @@ cdef void link_bury(link_t* link) noexcept nogil:
         write(flusher.wake_fd, &one, 8)
     else:
         link_free(link)
-
-
-# --- the flusher thread -----------------------------------------------------------------------
-
-cdef void after_fork_in_child() noexcept nogil:
-    global fork_generation
-    fork_generation += 1
-
-
-cdef int hook_installed = 0
-
-
-cdef flusher_t* flusher_new() noexcept nogil:
-    global hook_installed
-    cdef flusher_t* flusher
-    if not hook_installed:
-        hook_installed = 1
-        pthread_atfork(NULL, NULL, after_fork_in_child)
-    flusher = <flusher_t*>calloc(1, sizeof(flusher_t))
-    if flusher == NULL:
-        return NULL
-    pthread_mutex_init(&flusher.mutex, NULL)
-    flusher.generation = fork_generation
-    flusher.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-    flusher.reap_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
-    flusher.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
-    if flusher.wake_fd < 0 or flusher.reap_fd < 0 or flusher.epoll_fd < 0:
-        flusher_free(flusher)
-        return NULL
-    return flusher
-
-
-cdef void close_descriptors(flusher_t* flusher) noexcept nogil:
-    if flusher.wake_fd >= 0:
-        close(flusher.wake_fd)
-    if flusher.reap_fd >= 0:
-        close(flusher.reap_fd)
-    if flusher.epoll_fd >= 0:
-        close(flusher.epoll_fd)
-    flusher.wake_fd = flusher.reap_fd = flusher.epoll_fd = -1
-
-
-cdef void flusher_free(flusher_t* flusher) noexcept nogil:
-    close_descriptors(flusher)
-    pthread_mutex_destroy(&flusher.mutex)
-    free(flusher)
-
-
-cdef int flusher_start(flusher_t* flusher) noexcept nogil:
-    """Starts the thread, once. The caller holds the flusher's mutex."""
-    cdef sigset_t every
-    cdef sigset_t before
-    cdef int answer
-    if flusher.stopping or flusher.generation != fork_generation:
-        return -1
-    # Signals belong to the interpreter's threads: this one must never be picked for them.
-    sigfillset(&every)
-    pthread_sigmask(SIG_SETMASK, &every, &before)
-    answer = pthread_create(&flusher.thread, NULL, flusher_main, flusher)
-    pthread_sigmask(SIG_SETMASK, &before, NULL)
-    if answer == 0:
-        flusher.running = 1
-    return answer
-
-
-cdef void flusher_stop(flusher_t* flusher) noexcept nogil:
-    cdef uint64_t one = 1
-    cdef int running
-    if flusher.generation != fork_generation:
-        return
-    pthread_mutex_lock(&flusher.mutex)
-    flusher.stopping = 1
-    running = flusher.running
-    pthread_mutex_unlock(&flusher.mutex)
-    if running:
-        write(flusher.wake_fd, &one, 8)
-        pthread_join(flusher.thread, NULL)
-        flusher.running = 0
-    free_dead(flusher)
-    close_descriptors(flusher)
-
-
-cdef void* flusher_main(void* argument) noexcept nogil:
-    cdef flusher_t* flusher = <flusher_t*>argument
-    cdef int idle = 0
-    cdef int worked
-    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
-    prctl(PR_SET_NAME, <unsigned long><char*>"transfer-flush", 0, 0, 0)
-    while True:
-        pthread_mutex_lock(&flusher.mutex)
-        if flusher.stopping:
-            pthread_mutex_unlock(&flusher.mutex)
-            return NULL
-        free_dead(flusher)
-        wait_for_work(flusher, idle >= IDLE_TICKS)
-        worked = flush_pending(flusher)
-        worked += send_due_credits(flusher)
-        idle = 0 if worked else idle + 1
-
-
-cdef void free_dead(flusher_t* flusher) noexcept nogil:
-    """Takes closed links off all lists and frees them. Mutex held (or no thread left)."""
-    cdef link_t* dead = flusher.dead
-    cdef link_t** place
-    cdef link_t* last
-    cdef link_t* following
-    flusher.dead = NULL
-    if dead == NULL:
-        return
-    place = &flusher.pending
-    while place[0] != NULL:
-        if place[0].closed:
-            place[0] = place[0].next_pending
-        else:
-            place = &place[0].next_pending
-    place = &flusher.credit_head
-    last = NULL
-    while place[0] != NULL:
-        if place[0].closed:
-            place[0] = place[0].next_credit
-        else:
-            last = place[0]
-            place = &place[0].next_credit
-    flusher.credit_tail = last
-    while dead != NULL:
-        following = dead.next_dead
-        link_free(dead)
-        dead = following
-
-
-cdef void wait_for_work(flusher_t* flusher, int idle) noexcept nogil:
-    """One tick while there is work, else sleep until somebody calls. Enters with the mutex held,
-    returns without it."""
-    cdef pollfd descriptors[2]
-    cdef timespec tick
-    cdef timespec* limit = &tick
-    cdef int64_t wait = TICK_NS
-    cdef uint64_t count
-    cdef int watched = 1
-    if flusher.pending == NULL and idle:
-        flusher.asleep = 1
-        watched = 2
-        wait = -1
-        if flusher.credit_head != NULL:
-            wait = flusher.credit_head.credit_due - now_ns()
-            if wait < TICK_NS:
-                wait = TICK_NS
-    pthread_mutex_unlock(&flusher.mutex)
-    if wait < 0:
-        limit = NULL
-    else:
-        tick.tv_sec = wait // 1000000000
-        tick.tv_nsec = wait % 1000000000
-    descriptors[0].fd = flusher.epoll_fd
-    descriptors[0].events = POLLIN
-    descriptors[1].fd = flusher.wake_fd
-    descriptors[1].events = POLLIN
-    ppoll(descriptors, watched, limit, NULL)
-    if watched == 2:
-        pthread_mutex_lock(&flusher.mutex)
-        flusher.asleep = 0
-        pthread_mutex_unlock(&flusher.mutex)
-        read(flusher.wake_fd, &count, 8)
-    drain_writable(flusher)
-
-
-cdef void drain_writable(flusher_t* flusher) noexcept nogil:
-    """Links whose kernel buffer has room again: a one-shot event each."""
-    cdef epoll_event events[64]
-    cdef link_t* link
-    cdef int count = epoll_wait(flusher.epoll_fd, events, 64, 0)
-    cdef int i
-    for i in range(count):
-        link = <link_t*>events[i].data.ptr
-        pthread_mutex_lock(&link.mutex)
-        link.wants_output = 0
-        if not link.closed and link.fd >= 0:
-            write_and_watch(flusher, link)
-        pthread_mutex_unlock(&link.mutex)
-
-
-cdef void write_and_watch(flusher_t* flusher, link_t* link) noexcept nogil:
-    """Writes; if the kernel is full again, waits for room, unless a sender waits there itself."""
-    cdef epoll_event event
-    cdef int answer
-    link.wants_output = 1      # link_write must not arm: this is the flusher already
-    answer = link_write(link)
-    link.wants_output = 0
-    if answer == WOULD_BLOCK and not link.waiters:
-        event.events = EPOLLOUT | EPOLLONESHOT
-        event.data.ptr = link
-        if epoll_ctl(flusher.epoll_fd, EPOLL_CTL_MOD, link.fd, &event) != 0:
-            epoll_ctl(flusher.epoll_fd, EPOLL_CTL_ADD, link.fd, &event)
-        link.wants_output = 1
-    hand_over_finished(flusher, link)
-
-
-cdef void hand_over_finished(flusher_t* flusher, link_t* link) noexcept nogil:
-    """Python objects go to the flusher's list and somebody with the GIL is told."""
-    cdef segment_t* last = link.finished
-    cdef uint64_t one = 1
-    if last == NULL:
-        return
-    while last.next != NULL:
-        last = last.next
-    pthread_mutex_lock(&flusher.mutex)
-    last.next = flusher.finished
-    flusher.finished = link.finished
-    pthread_mutex_unlock(&flusher.mutex)
-    link.finished = NULL
-    write(flusher.reap_fd, &one, 8)
-
-
-cdef int flush_pending(flusher_t* flusher) noexcept nogil:
-    """Writes what has waited a tick. How many links there were."""
-    cdef link_t* link
-    cdef link_t* following
-    cdef int count = 0
-    pthread_mutex_lock(&flusher.mutex)
-    link = flusher.pending
-    flusher.pending = NULL
-    pthread_mutex_unlock(&flusher.mutex)
-    while link != NULL:
-        count += 1
-        pthread_mutex_lock(&link.mutex)
-        following = link.next_pending
-        link.armed = 0
-        if not link.closed and link.fd >= 0 and not link.error and not link.wants_output:
-            write_and_watch(flusher, link)
-        pthread_mutex_unlock(&link.mutex)
-        link = following
-    return count
-
-
-cdef int send_due_credits(flusher_t* flusher) noexcept nogil:
-    """Tells each peer whose turn it is how much was consumed.
-
-    A link leaves the list only one round after `credit_armed` was cleared with nothing new: by then
-    a receiver's store that was still on its way when we looked is visible.
-    """
-    cdef link_t* link
-    cdef int64_t now = now_ns()
-    cdef int count = 0
-    cdef int again
-    while True:
-        pthread_mutex_lock(&flusher.mutex)
-        link = flusher.credit_head
-        if link == NULL or link.credit_due > now:
-            pthread_mutex_unlock(&flusher.mutex)
-            return count
-        flusher.credit_head = link.next_credit
-        if flusher.credit_head == NULL:
-            flusher.credit_tail = NULL
-        again = link.credit_armed
-        link.credit_armed = 0
-        pthread_mutex_unlock(&flusher.mutex)
-        full_fence()
-        count += 1
-        pthread_mutex_lock(&link.mutex)
-        if not link.closed and link.fd >= 0 and not link.error and link.received != link.credited:
-            again = 1
-            if link.queued_bytes == 0:
-                put_credit(link)
-                write_and_watch(flusher, link)
-        elif link.closed or link.error:
-            again = 0
-        pthread_mutex_unlock(&link.mutex)
-        pthread_mutex_lock(&flusher.mutex)
-        if (again or link.credit_armed) and not link.closed:
-            link.credit_due = now + CREDIT_NS
-            link.next_credit = NULL
-            if flusher.credit_tail == NULL:
-                flusher.credit_head = link
-            else:
-                flusher.credit_tail.next_credit = link
-            flusher.credit_tail = link
-        else:
-            link.credit_listed = 0
-        pthread_mutex_unlock(&flusher.mutex)
-
-
-cdef void put_credit(link_t* link) noexcept nogil:
-    cdef char* at = link_reserve(link, HEADER + 9, 0)
-    cdef uint64_t consumed = link.received
-    if at == NULL:
-        return
-    put_header(at, link.socket_type, F_CONTROL, 0, 0, 9, 0)
-    at[HEADER] = CREDIT_KIND
-    memcpy(at + HEADER + 1, &consumed, 8)
-    link.credited = consumed

@@ -1,0 +1,432 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Incoming: the receiving half of a Stream.
+
+Small frames are cut out of a read-ahead that the caller lends; the payload of a large frame is read
+straight to where it will stay.
+"""
+
+import os
+
+from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport uint32_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memmove
+from posix.unistd cimport close as close_fd
+
+from transports.errors import Broken, InternalError, ProtocolError
+from transports.wire import EXTENDED_MAX, EXTENDED_MIN, MAX_CONTROL, MAX_TOPIC
+
+from transports.native.flusher cimport reader_t
+from transports.native.link cimport (
+    F_CONTROL, F_CRC, F_EXTENDED, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE, MAGIC, VERSION, header_t,
+    link_arm_credit, now_ns,
+)
+from transports.native.message cimport checksum_of
+from transports.native.pool cimport Frame, HeldBuffer, Lease
+from transports.native.system cimport MADV_HUGEPAGE, MSG_DONTWAIT, iovec, madvise, readv, recv
+
+cdef enum:
+    READ_AHEAD = 256 * 1024
+    TURN = 64 * 1024               # read-ahead of one stream among several
+    PROBE = 128 * 1024             # of an expected payload, before its header was seen
+    HUGE = 4 * 1024 * 1024
+    F_LZ4 = 128
+    MAX_FRAMES = 1 << 20
+
+cdef size_t TOPIC_LIMIT = MAX_TOPIC
+cdef size_t CONTROL_LIMIT = MAX_CONTROL
+cdef uint32_t SHORTEST_EXTENSION = EXTENDED_MIN
+cdef uint32_t LONGEST_EXTENSION = EXTENDED_MAX
+
+
+cdef class Incoming(Outgoing):
+    """Decodes frames of one connection; checks every length before anything is allocated."""
+
+    cdef int count(self, list message) except -1:
+        """One more message was handed over; the peer will be told."""
+        cdef Frame frame
+        for frame in message:
+            self.link.received_bytes += len(frame.data)
+        self.link.received += 1
+        if self.link.credits and not self.link.credit_armed:
+            link_arm_credit(self.link)
+        return 0
+
+    cdef object next_frame(self, reader_t* reader, bint as_bytes, object sink):
+        """The next frame, or None when the kernel has no more. Raises ProtocolError, Broken."""
+        cdef size_t available
+        cdef size_t head = 0
+        cdef header_t* header
+        cdef Frame frame
+        while True:
+            if self.large is not None:
+                if not self.read_large():
+                    return None
+                frame = self.large
+                self.large = None
+                self.check(frame, self.large_checksum)
+                if sink is not None and self.large_hold is None:
+                    self.pour(frame, sink)
+                self.large_hold = None
+                return frame
+            if self.saved_size and reader.end == reader.start:
+                memcpy(reader.data, self.saved, self.saved_size)
+                reader.start = 0
+                reader.end = self.saved_size
+                self.saved_size = 0
+                reader.drained = 0
+            available = reader.end - reader.start
+            if available >= HEADER:
+                header = <header_t*>(reader.data + reader.start)
+                if self.head_size(reader.data + reader.start, available, &head):
+                    if header.data_length <= available and head + header.data_length <= available:
+                        frame = self.whole_frame(reader.data + reader.start, head, as_bytes, sink)
+                        reader.start += head + header.data_length
+                        if reader.start == reader.end:
+                            reader.start = reader.end = 0
+                        self.expect_size = 0
+                        return self.check(frame, header.checksum)
+                    if header.data_length >= LARGE and head <= available:
+                        self.begin_large(reader, head, as_bytes, sink)
+                        continue
+            if not self.refill(reader, as_bytes, sink):
+                self.park(reader)
+                return None
+
+    cdef int park(self, reader_t* reader) except -1:
+        """Moves what is left in the reader into the stream's own memory."""
+        cdef size_t rest = reader.end - reader.start
+        if rest:
+            free(self.saved)
+            self.saved = <char*>malloc(rest)
+            if self.saved == NULL:
+                raise MemoryError()
+            memcpy(self.saved, reader.data + reader.start, rest)
+            self.saved_size = rest
+        elif self.saved != NULL and self.saved_size == 0:
+            free(self.saved)
+            self.saved = NULL
+        reader.start = reader.end = 0
+        return 0
+
+    cdef int head_size(self, const char* at, size_t available, size_t* head) except -1:
+        """The bytes before the payload, once they can be known (1), else 0. Checks every length."""
+        cdef header_t* header = <header_t*>at
+        cdef uint32_t extension = 0
+        cdef int flags = header.flags
+        if header.magic != MAGIC:
+            raise ProtocolError("magic", f"no frame begins with {header.magic:#010x}")
+        if header.version != VERSION:
+            raise ProtocolError("version", f"frame version {header.version}, this is {VERSION}")
+        if header.socket_type > 8 or (flags & F_EXTENDED and not flags & F_TENSOR):
+            raise ProtocolError("flags", f"flags {flags:#04x} of socket type {header.socket_type}")
+        if header.topic_length > TOPIC_LIMIT or (header.topic_length and not flags & F_TOPIC):
+            raise ProtocolError("topic", f"a topic of {header.topic_length} bytes")
+        if header.data_length >> 63:
+            raise ProtocolError("length", f"a length of {header.data_length} bytes")
+        if flags & F_CONTROL:
+            if flags & ~(F_CONTROL | F_CRC) or not 1 <= header.data_length <= CONTROL_LIMIT:
+                raise ProtocolError("control", f"a control frame of {header.data_length} bytes")
+        elif header.data_length > self.link.max_message:
+            raise ProtocolError(
+                "too_large", f"a frame of {header.data_length} bytes, the limit is "
+                f"{self.link.max_message}", hint="raise `maxmsgsize` on the receiving socket")
+        head[0] = HEADER + header.topic_length
+        if flags & F_EXTENDED:
+            if available < HEADER + 4:
+                return 0
+            memcpy(&extension, at + HEADER, 4)
+            if not SHORTEST_EXTENSION <= extension <= LONGEST_EXTENSION:
+                raise ProtocolError("tensor", f"an extended tensor header of {extension} bytes")
+            head[0] += extension
+        elif flags & F_TENSOR:
+            head[0] += 48
+        return 1
+
+    cdef Frame whole_frame(self, const char* at, size_t head, bint as_bytes, object sink):
+        """A frame that lies in the reader whole."""
+        cdef header_t* header = <header_t*>at
+        cdef Frame frame = frame_of(at, head)
+        cdef size_t size = header.data_length
+        cdef object target = None
+        cdef Lease lease
+        cdef Py_buffer view
+        if sink is not None and not header.flags & (F_CONTROL | F_LZ4):
+            target = sink(frame.meta, frame.topic, size)
+        if target is not None:
+            PyObject_GetBuffer(target, &view, PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE)
+            try:
+                if <size_t>view.len != size:
+                    raise InternalError(f"a sink gave {view.len} bytes for {size}")
+                memcpy(view.buf, at + head, size)
+            finally:
+                PyBuffer_Release(&view)
+            frame.data = target
+        elif header.flags & F_TENSOR or (size >= LARGE and not as_bytes):
+            lease = self.pool.take(size)
+            memcpy(lease.pointer, at + head, size)
+            frame.data = lease
+        else:
+            frame.data = PyBytes_FromStringAndSize(at + head, size)
+        return frame
+
+    cdef object check(self, Frame frame, unsigned int checksum):
+        """The frame, if its checksum is right or there is none."""
+        cdef unsigned int found
+        if frame.flags & F_CRC:
+            found = checksum_of(frame.meta, frame.topic, frame.data)
+            if found != checksum:
+                raise ProtocolError("checksum", f"CRC-32 {found:#010x}, the frame says {checksum:#010x}")
+        return frame
+
+    cdef object place(self, size_t size, bint lease, char** data):
+        """Memory for a large payload, and where it begins."""
+        cdef object target
+        if self.spare is not None and self.expect_size == size and lease == (type(self.spare) is Lease):
+            target = self.spare
+            self.spare = None
+            data[0] = self.spare_data
+            return target
+        self.spare = None
+        if lease:
+            target = self.pool.take(size)
+            data[0] = (<Lease>target).pointer
+            return target
+        try:
+            target = PyBytes_FromStringAndSize(NULL, size)
+        except MemoryError as error:
+            raise InternalError(f"no memory for a message of {size} bytes") from error
+        data[0] = PyBytes_AS_STRING(target)
+        if size >= HUGE:
+            madvise(<void*>((<size_t>data[0] + 4095) & ~<size_t>4095), size - 4096, MADV_HUGEPAGE)
+        return target
+
+    cdef int begin_large(self, reader_t* reader, size_t head, bint as_bytes, object sink) except -1:
+        """Prepares the payload's place and moves there what was read ahead."""
+        cdef const char* at = reader.data + reader.start
+        cdef header_t* header = <header_t*>at
+        cdef size_t size = header.data_length
+        cdef size_t here = reader.end - reader.start - head
+        cdef Frame frame = frame_of(at, head)
+        cdef object target = None
+        cdef HeldBuffer held
+        cdef bint lease = not as_bytes or header.flags & F_TENSOR
+        if sink is not None and not header.flags & F_LZ4:
+            target = sink(frame.meta, frame.topic, size)
+        if target is not None:
+            held = HeldBuffer(target)
+            if held.view.readonly or <size_t>held.view.len != size:
+                raise InternalError(f"a sink gave {held.view.len} bytes for {size}, or read-only ones")
+            self.large_hold = held
+            self.large_data = <char*>held.view.buf
+        else:
+            target = self.place(size, lease, &self.large_data)
+            self.expect_head = head
+            self.expect_size = size
+            self.expect_lease = lease
+        frame.data = target
+        memcpy(self.large_data, at + head, here)
+        self.large = frame
+        self.large_size = size
+        self.large_done = here
+        self.large_checksum = header.checksum
+        reader.start = reader.end = 0
+        return 0
+
+    cdef object pour(self, Frame frame, object sink):
+        """Copies a payload that was read before this sink was known to where the sink wants it."""
+        cdef object target
+        if frame.flags & (F_CONTROL | F_LZ4):
+            return None
+        target = sink(frame.meta, frame.topic, len(frame.data))
+        if target is not None:
+            memoryview(target).cast("B")[:] = memoryview(frame.data).cast("B")
+            frame.data = target
+
+    cdef int leave_sink(self) except -1:
+        """A sink's memory is the caller's again when its call ends: the rest goes to a lease."""
+        cdef Lease lease
+        if self.large is None or self.large_hold is None:
+            return 0
+        lease = self.pool.take(self.large_size)
+        memcpy(lease.pointer, self.large_data, self.large_done)
+        self.large.data = lease
+        self.large_data = lease.pointer
+        self.large_hold = None
+        return 0
+
+    cdef int read_large(self) except -1:
+        """1 when the payload is complete, 0 when the kernel has no more of it now."""
+        cdef ssize_t count = 0
+        cdef int error = 0
+        if self.large_done < self.large_size:
+            self.link.reading = 1
+            with nogil:
+                while self.large_done < self.large_size:
+                    count = recv(self.link.fd, self.large_data + self.large_done,
+                                 self.large_size - self.large_done, MSG_DONTWAIT)
+                    if count <= 0:
+                        error = errno
+                        if count < 0 and error == EINTR:
+                            continue
+                        break
+                    self.large_done += count
+                self.link.last_received = now_ns()
+            self.done_reading()
+            if self.large_done < self.large_size:
+                if count < 0 and (error == EAGAIN):
+                    return 0
+                self.large = None
+                self.large_hold = None
+                self.took(NULL, count, error)
+        self.link.turn = 1
+        return 1
+
+    cdef int refill(self, reader_t* reader, bint as_bytes, object sink) except -1:
+        """Reads ahead once. 0 when the kernel has nothing."""
+        cdef ssize_t count
+        cdef int error
+        cdef size_t room
+        cdef bint limited = reader.reads >= 0
+        if reader.drained or reader.reads == 0:
+            reader.drained = 0
+            return 0
+        reader.reads -= 1
+        if reader.start == reader.end:
+            reader.start = reader.end = 0
+            if self.expect_size and sink is None and self.parts is None:
+                return self.refill_expected(reader, as_bytes)
+        elif reader.start:
+            memmove(reader.data, reader.data + reader.start, reader.end - reader.start)
+            reader.end -= reader.start
+            reader.start = 0
+        room = reader.capacity - reader.end
+        if sink is not None and self.expect_size:
+            # The header alone, so that the payload goes straight to where the sink wants it.
+            room = min(room, self.expect_head)
+        elif limited:
+            room = min(room, <size_t>TURN)
+        self.link.reading = 1
+        with nogil:
+            count = recv(self.link.fd, reader.data + reader.end, room, MSG_DONTWAIT)
+            error = errno
+        self.done_reading()
+        if count > 0:
+            reader.end += count
+            reader.drained = <size_t>count < room
+        return self.took(reader, count, error)
+
+    cdef int refill_expected(self, reader_t* reader, bint as_bytes) except -1:
+        """The last frame was large: reads a header like its header and a payload like its payload,
+        each to its place. If something else came, what landed in the payload moves back."""
+        cdef iovec vectors[2]
+        cdef char* data = NULL
+        cdef bint lease = self.expect_lease or not as_bytes
+        cdef size_t probe = min(self.expect_size, <size_t>PROBE)
+        cdef size_t head = 0
+        cdef size_t beyond
+        cdef ssize_t count
+        cdef int error
+        cdef header_t* header = <header_t*>reader.data
+        cdef object target = self.place(self.expect_size, lease, &data)
+        vectors[0].iov_base = reader.data
+        vectors[0].iov_len = self.expect_head
+        vectors[1].iov_base = data
+        vectors[1].iov_len = probe
+        self.link.reading = 1
+        with nogil:
+            count = readv(self.link.fd, vectors, 2)
+            error = errno
+        self.done_reading()
+        self.spare = target
+        self.spare_data = data
+        if count <= 0 or <size_t>count <= self.expect_head:
+            if count > 0:
+                reader.end = count
+                reader.drained = 1
+            return self.took(reader, count, error)
+        reader.end = self.expect_head
+        beyond = count - self.expect_head
+        self.took(reader, count, error)
+        if (self.head_size(reader.data, self.expect_head, &head) and head == self.expect_head
+                and header.data_length == self.expect_size
+                and lease == (not as_bytes or (header.flags & F_TENSOR) != 0)):
+            self.large = frame_of(reader.data, head)
+            self.large.data = target
+            self.spare = None
+            self.large_data = data
+            self.large_size = self.expect_size
+            self.large_done = beyond
+            self.large_checksum = header.checksum
+            reader.start = reader.end = 0
+            return 1
+        memcpy(reader.data + reader.end, data, beyond)
+        reader.end += beyond
+        self.expect_size = 0
+        return 1
+
+    cdef int done_reading(self) except -1:
+        self.link.reading = 0
+        if self.link.closed and self.link.fd >= 0:
+            close_fd(self.link.fd)
+            self.link.fd = -1
+        return 0
+
+    cdef int took(self, reader_t* reader, ssize_t count, int error) except -1:
+        """What a read's result means: 1 something came, 0 nothing there; raises at the end."""
+        if count > 0:
+            self.link.last_received = now_ns()
+            self.link.turn = 1
+            return 1
+        if count < 0 and (error == EAGAIN or error == EINTR):
+            return 0
+        if count == 0 and (reader == NULL or reader.end != reader.start or self.parts is not None):
+            raise ProtocolError("truncated", "the connection ended inside a message")
+        failure = Broken("the peer closed the connection" if count == 0 else "the connection broke")
+        if count < 0:
+            failure.__cause__ = OSError(error, os.strerror(error))
+        raise failure
+
+
+cdef object group(Incoming stream, Frame frame):
+    """The whole message that this frame ends, or None."""
+    cdef list message
+    if frame.flags & F_MORE:
+        if stream.parts is None:
+            stream.parts = []
+        if len(stream.parts) >= MAX_FRAMES:
+            raise ProtocolError("length", "a message of more than 2**20 frames")
+        stream.parts.append(frame)
+        return None
+    if stream.parts is None:
+        return [frame]
+    message = stream.parts
+    stream.parts = None
+    message.append(frame)
+    return message
+
+
+cdef Frame frame_of(const char* at, size_t head):
+    """A frame without its payload, from bytes whose lengths were checked."""
+    cdef header_t* header = <header_t*>at
+    cdef Frame frame = Frame.__new__(Frame)
+    cdef size_t meta = head - HEADER - header.topic_length
+    frame.flags = header.flags
+    frame.sequence = header.sequence
+    frame.socket_type = header.socket_type
+    if meta:
+        frame.meta = PyBytes_FromStringAndSize(at + HEADER, meta)
+    if header.flags & F_TOPIC:
+        frame.topic = PyBytes_FromStringAndSize(at + HEADER + meta, header.topic_length)
+    return frame
+
+
+cdef int prepare_reader(reader_t* reader) except -1:
+    if reader.data == NULL:
+        reader.data = <char*>malloc(READ_AHEAD)
+        if reader.data == NULL:
+            raise MemoryError()
+        reader.capacity = READ_AHEAD
+    return 0

@@ -1,0 +1,28 @@
+# The sending half of a Stream. See outgoing.pyx.
+
+from transports.native.flusher cimport Flusher
+from transports.native.link cimport link_t
+from transports.native.pool cimport Pool
+
+
+cdef class Outgoing:
+    cdef link_t* link
+    cdef readonly Flusher flusher
+    cdef readonly Pool pool
+    cdef public object peer
+    cdef object socket              # the SocketBase that it is attached to
+    cdef object failure
+    # the peer's subscriptions
+    cdef dict prefixes
+    cdef tuple prefix_lengths
+    cdef bint wants_all
+    cdef object __weakref__
+
+    cdef bint match(self, bytes topic)
+    cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow) except -1
+    cdef int write_out(self, bint no_gil) except -1
+    cdef int check_process(self) except -1
+    cdef int take_mutex(self) except -1
+    cdef int reap(self) except -1
+    cdef object raise_broken(self)
+    cdef int fail(self, object error) except -1

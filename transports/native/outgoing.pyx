@@ -1,0 +1,339 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Outgoing: the sending half of a Stream, its counters and limits."""
+
+import os
+
+from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport EPROTO
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
+
+from transports.errors import Broken, ForkedError, InternalError
+
+from transports.native cimport link as native_link
+from transports.native.flusher cimport Flusher, let_go, release_segments
+from transports.native.link cimport (
+    BROKEN, HEADER, NO_MEMORY, OK, flusher_t, link_bury, link_new, link_t, link_write, segment_t,
+)
+from transports.native.message cimport (
+    add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_messages,
+)
+from transports.native.pool cimport Pool
+from transports.native.system cimport pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock
+
+cdef enum:
+    MAX_FRAMES = 1 << 20
+
+
+cdef class Outgoing:
+    """Counters, limits, subscriptions of the peer, and the out-queue of one connection."""
+
+    def __cinit__(self, int fd, int socket_type, Flusher flusher, Pool pool, *,
+                  long long send_high_water=1000, long long send_high_water_bytes=64 << 20,
+                  unsigned long long max_message=16 << 30, bint checksum=False, bint credits=False):
+        if flusher.state.generation != native_link.fork_generation:
+            raise ForkedError("this flusher was made before the process forked",
+                              hint="make a new Context in the child")
+        self.link = link_new(flusher.state)
+        if self.link == NULL:
+            raise MemoryError()
+        flusher.state.references += 1
+        self.flusher = flusher
+        self.pool = pool
+        self.link.fd = fd
+        self.link.socket_type = socket_type
+        self.link.high_water = send_high_water
+        self.link.high_water_bytes = send_high_water_bytes
+        self.link.max_message = max_message
+        self.link.checksum = checksum
+        self.link.credits = credits
+        self.link.last_received = self.link.last_sent = 0
+        self.prefix_lengths = ()
+
+    # --- counters and limits ------------------------------------------------------------------
+
+    @property
+    def fd(self):
+        return self.link.fd
+
+    def fileno(self):
+        return self.link.fd
+
+    @property
+    def sent(self):
+        return self.link.sent
+
+    @property
+    def sent_bytes(self):
+        return self.link.sent_bytes
+
+    @property
+    def queued(self):
+        return self.link.queued
+
+    @property
+    def queued_bytes(self):
+        return self.link.queued_payload
+
+    @property
+    def received(self):
+        return self.link.received
+
+    @property
+    def received_bytes(self):
+        return self.link.received_bytes
+
+    @property
+    def consumed(self):
+        return self.link.received
+
+    @property
+    def confirmed(self):
+        return self.link.confirmed
+
+    @confirmed.setter
+    def confirmed(self, uint64_t value):
+        self.link.confirmed = value
+
+    @property
+    def dropped(self):
+        return self.link.dropped
+
+    @dropped.setter
+    def dropped(self, uint64_t value):
+        self.link.dropped = value
+
+    @property
+    def blocked_ns(self):
+        return self.link.blocked_ns
+
+    @property
+    def waited_ns(self):
+        return self.link.waited_ns
+
+    @property
+    def last_received_ns(self):
+        return self.link.last_received
+
+    @property
+    def last_sent_ns(self):
+        return self.link.last_sent
+
+    @property
+    def send_high_water(self):
+        return self.link.high_water
+
+    @send_high_water.setter
+    def send_high_water(self, long long value):
+        self.link.high_water = value
+
+    @property
+    def send_high_water_bytes(self):
+        return self.link.high_water_bytes
+
+    @send_high_water_bytes.setter
+    def send_high_water_bytes(self, long long value):
+        self.link.high_water_bytes = value
+
+    @property
+    def max_message(self):
+        return self.link.max_message
+
+    @max_message.setter
+    def max_message(self, unsigned long long value):
+        self.link.max_message = value
+
+    @property
+    def credits(self):
+        return bool(self.link.credits)
+
+    @credits.setter
+    def credits(self, bint value):
+        self.link.credits = value
+
+    @property
+    def checksum(self):
+        return bool(self.link.checksum)
+
+    @checksum.setter
+    def checksum(self, bint value):
+        self.link.checksum = value
+
+    @property
+    def broken(self):
+        """Why this stream takes no more, or None."""
+        if self.failure is None and self.link.error:
+            self.failure = Broken("the connection ended")
+            self.failure.__cause__ = OSError(self.link.error, os.strerror(self.link.error))
+        return self.failure
+
+    # --- subscriptions of the peer ------------------------------------------------------------
+
+    def subscribe(self, bytes prefix):
+        if self.prefixes is None:
+            self.prefixes = {}
+        self.prefixes[prefix] = self.prefixes.get(prefix, 0) + 1
+        self.index_prefixes()
+
+    def unsubscribe(self, bytes prefix):
+        if not self.prefixes or prefix not in self.prefixes:
+            return False
+        self.prefixes[prefix] -= 1
+        if not self.prefixes[prefix]:
+            del self.prefixes[prefix]
+        self.index_prefixes()
+        return True
+
+    def index_prefixes(self):
+        self.wants_all = b"" in self.prefixes
+        self.prefix_lengths = tuple(sorted({len(prefix) for prefix in self.prefixes}))
+
+    @property
+    def subscriptions(self):
+        return tuple(self.prefixes or ())
+
+    def matches(self, bytes topic):
+        return self.match(topic)
+
+    cdef bint match(self, bytes topic):
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(topic)
+        cdef Py_ssize_t length
+        if self.wants_all:
+            return True
+        for length in self.prefix_lengths:
+            if length > size:
+                return False
+            if topic[:length] in self.prefixes:
+                return True
+        return False
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def send(self, frames, *, bint force=False, bint hold=False, released=None):
+        """Queues one message whole and writes what the kernel takes. False: full, nothing taken."""
+        return self.offer(frames, force, hold, released, False) == OK
+
+    def flush(self):
+        """Writes what the kernel takes; True when nothing is queued."""
+        self.write_out(True)
+        return self.link.queued_bytes == 0
+
+    cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow) except -1:
+        """OK or FULL. With `borrow` user memory that the kernel did not take stays where it is and
+        counts in link.borrowed, for the caller to wait or to settle; else it is copied."""
+        cdef outgoing_t one
+        cdef outgoing_t* out = &one
+        cdef Py_ssize_t count = len(frames)
+        cdef Py_ssize_t i
+        cdef int answer
+        cdef size_t total = 0
+        cdef list owners = []
+        if count < 1 or count > MAX_FRAMES:
+            raise InternalError("a message has 1 to 2**20 frames")
+        if count > 1:
+            out = <outgoing_t*>calloc(count, sizeof(outgoing_t))
+            if out == NULL:
+                raise MemoryError()
+        try:
+            for i in range(count):
+                prepare(self.link, &out[i], frames[i], i + 1 < count, owners)
+                total += out[i].size
+            add_segments(out, count, owners, hold, released)
+            if total < 4096:
+                self.take_mutex()
+                answer = enqueue(self.link, out, count, total, force, not (hold or borrow))
+            else:
+                self.take_mutex()
+                with nogil:
+                    answer = enqueue(self.link, out, count, total, force, not (hold or borrow))
+            if answer != OK:
+                drop_segments(out, count)
+        finally:
+            if count > 1:
+                free(out)
+        if answer == BROKEN:
+            self.raise_broken()
+        if answer == NO_MEMORY:
+            raise InternalError("no memory to queue a message", hint="lower the high-water marks")
+        if self.link.finished != NULL:
+            self.reap()
+        if answer == OK and released is not None and not has_large(owners):
+            released(None)
+        return answer
+
+    cdef int check_process(self) except -1:
+        if self.flusher.state.generation != native_link.fork_generation:
+            raise ForkedError(
+                "this stream was made before the process forked",
+                hint="make a new Context in the child, or start it with spawn or forkserver")
+        return 0
+
+    cdef int take_mutex(self) except -1:
+        """The link's mutex, without holding the GIL while somebody else has it."""
+        self.check_process()
+        if pthread_mutex_trylock(&self.link.mutex) != 0:
+            with nogil:
+                pthread_mutex_lock(&self.link.mutex)
+        return 0
+
+    cdef int write_out(self, bint no_gil) except -1:
+        """1 when nothing is queued any more, else 0; finished Python objects are let go."""
+        cdef int answer
+        self.take_mutex()
+        if no_gil:
+            with nogil:
+                answer = link_write(self.link) if not self.link.closed else BROKEN
+                pthread_mutex_unlock(&self.link.mutex)
+        else:
+            answer = link_write(self.link) if not self.link.closed else BROKEN
+            pthread_mutex_unlock(&self.link.mutex)
+        if self.link.finished != NULL:
+            self.reap()
+        return answer == OK
+
+    cdef int reap(self) except -1:
+        cdef segment_t* finished
+        self.take_mutex()
+        finished = self.link.finished
+        self.link.finished = NULL
+        pthread_mutex_unlock(&self.link.mutex)
+        release_segments(finished, None)
+        return 0
+
+    cdef object raise_broken(self):
+        failure = self.broken
+        if isinstance(failure, Broken):
+            raise failure
+        raise Broken("the connection ended") from failure
+
+    def take_unsent(self):
+        """Removes and returns the messages of which no byte was given to the kernel."""
+        cdef segment_t* segment
+        cdef list pieces = []
+        cdef list taken = []
+        self.take_mutex()
+        segment = self.link.head
+        self.link.head = self.link.tail = NULL
+        self.link.queued = 0
+        self.link.queued_bytes = self.link.queued_payload = 0
+        self.link.borrowed = 0
+        pthread_mutex_unlock(&self.link.mutex)
+        cdef segment_t* first = segment
+        while segment != NULL:
+            if segment.owner != NULL:
+                payload = <object>segment.owner
+            else:
+                payload = PyBytes_FromStringAndSize(segment.data, segment.size)
+            pieces.append((payload, segment.done, segment.size, not segment.payload,
+                           bool(segment.starts_inside)))
+            segment = segment.next
+        release_segments(first, Broken("the connection ended before this message was sent"))
+        return unsent_messages(pieces)
+
+    cdef int fail(self, object error) except -1:
+        """No more goes through this stream; the first reason stays."""
+        if self.failure is None:
+            self.failure = error
+        if self.link.error == 0:
+            self.link.error = EPROTO
+        return 0

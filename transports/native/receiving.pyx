@@ -1,0 +1,339 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Receiving: the fair reader over streams, own subscriptions, and sleeping until something comes."""
+
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport int64_t, uint64_t
+from posix.unistd cimport read as read_fd
+from posix.unistd cimport write as write_fd
+
+from transports.errors import Again, Broken, Closed, ProtocolError
+
+from transports.native.incoming cimport group, prepare_reader
+from transports.native.link cimport F_CONTROL, now_ns
+from transports.native.pool cimport Frame
+from transports.native.stream cimport Stream
+from transports.native.system cimport epoll_event, epoll_wait
+
+cdef extern from "pythread.h" nogil:
+    int PyThread_acquire_lock(PyThread_type_lock, int)
+    int PyThread_acquire_lock_timed(PyThread_type_lock, long long microseconds, int interruptible)
+    void PyThread_release_lock(PyThread_type_lock)
+    int PY_LOCK_ACQUIRED
+    int PY_LOCK_INTR
+
+cdef enum:
+    FILTERED = 2
+
+
+cdef class Receiving(Sending):
+    """Reads the streams that have something, each in its turn. One thread at a time."""
+
+    def _recv_message(self, long long timeout, sink=None):
+        """One whole message: (stream, frames). Raises Again, Closed."""
+        return self.next_message(timeout, False, sink)
+
+    def _readable(self):
+        """Whether a recv would return at once. Exact: a message found is kept for the next recv."""
+        if self.stash is not None:
+            return True
+        if self.closed or self.receiving:
+            return False
+        try:
+            self.stash = self.next_message(0, False, None, True)
+        except Again:
+            return False
+        if self.exposed:
+            self.signal()
+        return True
+
+    cdef tuple next_message(self, long long timeout, bint as_bytes, sink, bint peek=False):
+        cdef int64_t deadline = -1
+        cdef tuple message
+        self.check_usable()
+        if timeout > 0:
+            deadline = now_ns() + timeout * 1000000
+        self.take_lock(timeout, deadline)
+        self.receiving = True
+        try:
+            while True:
+                message = self.poll_once(as_bytes, sink)
+                if message is not None:
+                    if not peek:
+                        self.count_message(message)
+                    return message
+                if timeout == 0 and not self.look():
+                    raise Again("no message is there")
+                if timeout != 0 and not self.wait_for_input(deadline):
+                    raise Again("no message came in time")
+        finally:
+            if self.sinking is not None:
+                self.sinking.leave_sink()
+                self.sinking = None
+            self.receiving = False
+            if self.exposed:
+                self.signal()
+            PyThread_release_lock(self.lock)
+
+    cdef int count_message(self, tuple message) except -1:
+        cdef object stream = message[0]
+        cdef Frame frame
+        self.messages_received += 1
+        for frame in <list>message[1]:
+            self.bytes_received += len(frame.data)
+        if type(stream) is Stream:
+            (<Stream>stream).count(<list>message[1])
+            (<Stream>stream).link.waited_ns += self.last_wait
+            self.last_wait = 0
+        return 0
+
+    cdef int take_lock(self, long long timeout, int64_t deadline) except -1:
+        """The receive lock, within the caller's time. Waiting threads see a close within 100 ms."""
+        cdef long long wait
+        cdef int answer
+        if PyThread_acquire_lock(self.lock, 0):
+            return 0
+        if timeout == 0:
+            raise Again("another thread is receiving on this socket")
+        while True:
+            wait = 100000
+            if deadline >= 0:
+                wait = min(wait, (deadline - now_ns()) // 1000)
+                if wait <= 0:
+                    raise Again("another thread was receiving on this socket all the time")
+            with nogil:
+                answer = PyThread_acquire_lock_timed(self.lock, wait, 1)
+            if answer == PY_LOCK_ACQUIRED:
+                if self.closed:
+                    PyThread_release_lock(self.lock)
+                    self.check_usable()
+                return 0
+            if answer == PY_LOCK_INTR:
+                PyErr_CheckSignals()
+            self.check_usable()
+
+    cdef tuple poll_once(self, bint as_bytes, sink):
+        """The next message without waiting, or None when everything known to be ready was read."""
+        cdef object stash = self.stash
+        cdef tuple message
+        if stash is not None and sink is None:
+            self.stash = None
+            return stash
+        if stash is not None:
+            message = poured(stash, sink)
+            self.stash = None
+            return message
+        prepare_reader(&self.reader)
+        if self.foreign_ins and self.foreign_first:
+            self.foreign_first = False
+            message = self.next_foreign(sink)
+            if message is not None:
+                return message
+        self.foreign_first = True
+        if self.foreign_ins and self.current is None and self.ready_next >= self.ready_count:
+            # Foreign streams must not keep us from asking for the others.
+            self.look()
+        while True:
+            if self.current is None and not self.next_ready():
+                break
+            message = self.next_of_current(as_bytes, sink)
+            if message is not None:
+                return message
+        return self.next_foreign(sink) if self.foreign_ins else None
+
+    cdef bint next_ready(self):
+        """Takes the next stream that epoll named."""
+        while self.ready_next < self.ready_count:
+            self.current = <Stream>self.by_fd.get(self.ready[self.ready_next])
+            self.ready_next += 1
+            if self.current is not None:
+                self.reader.start = self.reader.end = 0
+                self.reader.drained = 0
+                # With several peers each has one read-ahead a turn.
+                self.reader.reads = -1 if len(self.by_fd) == 1 else 1
+                if self.sinking is not None and self.sinking is not self.current:
+                    self.sinking.leave_sink()
+                    self.sinking = None
+                return True
+        return False
+
+    cdef tuple next_of_current(self, bint as_bytes, sink):
+        """A message of the current stream; None: it has no more, and another's turn has come."""
+        cdef Stream stream = self.current
+        cdef object frame
+        cdef list frames
+        while True:
+            try:
+                frame = stream.next_frame(&self.reader, as_bytes, sink)
+                if frame is None:
+                    self.current = None
+                    if stream.large_hold is not None:
+                        self.sinking = stream
+                    return None
+                if (<Frame>frame).flags & F_CONTROL:
+                    self._on_control(stream, frame)
+                    if self.current is not stream:
+                        return None
+                    continue
+                frames = group(stream, <Frame>frame)
+            except (Broken, ProtocolError) as error:
+                self.reader.start = self.reader.end = 0
+                self.current = None
+                self.lose(stream, error)
+                return None
+            if frames is None:
+                continue
+            if self.receive_mode == FILTERED and not self.wanted(frames):
+                self.filtered += 1
+                continue
+            return (stream, frames)
+
+    cdef tuple next_foreign(self, sink):
+        cdef Py_ssize_t tried
+        cdef object stream
+        cdef object frames
+        cdef tuple message
+        for tried in range(len(self.foreign_ins)):
+            if not self.foreign_ins:
+                break
+            stream = self.foreign_ins.pop(0)
+            self.foreign_ins.append(stream)
+            while True:
+                try:
+                    frames = stream.receive()
+                except (Broken, Closed, ProtocolError) as error:
+                    self.lose(stream, error)
+                    break
+                if frames is None:
+                    break
+                if (<Frame>frames[0]).flags & F_CONTROL:
+                    self._on_control(stream, frames[0])
+                    continue
+                if self.receive_mode == FILTERED and not self.wanted(frames):
+                    self.filtered += 1
+                    continue
+                if sink is None:
+                    return (stream, frames)
+                # It stays unread if the sink refuses.
+                self.stash = (stream, frames)
+                message = poured(self.stash, sink)
+                self.stash = None
+                return message
+        return None
+
+    cdef bint wanted(self, list frames):
+        """Whether one of our own subscriptions matches; the publisher has checked before."""
+        cdef Frame first = <Frame>frames[0]
+        cdef Py_ssize_t length
+        if self.wants_all:
+            return True
+        if not self.prefix_lengths:
+            return False
+        topic = first.topic
+        if topic is None:
+            topic = first.data
+            if type(topic) is not bytes:
+                topic = bytes(memoryview(topic).cast("B")[:self.prefix_lengths[len(self.prefix_lengths) - 1]])
+        for length in self.prefix_lengths:
+            if topic[:length] in self.prefixes:
+                return True
+        return False
+
+    cdef bint look(self) except -1:
+        """Asks epoll once, without waiting. Whether a stream is ready."""
+        cdef epoll_event events[MAX_EVENTS]
+        cdef int count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
+        return self.take_events(events, count)
+
+    cdef bint take_events(self, epoll_event* events, int count) except -1:
+        cdef int i
+        cdef uint64_t drained
+        self.ready_next = self.ready_count = 0
+        for i in range(count):
+            if events[i].data.fd == self.receive_event:
+                read_fd(self.receive_event, &drained, 8)
+                self.event_set = False
+            else:
+                self.ready[self.ready_count] = events[i].data.fd
+                self.ready_count += 1
+        return self.ready_count > 0
+
+    cdef bint wait_for_input(self, int64_t deadline) except -1:
+        """Sleeps until something came or the socket is told to look again. False: time is over."""
+        cdef epoll_event events[MAX_EVENTS]
+        cdef int count = 0
+        cdef int error = 0
+        cdef int wait = -1
+        cdef int64_t begin = now_ns()
+        cdef int64_t spin_until = begin + self.spin_us * 1000
+        if deadline >= 0:
+            if begin >= deadline:
+                return False
+            wait = <int>min((deadline - begin + 999999) // 1000000, 1 << 30)
+        self.waiting += 1
+        try:
+            if self.spin_us:
+                with nogil:
+                    while count == 0 and now_ns() < spin_until:
+                        count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
+            # A signal that came just before would not end the sleep.
+            PyErr_CheckSignals()
+            if count == 0:
+                with nogil:
+                    count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, wait)
+                    error = errno
+        finally:
+            self.waiting -= 1
+        self.last_wait = now_ns() - begin
+        self.waited_ns += self.last_wait
+        self.take_events(events, count)
+        if count < 0 and error == EINTR:
+            PyErr_CheckSignals()
+        self.check_usable()
+        return True
+
+    cdef int signal(self) except -1:
+        """Keeps the descriptor readable exactly while decoded messages are left."""
+        cdef uint64_t one = 1
+        cdef bint left = (self.stash is not None or self.reader.end != self.reader.start
+                          or self.ready_next < self.ready_count)
+        if left == self.event_set:
+            return 0
+        self.event_set = left
+        if left:
+            write_fd(self.receive_event, &one, 8)
+        else:
+            read_fd(self.receive_event, &one, 8)
+        return 0
+
+
+    # --- own subscriptions ----------------------------------------------------------------------
+
+    def _filter_add(self, bytes prefix):
+        self.prefixes[prefix] = self.prefixes.get(prefix, 0) + 1
+        self.index_prefixes()
+
+    def _filter_remove(self, bytes prefix):
+        if prefix not in self.prefixes:
+            return False
+        self.prefixes[prefix] -= 1
+        if not self.prefixes[prefix]:
+            del self.prefixes[prefix]
+        self.index_prefixes()
+        return True
+
+    cdef int index_prefixes(self) except -1:
+        self.wants_all = b"" in self.prefixes
+        self.prefix_lengths = tuple(sorted({len(prefix) for prefix in self.prefixes}))
+        return 0
+
+
+cdef tuple poured(tuple message, sink):
+    """A message that was read before its sink was known: one more copy."""
+    cdef Frame frame
+    for frame in message[1]:
+        target = sink(frame.meta, frame.topic, len(frame.data))
+        if target is not None:
+            memoryview(target).cast("B")[:] = memoryview(frame.data).cast("B")
+            frame.data = target
+    return message

@@ -1,0 +1,38 @@
+# What users call. See socket.pyx.
+
+from libc.stdint cimport int64_t, uint64_t
+
+from transports.native.receiving cimport Receiving
+from transports.native.stream cimport Stream
+
+cdef enum:
+    BUCKETS = 21
+
+
+cdef class Turn:
+    cdef public uint64_t number
+    cdef public uint64_t last
+    cdef public object stream
+    cdef public object failure
+    cdef public bint open
+    cdef public bint simple
+    cdef readonly uint64_t total_ns
+    cdef uint64_t buckets[BUCKETS]
+    cdef public int64_t asked
+
+    cdef void answered(self) noexcept
+
+
+cdef class SocketBase(Receiving):
+    cdef public bint _general_send
+    cdef public bint _general_recv
+    cdef public bint _lockstep      # the core may take the common turns of a REQ or REP
+    cdef public Turn _turn
+    cdef list lazy                  # streams to receive from that have no descriptor yet
+
+    cdef void close_descriptors(self) noexcept
+    cdef bint send_in_turn(self, bytes data) except -1
+    cdef object send_slowly(self, data, int flags, bint copy, bint track)
+    cdef object recv_slowly(self, int flags, bint copy, bint track)
+    cdef object recv_in_turn(self, bint copy, bint track)
+    cdef int watch(self, Stream stream) except -1
