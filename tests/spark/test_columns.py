@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 pa = pytest.importorskip("pyarrow", reason="pip install tensor-transfer[spark]")
 types = pytest.importorskip("pyspark.sql.types", reason="pip install tensor-transfer[spark]")
-
-from hypothesis import (
-    given,
-    strategies as st,
-)
 
 from transfer.spark.columns import ColumnReader, split  # noqa: E402
 from transfer.spark.schema import Column, check_schema  # noqa: E402

@@ -38,16 +38,15 @@ class Line:
 
 def test_an_attempt_is_done_when_all_of_it_is_confirmed():
     line = Line()
-    attempt = Attempt(line, "run", "job", 2, 7)
+    attempt = Attempt(line, "run", "job", 2, 7, timeout=0.01)
     attempt.send({"x": np.zeros((3, 2), np.float32)})
     with pytest.raises(Again, match="longer option 'ack_timeout'"):
-        attempt.finish(0.01)
+        attempt.finish()
     assert line.kinds == ["begin", "rows", "end"]
-    for tracker in line.trackers:
+    for tracker in line.trackers[:-1]:
         tracker.answer = None
-    receipt = Attempt(line, "run", "job", 2, 8)
-    line.trackers[-1].answer = None
-    receipt.send({"x": np.zeros((3, 2), np.float32)})
+    with pytest.raises(Again):
+        attempt.finish()
 
 
 def test_the_receipt_tells_what_was_sent():
@@ -59,7 +58,7 @@ def test_the_receipt_tells_what_was_sent():
     attempt = Attempt(Confirming(), "run", "job", 2, 7)
     attempt.send({"x": np.zeros((3, 2), np.float32), "y": np.zeros(3, np.int64)})
     attempt.send({"x": np.ones((1, 2), np.float32), "y": np.ones(1, np.int64)})
-    receipt = attempt.finish(1)
+    receipt = attempt.finish()
     winner = receipt.winner
     assert (winner.partition, winner.attempt, winner.frames, winner.rows) == (2, 7, 2, 4)
     assert winner.nbytes == 4 * (8 + 8) and winner.crc
@@ -81,7 +80,30 @@ def test_a_trainer_that_dies_before_the_last_confirmation_fails_the_attempt():
     line.trackers[0].answer = None
     line.trackers[1].answer = Broken("gone")
     with pytest.raises(Broken):
-        attempt.finish(1)
+        attempt.finish()
+
+
+class Full(Line):
+    """Takes the beginning, and then nothing any more."""
+
+    def send(self, arrays, meta):
+        if self.kinds:
+            raise Again("full")
+        return super().send(arrays, meta)
+
+
+def test_a_trainer_that_dies_while_a_task_waits_for_room_ends_the_attempt():
+    line = Full()
+    attempt = Attempt(line, "run", "job", 0, 1, timeout=600)
+    line.trackers[0].answer = Broken("gone")
+    with pytest.raises(Broken, match="trainer went away"):
+        attempt.send({"x": np.zeros(3)})
+
+
+def test_a_trainer_that_stays_behind_ends_the_attempt_in_time():
+    attempt = Attempt(Full(), "run", "job", 0, 1, timeout=0.01)
+    with pytest.raises(Again, match="full"):
+        attempt.send({"x": np.zeros(3)})
 
 
 @pytest.mark.parametrize(

@@ -129,9 +129,9 @@ def test_two_trainers_share_the_partitions(spark):
 
 def test_schema_and_options_are_refused_before_any_task(spark):
     with pytest.raises(NotATensor, match="column 's' is string"):
-        write(frame_of(spark), "tcp://127.0.0.1:1")
+        write(frame_of(spark), "tcp://127.0.0.1:1", connect_timeout=0.1)
     with pytest.raises(OptionError, match="no column 'y'"):
-        write(frame_of(spark), "tcp://127.0.0.1:1", columns=["y"])
+        write(frame_of(spark), "tcp://127.0.0.1:1", columns=["y"], connect_timeout=0.1)
     writer = frame_of(spark).write.format("transfer").option("endpoint", "tcp://127.0.0.1:1")
     with pytest.raises(Exception, match="column 's' is string"):
         writer.mode("append").save()
@@ -175,6 +175,13 @@ def test_a_retried_task_gives_no_row_twice(spark, dataset, tmp_path, kill):
     assert run.duplicate_rows <= 300 and run.duplicate_rows % 100 == 0
     if not kill:
         assert run.duplicate_rows > 0
+
+
+def test_a_job_that_never_starts_ends_the_iteration_too(spark, dataset):
+    with reading(dataset) as (batches,):
+        with pytest.raises(NotATensor):
+            write(frame_of(spark), dataset.endpoint)
+    assert isinstance(batches[-1], Broken)
 
 
 def test_nobody_listening_fails_the_job_with_what_to_do(spark):

@@ -58,7 +58,7 @@ def feed_partition(feed, run, partition, attempt, frames, job="job", number=0):
     sending = Attempt(feed, run, job, partition, attempt, number)
     for frame in frames:
         sending.send(frame)
-    return sending.finish(timeout=1).winner
+    return sending.finish().winner
 
 
 def feed_run(feed, run="run", partitions=3, rows=10, frame=4, job="job"):

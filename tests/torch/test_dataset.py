@@ -125,8 +125,8 @@ def test_a_speculative_copy_gives_no_row_twice(feed):
     for number, frame in enumerate(frames):
         for sending in (one, two) if number % 2 else (two, one):
             sending.send(frame)
-    winner = two.finish(1).winner
-    one.finish(1)
+    winner = two.finish().winner
+    one.finish()
     send_commit(feed, Commit("run", "job"), [winner], timeout=1)
     feed_run(feed, "next", partitions=1, rows=3)
     dataset = StreamDataset(source=feed)
@@ -247,7 +247,7 @@ def test_silence_is_again_and_keeps_the_run(feed):
     with pytest.raises(Again, match="no rows arrived"):
         list(dataset)
     sending.send(frames[1])
-    send_commit(feed, Commit("run", "job"), [sending.finish(1).winner], timeout=1)
+    send_commit(feed, Commit("run", "job"), [sending.finish().winner], timeout=1)
     assert ids_of(dataset) == list(range(8))
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 WANTED_ACCURACY = 0.95
 COLUMNS = ("id", "image", "label")
-#: seconds that a cancelled Spark job may take to end
-_CANCEL_TIMEOUT = 20.0
+#: seconds that a finished or cancelled Spark job may take to return
+_END_TIMEOUT = 20.0
 #: Spark takes a configuration without an appender for none, and uses its own
 _NO_LOG = """\
 rootLogger.level = off
@@ -149,29 +149,21 @@ def _writing(spark: SparkSession, dataset: StreamDataset, job: Callable[[], obje
     thread.start()
     try:
         yield
-    except (Closed, Broken) as error:
-        thread.join(_CANCEL_TIMEOUT)
-        if failures:
-            raise Broken(f"the Spark job failed: {_cause(failures[0])}") from failures[0]
-        raise error
+        thread.join(_END_TIMEOUT)  # the commit has arrived: only Spark's own tidying is left
+    except (Closed, Broken):
+        thread.join(_END_TIMEOUT)  # its error is the cause, and comes below
+        if not failures:
+            raise
     finally:
-        if thread.is_alive() and not _ended_well(thread):
+        if thread.is_alive():
             spark.sparkContext.cancelAllJobs()
-            thread.join(_CANCEL_TIMEOUT)
+            thread.join(_END_TIMEOUT)
     if failures:
-        raise Broken(f"the Spark job failed after its rows had arrived: {_cause(failures[0])}") from failures[
-            0
-        ]
-
-
-def _ended_well(thread: threading.Thread) -> bool:
-    """Gives a job whose rows have all arrived the time to return."""
-    thread.join(_CANCEL_TIMEOUT)
-    return not thread.is_alive()
+        raise Broken(f"the Spark job failed: {_cause(failures[0])}") from failures[0]
 
 
 def _cause(error: Exception) -> str:
-    """The line of Spark's report that says what happened: the last one of the Python traceback."""
+    """The line of Spark's report that says what happened: ours if there is one, else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if line.startswith("transports.errors.")]
-    return (named or lines or [type(error).__name__])[-1 if named else 0]
+    return named[-1] if named else next(iter(lines), type(error).__name__)

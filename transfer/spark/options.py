@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from transfer.runs import MAX_NAME
 from transports.errors import AddressError, NotSupported, OptionError
 
 #: schemes that another process can reach
@@ -21,7 +22,8 @@ class WriteOptions:
     receiver p % n, whole, on every attempt. `columns`: which to send (a comma-separated list, or a
     JSON list for names with commas); empty means all. `run`: the run's name, else a fresh one.
     `ack_timeout`: how long the trainer may take to consume what a task sent. `frame_rows`: rows in a
-    frame, 0 for Arrow's own batches. `checksum` and `compression` are those of the socket.
+    frame, 0 for Arrow's own batches. `checksum` and `compression` are those of the socket. `job` is for
+    `transfer.spark.write` alone: what tells this try of the run from others.
     """
 
     endpoint: tuple[str, ...]
@@ -33,6 +35,7 @@ class WriteOptions:
     frame_rows: int = 0
     checksum: bool = False
     compression: str = ""
+    job: str = ""
 
 
 #: other spellings that people try; `path` is what `.save("tcp://…")` sets
@@ -50,7 +53,7 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
         name = _ALIASES.get(key.lower(), key.lower())
         if name not in known:
             close = difflib.get_close_matches(name, sorted(known | set(_ALIASES)), 1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}."
+            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known - {'job'}))}."
             raise OptionError(f"unknown option {key!r} for format('transfer')", hint=hint)
         if found.get(name, value) != value:
             raise OptionError(f"option {name!r} was given twice, with different values")
@@ -69,13 +72,14 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(
         endpoint=_endpoints(found.get("endpoint", "")),
         columns=_names(found.get("columns", "")),
-        run=_run(found.get("run", "")),
+        run=_name("run", found.get("run", "")),
         delivery=delivery,
         ack_timeout=_seconds("ack_timeout", found.get("ack_timeout", "600")),
         connect_timeout=_seconds("connect_timeout", found.get("connect_timeout", "30")),
         frame_rows=_count("frame_rows", found.get("frame_rows", "0")),
         checksum=_boolean("checksum", found.get("checksum", "false")),
         compression="" if compression == "none" else compression,
+        job=_name("job", found.get("job", "")),
     )
 
 
@@ -122,9 +126,9 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _run(text: str) -> str:
-    if len(text) > 255:
-        raise OptionError("a run's name has at most 255 characters")
+def _name(option: str, text: str) -> str:
+    if len(text) > MAX_NAME:
+        raise OptionError(f"option {option!r} has at most {MAX_NAME} characters")
     return text
 
 

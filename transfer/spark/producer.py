@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     Arrays = dict[str, np.ndarray[Any, Any]]
 
 
+#: milliseconds after which a blocked sender looks whether the receiver lives
+_LOOK_EVERY = 500
+
+
 class Tracker(Protocol):
     """What `send(…, track=True)` returns, as far as it is used here."""
 
@@ -25,19 +31,19 @@ class Tracker(Protocol):
 
 
 class Sender(Protocol):
-    """A way to one receiver. `SocketSender` is the real one."""
+    """A way to one receiver. `SocketSender` is the real one. `send` raises Again, having sent nothing,
+    when the receiver is behind: soon, so that somebody can look whether it lives."""
 
     transport: str
 
     def send(self, arrays: Arrays, meta: dict[str, Any]) -> Tracker: ...
-    def close(self) -> None: ...
+    def close(self, linger: float = 0.0) -> None: ...
 
 
 class SocketSender:
     """A PUSH socket of its own, with its own context, connected to one receiver.
 
-    Raises Again if nobody is there within `connect_timeout`. Sending blocks while the receiver is
-    behind, for at most `ack_timeout`.
+    Raises Again if nobody is there within `connect_timeout`.
     """
 
     def __init__(self, endpoint: str, options: WriteOptions, connect_timeout: float | None = None) -> None:
@@ -47,7 +53,7 @@ class SocketSender:
         self._context = transfer.Context()
         try:
             self._socket = self._context.socket(transfer.PUSH)
-            self._socket.sndtimeo = int(options.ack_timeout * 1000)
+            self._socket.sndtimeo = _LOOK_EVERY
             self._socket.checksum = options.checksum
             self._socket.compression = options.compression or None
             self._socket.connect(endpoint)
@@ -61,9 +67,10 @@ class SocketSender:
         tracker: Tracker = self._socket.send_tensors(arrays, meta=meta, track=True)
         return tracker
 
-    def close(self) -> None:
-        # Whatever mattered was confirmed before: nothing is worth waiting for.
-        self._context.destroy(0)
+    def close(self, linger: float = 0.0) -> None:
+        """Waits up to `linger` seconds until the kernel has what was sent. Whatever had to arrive was
+        confirmed before, so the default is not to wait."""
+        self._context.destroy(int(linger * 1000))
 
     def _wait_for_receiver(self, timeout: float) -> None:
         try:
@@ -76,22 +83,39 @@ class SocketSender:
             ) from error
 
 
-class Confirmations:
-    """Everything that was sent and whose consumption the receiver has not yet confirmed."""
+class Delivery:
+    """Messages to one receiver, each of them tracked until the receiver has consumed it.
 
-    def __init__(self) -> None:
+    `timeout`: seconds that the receiver may be behind, for each call. Methods raise Again after that,
+    and Broken as soon as the receiver died with something unconsumed.
+    """
+
+    def __init__(self, sender: Sender, timeout: float) -> None:
+        self._sender = sender
+        self._timeout = timeout
         self._waiting: deque[Tracker] = deque()
 
-    def add(self, tracker: Tracker) -> None:
-        """Also looks at the oldest ones, so that a dead trainer stops the task soon. Raises Broken."""
+    def send(self, arrays: Arrays, message: Message) -> None:
+        """Blocks while the receiver is behind."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                tracker = self._sender.send(arrays, to_meta(message))
+                break
+            except Again:
+                # Full, or gone. Waiting for a dead trainer's successor would be no use: what the
+                # dead one had in its buffers is lost, and that is what the trackers say.
+                self._settle(0.0)
+                if time.monotonic() > deadline:
+                    raise
         self._waiting.append(tracker)
         self._settle(0.0)
 
-    def wait(self, timeout: float, what: str) -> None:
-        """Until all is confirmed. Raises Again after `timeout` seconds, Broken if the peer died."""
-        if not self._settle(timeout):
+    def wait(self, what: str) -> None:
+        """Until everything is consumed. `what` is for the error."""
+        if not self._settle(self._timeout):
             raise Again(
-                f"{what}: the trainer consumed not all of it within {timeout:g} s",
+                f"{what}: the trainer consumed not all of it within {self._timeout:g} s",
                 hint="A trainer that takes long steps needs a longer option 'ack_timeout'.",
             )
 
@@ -119,11 +143,19 @@ class Attempt:
     """One attempt at one partition. Owns nothing: the caller closes the sender."""
 
     def __init__(
-        self, sender: Sender, run: str, job: str, partition: int, attempt: int, number: int = 0
+        self,
+        sender: Sender,
+        run: str,
+        job: str,
+        partition: int,
+        attempt: int,
+        number: int = 0,
+        *,
+        timeout: float = 600.0,
     ) -> None:
-        self._sender = sender
         self._key = (run, job, partition, attempt)
-        self._confirmations = Confirmations()
+        self._delivery = Delivery(sender, timeout)
+        self._transport = sender.transport
         self._frames = self._rows = self._bytes = self._crc = 0
         self._began = time.monotonic()
         self._send({}, Begin(*self._key, number))
@@ -138,17 +170,23 @@ class Attempt:
         self._rows += rows
         self._bytes += sum(array.nbytes for array in arrays.values())
 
-    def finish(self, timeout: float) -> Receipt:
+    def finish(self) -> Receipt:
         """Sends the end, and returns when the receiver has consumed everything."""
         run, _, partition, attempt = self._key
         self._send({}, End(*self._key, self._frames, self._rows, self._crc))
-        self._confirmations.wait(timeout, f"partition {partition} of run {run}, {self._rows:,} rows")
+        with self._explained():
+            self._delivery.wait(f"partition {partition} of run {run}, {self._rows:,} rows")
         winner = Winner(partition, attempt, self._frames, self._rows, self._bytes, self._crc)
-        return Receipt(winner, self._sender.transport, time.monotonic() - self._began)
+        return Receipt(winner, self._transport, time.monotonic() - self._began)
 
     def _send(self, arrays: Arrays, message: Message) -> None:
+        with self._explained():
+            self._delivery.send(arrays, message)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
         try:
-            self._confirmations.add(self._sender.send(arrays, to_meta(message)))
+            yield
         except Broken as error:
             run, _, partition, _ = self._key
             raise Broken(
@@ -162,6 +200,6 @@ def send_commit(sender: Sender, message: Commit, winners: list[Winner], timeout:
     import numpy as np
 
     table = {name: np.array(column, dtype=np.int64) for name, column in to_table(winners).items()}
-    confirmations = Confirmations()
-    confirmations.add(sender.send(table, to_meta(message)))
-    confirmations.wait(timeout, f"the commit of run {message.run}")
+    delivery = Delivery(sender, timeout)
+    delivery.send(table, message)
+    delivery.wait(f"the commit of run {message.run}")

@@ -8,6 +8,7 @@ they are used, and the writer holds plain values only.
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+_log = logging.getLogger("transfer.spark")
+
 #: an abort is a courtesy to the trainer; Spark's job has failed whatever becomes of it
-_ABORT_TIMEOUT = 5.0
+_ABORT_TIMEOUT = 2.0
 _registered: WeakSet[Any] = WeakSet()
 
 
@@ -46,7 +49,7 @@ class TransferWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, columns: Sequence[Column]) -> None:
         self._options = options
         self._columns = tuple(columns)
-        self.job = uuid.uuid4().hex
+        self.job = options.job or uuid.uuid4().hex
         self.run = options.run or self.job
 
     def write(self, iterator: Iterator[RecordBatch]) -> Sent:
@@ -61,13 +64,19 @@ class TransferWriter(DataSourceArrowWriter):
         sender = self._open(endpoints[partition % len(endpoints)])
         try:
             attempt = Attempt(
-                sender, self.run, self.job, partition, task.taskAttemptId(), task.attemptNumber()
+                sender,
+                self.run,
+                self.job,
+                partition,
+                task.taskAttemptId(),
+                task.attemptNumber(),
+                timeout=self._options.ack_timeout,
             )
             reader = ColumnReader(self._columns)
             for batch in iterator:
                 for part in split(batch, self._options.frame_rows):
                     attempt.send(reader.read(part))
-            return Sent(attempt.finish(self._options.ack_timeout))
+            return Sent(attempt.finish())
         finally:
             sender.close()
 
@@ -87,18 +96,7 @@ class TransferWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Tells every receiver that can still be reached that the run has failed."""
-        timeout = min(_ABORT_TIMEOUT, self._options.connect_timeout)
-        for endpoint in self._options.endpoint:
-            try:
-                sender = self._open(endpoint, timeout)
-            except TransferError:
-                continue  # nobody is left to be told
-            try:
-                sender.send({}, to_meta(Abort(self.run, self.job))).wait_confirmed(_ABORT_TIMEOUT)
-            except TransferError:
-                continue
-            finally:
-                sender.close()
+        _send_abort(self._options, self.run, self.job)
 
     def _open(self, endpoint: str, timeout: float | None = None) -> Sender:
         return SocketSender(endpoint, self._options, timeout)
@@ -150,16 +148,38 @@ def write(
     Blocks until the receiver has consumed all rows. `columns` are selected first, so that Spark
     computes no others. `options` are those of `WriteOptions`. Options and schema are checked before
     Spark is asked for anything: raises OptionError, AddressError, NotATensor, NotSupported; what
-    goes wrong later is Spark's own exception with the cause in its text.
+    goes wrong later is Spark's own exception with the cause in its text. Whatever goes wrong, the
+    receivers are told, and their iteration ends with `Broken`.
     """
     given = {name: str(value) for name, value in options.items() if value is not None}
     given["endpoint"] = endpoint if isinstance(endpoint, str) else ",".join(endpoint)
-    given["run"] = run or uuid.uuid4().hex
+    given["job"] = uuid.uuid4().hex
+    given["run"] = run or given["job"]
     if columns is not None:
         given["columns"] = json.dumps(list(columns))
-    check_schema(df.schema, parse_options(given).columns)
-    if columns is not None:
-        df = df.select(*(f"`{name.replace('`', '``')}`" for name in columns))
-    register(df.sparkSession)
-    df.write.format("transfer").mode("append").options(**given).save()
-    return given["run"]
+    parsed = parse_options(given)
+    try:
+        check_schema(df.schema, parsed.columns)
+        if columns is not None:
+            df = df.select(*(f"`{name.replace('`', '``')}`" for name in columns))
+        register(df.sparkSession)
+        df.write.format("transfer").mode("append").options(**given).save()
+    except BaseException:
+        # Spark tells the receivers only of jobs that got as far as a writer. A trainer that waits for
+        # one that did not would wait until its time-out. Told twice does no harm.
+        _send_abort(parsed, parsed.run, parsed.job)
+        raise
+    return parsed.run
+
+
+def _send_abort(options: WriteOptions, run: str, job: str) -> None:
+    timeout = min(_ABORT_TIMEOUT, options.connect_timeout)
+    for endpoint in options.endpoint:
+        try:
+            sender = SocketSender(endpoint, options, timeout)
+            try:
+                sender.send({}, to_meta(Abort(run, job)))
+            finally:
+                sender.close(linger=timeout)  # not confirmed: the trainer may be in a long step
+        except TransferError as error:
+            _log.info("nobody at %s could be told that run %s failed: %s", endpoint, run, error)
