@@ -41,6 +41,29 @@ def test_errors_are_documented() -> None:
     assert documented <= classes
 
 
+def words_given_to(call: str) -> set[str]:
+    """Constant words that the code passes as the first argument of this call."""
+    pattern = re.compile(call + r'\(\s*"([a-z_]+)"')
+    return {
+        word
+        for package in ("transfer", "transports", "patterns")
+        for suffix in ("*.py", "*.pyx")
+        for path in (ROOT / package).rglob(suffix)
+        for word in pattern.findall(path.read_text())
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "document"),
+    [("ProtocolError", "errors"), ("HandshakeError", "errors"), (r"\.drop", "metrics")],
+)
+def test_reasons_are_documented(call: str, document: str) -> None:
+    text = (ROOT / "docs" / f"{document}.md").read_text()
+    words = words_given_to(call)
+    assert len(words) > 5
+    assert {word for word in words if f"`{word}`" not in text} == set()
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize("target", ["setup", "demo", "test", "check", "bench", "build", "clean"])
 def test_make_knows_the_target(target: str) -> None:
