@@ -46,6 +46,7 @@ class Peer:
     __slots__ = (
         "address",
         "agreement",
+        "attached",
         "confirms",
         "confirms_ours",
         "endpoint",
@@ -66,6 +67,8 @@ class Peer:
         self.endpoint = str(source.address)
         self.address = ""
         self.agreement: Agreement | None = None
+        #: the core sends to it and reads from it
+        self.attached = False
         #: the peer sends credits
         self.confirms = False
         #: we send it credits

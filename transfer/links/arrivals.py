@@ -66,6 +66,7 @@ class Arrivals(Controls):
 
     def _settled(self, socket: SocketMethods, peer: Peer) -> None:
         """Messages can reach the peer: whoever waits for that is told."""
+        peer.attached = True
         if peer.fd < 0 and not self.receives:
             peer.stream.on_readable = partial(self._read, peer)
             self._read(peer)  # what came before

@@ -64,7 +64,7 @@ class LinkState:
         pattern = self.pattern
         if isinstance(pattern, (Publisher, Subscriber)):
             return pattern.ready
-        return sum(1 for peer in self.peers.values() if not peer.pending)
+        return sum(1 for peer in self.peers.values() if peer.attached)
 
     def infos(self) -> list[PeerInfo]:
         """Every connected peer, for people."""
