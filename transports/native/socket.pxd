@@ -20,7 +20,7 @@ cdef class Turn:
     cdef uint64_t buckets[BUCKETS]
     cdef public int64_t asked
 
-    cdef void answered(self) noexcept
+    cpdef void answered(self, int64_t now) noexcept
 
 
 cdef class SocketBase(Receiving):
