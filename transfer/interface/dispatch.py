@@ -77,13 +77,20 @@ class Dispatcher:
             )
             self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the thread after the callback that runs now. Idempotent."""
+    def ask_to_stop(self) -> None:
+        """No new callback begins."""
+        self._stop.set()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Ends the thread after the callback that runs now, which is waited for. Idempotent."""
         with self._lock:
             thread, self._thread = self._thread, None
             self._stop.set()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(timeout)
+        if thread.is_alive():
+            logger.warning("%s: a callback still runs after %g s", self._name, timeout)
 
     def _run(self, stop: threading.Event) -> None:
         while not stop.is_set():
@@ -111,7 +118,7 @@ class Dispatcher:
         callback, form = chosen
         try:
             callback(read(message, form))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged with its traceback by `_failed`
             # A service goes on with the next message whatever the user's code did with this one.
             self._failed("%s: the %s callback failed", self._name, form.value, error=error)
             self._source.abandon()

@@ -32,22 +32,22 @@ class Form(Enum):
 class Incoming:
     """One message as it arrived.
 
-    source: where the peer is. topic: empty if there is none. parts: the payload without the topic.
-    tensor: the tensor, and `is_tensor` tells an absent one from any value.
+    source: where the peer is. topic: empty if there is none. parts: bytes; a topic of the header is
+    none of them. tensor: the tensor, and `is_tensor` tells an absent one from any value. split: how
+    many of the parts are topic and not data.
     """
 
     source: str
     topic: str
-    parts: Sequence[Any]
+    parts: Sequence[bytes]
     tensor: Any = None
     is_tensor: bool = False
+    split: int = 0
 
     @property
     def data(self) -> bytes:
-        """All parts as one piece of bytes."""
-        if len(self.parts) == 1:
-            return bytes(self.parts[0])
-        return b"".join(map(bytes, self.parts))
+        """All parts behind the topic as one piece of bytes."""
+        return b"".join(self.parts[self.split :])
 
 
 # --- out --------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def as_pyobj(message: Incoming) -> dict[str, Any]:
 
 
 def as_multipart(message: Incoming) -> dict[str, Any]:
-    return {"frames": [bytes(part) for part in message.parts]}
+    return {"frames": list(message.parts)}
 
 
 def as_tensor(message: Incoming) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""One socket as the Mooncake surface needs it: frames with topics out, messages with sources in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from patterns import Replier
+from transfer.compressing import decompressed
+from transfer.constants import DONTWAIT
+from transfer.interface.message import Incoming
+from transfer.tensors.arrival import receive_one
+from transfer.tensors.build import NUMPY
+from transports.errors import Again
+from transports.wire import Flag, SocketType
+
+#: bytes that are no UTF-8 stay in a topic as escapes, so that nothing of it is lost
+_ERRORS = "surrogateescape"
+
+
+class Channel:
+    """Owns a `transfer.Socket`. Thread-safe as that is, except that one thread receives at a time."""
+
+    def __init__(self, socket: Any) -> None:
+        self.socket = socket
+        #: what a message without a topic is published under: nothing, which only "" subscribes
+        self._no_topic = b"" if socket.type is SocketType.PUB else None
+
+    # -- out -----------------------------------------------------------------------------------
+
+    def send(self, parts: Sequence[Any], topic: str | bytes | None = None) -> None:
+        """One message. A topic travels in the header, not as a part. Raises Again, Broken."""
+        first, *rest = parts
+        frames = [(0, 0, self._topic(topic), None, first), *((0, 0, None, None, part) for part in rest)]
+        self.socket._send_outframes(frames)
+
+    def send_parts(self, parts: Sequence[Any], topic: str | bytes | None = None) -> None:
+        """Parts as they are: without a topic the first of them is what subscriptions match."""
+        if topic is None:
+            self.socket.send_multipart(parts)
+        else:
+            self.send(parts, topic)
+
+    def send_tensor(self, tensor: Any, topic: str | bytes | None = None) -> None:
+        """One tensor. Raises NotATensor, Again, Broken."""
+        self.socket.send_tensor(tensor, topic=self._topic(topic))
+
+    def _topic(self, topic: str | bytes | None) -> bytes | None:
+        if topic is None:
+            return self._no_topic
+        return topic.encode("utf-8", _ERRORS) if isinstance(topic, str) else bytes(topic)
+
+    # -- in ------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float) -> Incoming:
+        """The next message. `timeout` in seconds, negative: endless. Raises Again, Broken, Closed."""
+        sock = self.socket
+        if not sock._pattern.ordered:
+            sock._pattern.expect()
+            stream, frames = sock._recv_message(-1 if timeout < 0 else int(timeout * 1000))
+            return self._understand(stream, frames)
+        deadline = None if timeout < 0 else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not sock.poll(None if left is None else left * 1000):
+                raise Again(f"nothing arrived within {timeout:g} s")
+            try:
+                frames = sock._recv_frames(DONTWAIT)
+            except Again:
+                continue  # what came was a late reply, to a request that was given up
+            break
+        return self._understand(sock._pattern.peer, frames)
+
+    def _understand(self, stream: Any, frames: Sequence[Any]) -> Incoming:
+        peer = getattr(stream, "peer", None)
+        source = getattr(peer, "address", "")
+        first = frames[0]
+        topic = "" if first.topic is None else first.topic.decode("utf-8", _ERRORS)
+        if first.flags & Flag.TENSOR and len(frames) == 1:
+            return Incoming(source, topic, (), receive_one(_Held(frames), 0, NUMPY), True)
+        limit = self.socket.largest_message
+        parts = [decompressed(frame, type(frame), limit).bytes for frame in frames]
+        if first.topic is None and len(parts) > 1 and self.socket.type is SocketType.SUB:
+            # A publisher that puts its topic into the first part, as ZeroMQ programs do.
+            return Incoming(source, parts[0].decode("utf-8", _ERRORS), parts, split=1)
+        return Incoming(source, topic, parts)
+
+    def abandon(self) -> None:
+        """A REP that will not answer its request: the next one can be received."""
+        pattern = self.socket._pattern
+        if isinstance(pattern, Replier) and pattern.may_send():
+            pattern.gone()
+
+
+class _Held:
+    """Frames that were received already, for the code that makes tensors of them."""
+
+    def __init__(self, frames: Sequence[Any]) -> None:
+        self._frames = list(frames)
+
+    def _recv_frames(self, flags: int, sink: Any) -> list[Any]:
+        return self._frames

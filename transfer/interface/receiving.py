@@ -1,0 +1,179 @@
+"""The calls of a socket that receive: callbacks, and polling."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from transfer.constants import DONTWAIT
+from transfer.interface.dispatch import Callback, Dispatcher
+from transfer.interface.message import Form, Incoming, read, require_pickle
+from transfer.interface.settings import Settings
+from transfer.interface.types import ZmqSocketType
+from transports.errors import Again, Broken, NotSupported, StateError
+
+_ONLY_SEND = frozenset({ZmqSocketType.PUB, ZmqSocketType.PUSH})
+
+
+class Receiving(Settings):
+    """Callbacks run in a thread of the socket while polling mode is off; `recv...` fetches messages
+    while it is on."""
+
+    _dispatcher: Dispatcher
+    #: one call of `recv...` at a time
+    _receiving: threading.Lock
+    #: a message that the last `recv...` could not read in its form
+    _unread: Incoming | None = None
+
+    def subscribe(self, topic: str | bytes = "") -> bool:
+        """Asks for messages whose topic begins with this. True."""
+        self._only(ZmqSocketType.SUB)
+        self._socket.subscribe(topic)
+        return True
+
+    def unsubscribe(self, topic: str | bytes = "") -> bool:
+        """Takes one subscription back. Raises UsageError if there is none. True."""
+        self._only(ZmqSocketType.SUB)
+        self._socket.unsubscribe(topic)
+        return True
+
+    def set_receive_callback(self, callback: Callback | None) -> None:
+        """Called with {source, data, topic}, off the caller's thread, one at a time."""
+        self._set_callback(Form.DATA, callback)
+
+    set_subscribe_callback = set_pull_callback = set_receive_callback
+
+    def set_tensor_receive_callback(self, callback: Callback | None) -> None:
+        """Called with {source, tensor, topic}."""
+        self._set_callback(Form.TENSOR, callback)
+
+    def set_multipart_receive_callback(self, callback: Callback | None) -> None:
+        """Called with {frames}."""
+        self._set_callback(Form.MULTIPART, callback)
+
+    def set_json_receive_callback(self, callback: Callback | None) -> None:
+        """Called with {obj, topic}."""
+        self._set_callback(Form.JSON, callback)
+
+    def set_string_receive_callback(self, callback: Callback | None) -> None:
+        """Called with {string, topic}."""
+        self._set_callback(Form.STRING, callback)
+
+    def set_pyobj_receive_callback(self, callback: Callback | None) -> None:
+        """Called with {obj, topic}. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
+        require_pickle()
+        self._set_callback(Form.PYOBJ, callback)
+
+    @property
+    def callback_errors(self) -> int:
+        """Callbacks that raised, and messages that no callback could read."""
+        return self._dispatcher.errors
+
+    def _set_callback(self, form: Form, callback: Callback | None) -> None:
+        if self.kind in _ONLY_SEND:
+            raise NotSupported(f"a {self.kind.name} receives nothing")
+        self._dispatcher.set(form, callback)
+        self._run_callbacks()
+
+    def set_polling_mode(self, enabled: bool) -> bool:
+        """On: messages are fetched by `recv...`. Off: callbacks get them. True."""
+        self._polling = bool(enabled)
+        self._run_callbacks()
+        return True
+
+    def _run_callbacks(self) -> None:
+        if self._dispatcher.wanted and not self._polling:
+            self._dispatcher.start()
+        else:
+            self._dispatcher.stop()
+
+    # -- polling -------------------------------------------------------------------------------
+
+    def recv(self, flags: int = 0) -> dict[str, Any]:
+        """{source, data, topic}. Flag 1 does not wait. Raises Again after the receive time-out."""
+        return self._fetch(Form.DATA, flags)
+
+    def recv_tensor(self, flags: int = 0) -> dict[str, Any]:
+        """{source, tensor, topic}; a numpy array, writable. Raises NotATensor; it is still unread."""
+        return self._fetch(Form.TENSOR, flags)
+
+    def recv_multipart(self, flags: int = 0) -> dict[str, Any]:
+        """{frames}."""
+        return self._fetch(Form.MULTIPART, flags)
+
+    def recv_json(self, flags: int = 0) -> dict[str, Any]:
+        """{obj, topic}."""
+        return self._fetch(Form.JSON, flags)
+
+    def recv_string(self, flags: int = 0) -> dict[str, Any]:
+        """{string, topic}."""
+        return self._fetch(Form.STRING, flags)
+
+    def recv_pyobj(self, flags: int = 0) -> dict[str, Any]:
+        """{obj, topic}. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
+        require_pickle()
+        return self._fetch(Form.PYOBJ, flags)
+
+    def _fetch(self, form: Form, flags: int) -> dict[str, Any]:
+        if not self._polling:
+            raise StateError("polling mode is off", hint="set_polling_mode(id, True), or set a callback")
+        with self._receiving:
+            if self._unread is None:
+                self._unread = self._receive(self._patience(flags))
+            got = read(self._unread, form)  # what it raises leaves the message unread
+            self._unread = None
+            return got
+
+    def _patience(self, flags: int) -> float:
+        """Seconds to wait, negative: endless."""
+        if flags & DONTWAIT:
+            return 0.0
+        if self.kind is ZmqSocketType.REQ:
+            return self._reply_timeout
+        timeout: int = self._socket.rcvtimeo
+        return timeout / 1000 if timeout >= 0 else -1.0
+
+    def _receive(self, timeout: float) -> Incoming:
+        message = self._channel.receive(timeout)
+        if self.kind is ZmqSocketType.REP:
+            self._since = time.monotonic()
+            self._turn.clear()
+        return message
+
+    # -- for the thread of the callbacks ---------------------------------------------------------
+
+    def next_message(self, timeout: float) -> Incoming:
+        """Waits for the turn to receive, then for a message. Raises Again, Broken, Closed."""
+        if not self._turn.wait(timeout):
+            if self.kind is ZmqSocketType.REP and self._overdue(self._config.timeout_seconds):
+                self.abandon()
+                raise Broken(f"no reply was given within {self._config.timeout_seconds} s")
+            raise Again("it is not this socket's turn")
+        try:
+            message = self._receive(timeout)
+        except Again:
+            if self.kind is ZmqSocketType.REQ and self._overdue(self._reply_timeout):
+                self._settle()
+                raise Broken("no reply came in time") from None
+            raise
+        except Broken:
+            self._settle()
+            raise
+        self._settle()
+        return message
+
+    def abandon(self) -> None:
+        """A REP gives up its open request; the requester will run into its time-out."""
+        if self.kind is ZmqSocketType.REP and not self._turn.is_set():
+            self._channel.abandon()
+            self._turn.set()
+
+    def _overdue(self, seconds: float) -> bool:
+        return 0 <= seconds < time.monotonic() - self._since
+
+    def _settle(self) -> None:
+        """A REQ has its reply, or never will: the next request may go."""
+        if self.kind is ZmqSocketType.REQ:
+            self._turn.clear()
+            self._answered.set()

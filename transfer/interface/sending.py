@@ -1,0 +1,167 @@
+"""The calls of a socket that send."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from asyncio import Future
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transfer.interface.dispatch import Dispatcher
+from transfer.interface.message import (
+    Form,
+    encode_data,
+    encode_json,
+    encode_pyobj,
+    encode_string,
+    read,
+)
+from transfer.interface.settings import Loop, Settings, Topic
+from transfer.interface.types import ZmqSocketType
+from transports.errors import Again, Broken, PeerError
+
+logger = logging.getLogger("transfer.interface")
+
+
+class Sending(Settings):
+    """Calls that send return 0, or a negative error number if the message could not go (time-out,
+    peer lost). Those of a REQ without callbacks and without polling mode wait for the reply and
+    return it, in the form of the request. Mistakes of the caller raise.
+    """
+
+    _dispatcher: Dispatcher
+    #: a request and its reply belong together, whoever else uses this socket
+    _exchange: threading.Lock
+
+    def request(self, data: Any) -> Any:
+        """Sends a request and returns the reply: bytes, or a tensor if the reply is one.
+
+        Raises Again when no reply came in time (`timeout_seconds`, or the receive time-out that was
+        set), Broken when the peer died.
+        """
+        self._only(ZmqSocketType.REQ)
+        payload = encode_data(data)
+        return self._ask(lambda: self._channel.send([payload]), Form.DATA)
+
+    def reply(self, data: Any) -> int:
+        """Answers the request that was received last."""
+        self._only(ZmqSocketType.REP)
+        payload = encode_data(data)
+        return self._answer(lambda: self._channel.send([payload]))
+
+    def reply_tensor(self, tensor: Any) -> int:
+        """Answers with a tensor."""
+        self._only(ZmqSocketType.REP)
+        return self._answer(lambda: self._channel.send_tensor(tensor))
+
+    def publish(self, topic: Topic, data: Any) -> int:
+        """Sends to every peer that subscribed a prefix of the topic; never waits for slow ones."""
+        self._only(ZmqSocketType.PUB)
+        payload = encode_data(data)
+        return self._code(lambda: self._channel.send([payload], topic or ""))
+
+    def push(self, data: Any) -> int:
+        """Gives one task to one of the peers, in turn."""
+        self._only(ZmqSocketType.PUSH)
+        payload = encode_data(data)
+        return self._code(lambda: self._channel.send([payload]))
+
+    def send(self, data: Any, topic: Topic = None) -> Any:
+        """Sends bytes, text (as UTF-8) or any buffer."""
+        payload = encode_data(data)
+        return self._send(lambda: self._channel.send([payload], topic), Form.DATA)
+
+    def send_tensor(self, tensor: Any, topic: Topic = None) -> Any:
+        """Sends a tensor: numpy, torch, anything with DLPack or the buffer protocol."""
+        return self._send(lambda: self._channel.send_tensor(tensor, topic), Form.TENSOR)
+
+    def send_multipart(self, frames: Sequence[Any], topic: Topic = None) -> Any:
+        """Sends several parts as one message."""
+        parts = [encode_data(frame) for frame in frames]
+        return self._send(lambda: self._channel.send_parts(parts, topic), Form.MULTIPART)
+
+    def send_json(self, obj: Any, topic: Topic = None) -> Any:
+        """Sends what JSON can say."""
+        payload = encode_json(obj)
+        return self._send(lambda: self._channel.send([payload], topic), Form.JSON)
+
+    def send_string(self, text: str, topic: Topic = None) -> Any:
+        """Sends a text as UTF-8."""
+        payload = encode_string(text)
+        return self._send(lambda: self._channel.send([payload], topic), Form.STRING)
+
+    def send_pyobj(self, obj: Any, topic: Topic = None) -> Any:
+        """Sends a pickled object. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
+        payload = encode_pyobj(obj)
+        return self._send(lambda: self._channel.send([payload], topic), Form.PYOBJ)
+
+    def _send(self, send: Callable[[], None], form: Form) -> Any:
+        if self.kind is ZmqSocketType.REP:
+            return self._answer(send)
+        if self.kind is not ZmqSocketType.REQ:
+            return self._code(send)
+        if self._polling:
+            return self._code(send)
+        if self._dispatcher.running:
+            return self._ask_for_callback(send)
+        return self._ask(send, form)
+
+    def _code(self, send: Callable[[], None]) -> int:
+        """0, or the negative error number of what the world did; mistakes of the caller raise."""
+        try:
+            send()
+        except (Again, Broken, PeerError) as error:
+            logger.warning("%s socket %d: not sent: %s", self.kind.name, self.id, error)
+            return -(error.errno or 1)
+        return 0
+
+    def _answer(self, send: Callable[[], None]) -> int:
+        code = self._code(send)
+        if code == 0:
+            self._turn.set()
+        return code
+
+    def _ask(self, send: Callable[[], None], form: Form) -> Any:
+        with self._exchange:
+            send()
+            reply = self._channel.receive(self._reply_timeout)
+        if reply.is_tensor:
+            return reply.tensor
+        if form is Form.TENSOR:
+            return reply.data
+        got = read(reply, form)
+        return got.get("data", got.get("obj", got.get("string", got.get("frames"))))
+
+    def _ask_for_callback(self, send: Callable[[], None]) -> int:
+        """The reply goes to a callback; requests in quick succession wait for each other's."""
+        self._answered.wait(self._reply_timeout if self._reply_timeout >= 0 else None)
+        self._answered.clear()
+        code = self._code(send)
+        if code:
+            self._answered.set()
+        else:
+            self._since = time.monotonic()
+            self._turn.set()
+        return code
+
+    # -- the same for asyncio ------------------------------------------------------------------
+
+    def request_async(self, data: Any, loop: Loop = None) -> Future[Any]:
+        """`request` in another thread: a future of `loop` (default: the running one)."""
+        return self._submit(loop, self.request, data)
+
+    def publish_async(self, topic: Topic, data: Any, loop: Loop = None) -> Future[Any]:
+        return self._submit(loop, self.publish, topic, data)
+
+    def push_async(self, data: Any, loop: Loop = None) -> Future[Any]:
+        return self._submit(loop, self.push, data)
+
+    def send_async(self, data: Any, loop: Loop = None) -> Future[Any]:
+        return self._submit(loop, self.send, data)
+
+    def send_tensor_async(
+        self, tensor: Any, loop: Loop = None, topic: Topic = None
+    ) -> Future[Any]:
+        return self._submit(loop, self.send_tensor, tensor, topic)
