@@ -24,6 +24,16 @@ from transfer.spark.schema import Column
 from transfer.torch import RunSummary, StreamDataset
 from transports.errors import ProtocolError
 
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in the demo; its reason is told there."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 COLUMNS = [Column("id", 0, "int64", 0), Column("image", 1, "float32", 1), Column("label", 2, "int64", 0)]
 
 

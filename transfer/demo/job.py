@@ -84,6 +84,9 @@ class Watcher(Protocol):
 
 def run_demo(options: DemoOptions, watcher: Watcher) -> DemoResult:
     """The whole demo. Raises ProtocolError when a row is lost or doubled, Broken when Spark fails."""
+    # Matrices this small gain nothing from more threads, and torch's spin while Spark needs the
+    # cores: on two busy ones an epoch took thirty times as long.
+    torch.set_num_threads(1)
     data = digits.load()
     test = torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels)
     trainer = Trainer(options.epochs)
