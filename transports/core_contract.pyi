@@ -78,7 +78,8 @@ OutFrame = tuple[int, int, bytes | None, bytes | None, Any]
 # A sink chooses where a frame's payload is read to: sink(meta, topic, nbytes) -> a writable
 # buffer of exactly nbytes, or None for a lease of the pool. Called for frames of 4 KiB or more
 # before the payload is read, and for smaller ones before it is copied. If it raises, the frame
-# stays unread and the exception leaves `_recv_message`.
+# stays unread and the exception leaves `_recv_message`. Not called for control frames and LZ4 frames.
+# The core keeps no reference to a sink's memory after `_recv_message` has returned or raised.
 Sink = Callable[[bytes | None, bytes | None, int], Any]
 
 class Flusher:

@@ -21,6 +21,8 @@ cdef class Incoming(Outgoing):
     cdef size_t expect_head
     cdef size_t expect_size
     cdef bint expect_lease
+    cdef bint first_small           # the last message began with a small frame
+    cdef size_t ahead               # bytes to read ahead when nothing is expected
     cdef object spare
     cdef char* spare_data
 

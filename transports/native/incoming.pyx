@@ -29,6 +29,7 @@ from transports.native.system cimport MADV_HUGEPAGE, MSG_DONTWAIT, iovec, madvis
 
 cdef enum:
     READ_AHEAD = 256 * 1024
+    CAUTIOUS = 4 * 1024            # the first read-ahead after a large frame; it doubles
     TURN = 64 * 1024               # read-ahead of one stream among several
     PROBE = 128 * 1024             # of an expected payload, before its header was seen
     HUGE = 4 * 1024 * 1024
@@ -43,6 +44,9 @@ cdef uint32_t LONGEST_EXTENSION = EXTENDED_MAX
 
 cdef class Incoming(Outgoing):
     """Decodes frames of one connection; checks every length before anything is allocated."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.ahead = READ_AHEAD
 
     cdef int count(self, list message) except -1:
         """One more message was handed over; the peer will be told."""
@@ -86,6 +90,8 @@ cdef class Incoming(Outgoing):
                         reader.start += head + header.data_length
                         if reader.start == reader.end:
                             reader.start = reader.end = 0
+                        if self.parts is None:
+                            self.first_small = True
                         self.expect_size = 0
                         return self.check(frame, header.checksum)
                     if header.data_length >= LARGE and head <= available:
@@ -223,9 +229,13 @@ cdef class Incoming(Outgoing):
             self.large_data = <char*>held.view.buf
         else:
             target = self.place(size, lease, &self.large_data)
-            self.expect_head = head
-            self.expect_size = size
             self.expect_lease = lease
+        self.expect_head = head
+        self.expect_size = size
+        # What is read ahead of a large payload is copied, and where one was more may follow.
+        self.ahead = CAUTIOUS
+        if self.parts is None:
+            self.first_small = False
         frame.data = target
         memcpy(self.large_data, at + head, here)
         self.large = frame
@@ -296,16 +306,17 @@ cdef class Incoming(Outgoing):
         reader.reads -= 1
         if reader.start == reader.end:
             reader.start = reader.end = 0
-            if self.expect_size and sink is None and self.parts is None:
+            if self.expect_size and sink is None and not (self.first_small and self.parts is None):
                 return self.refill_expected(reader, as_bytes)
         elif reader.start:
             memmove(reader.data, reader.data + reader.start, reader.end - reader.start)
             reader.end -= reader.start
             reader.start = 0
-        room = reader.capacity - reader.end
-        if sink is not None and self.expect_size:
+        room = min(reader.capacity - reader.end, self.ahead)
+        if (sink is not None and self.expect_size and reader.end == 0
+                and not (self.first_small and self.parts is None)):
             # The header alone, so that the payload goes straight to where the sink wants it.
-            room = min(room, self.expect_head)
+            room = self.expect_head
         elif limited:
             room = min(room, <size_t>TURN)
         self.link.reading = 1
@@ -316,6 +327,8 @@ cdef class Incoming(Outgoing):
         if count > 0:
             reader.end += count
             reader.drained = <size_t>count < room
+            if not reader.drained and self.ahead < READ_AHEAD:
+                self.ahead *= 2
         return self.took(reader, count, error)
 
     cdef int refill_expected(self, reader_t* reader, bint as_bytes) except -1:
