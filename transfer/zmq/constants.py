@@ -331,34 +331,42 @@ def _event_name(name: str) -> str:
     return name if name.startswith("PROTOCOL_ERROR_") else f"EVENT_{name}"
 
 
-#: each enum with the prefix that its members have in the module
-_PREFIXES: tuple[tuple[type[Enum], str], ...] = (
-    (ContextOption, ""),
-    (DeviceType, ""),
-    (Errno, ""),
-    (Flag, ""),
-    (MessageOption, ""),
-    (NormMode, "NORM_"),
-    (PollEvent, ""),
-    (ReconnectStop, "RECONNECT_STOP_"),
-    (RouterNotify, "NOTIFY_"),
-    (SecurityMechanism, ""),
-    (SocketOption, ""),
-    (SocketType, ""),
+_PREFIXES = {NormMode: "NORM_", ReconnectStop: "RECONNECT_STOP_", RouterNotify: "NOTIFY_"}
+
+ENUMS: tuple[type[Enum], ...] = (
+    ContextOption,
+    DeviceType,
+    Errno,
+    Event,
+    Flag,
+    MessageOption,
+    NormMode,
+    PollEvent,
+    ReconnectStop,
+    RouterNotify,
+    SecurityMechanism,
+    SocketOption,
+    SocketType,
 )
 
-_MEMBERS: dict[str, Enum] = {
-    prefix + name: member for kind, prefix in _PREFIXES for name, member in kind.__members__.items()
-} | {_event_name(name): member for name, member in Event.__members__.items()}
+
+def names_of(kind: type[Enum]) -> dict[str, Enum]:
+    """The members of an enum by the names that they have in the module."""
+    if kind is Event:
+        return {_event_name(name): member for name, member in kind.__members__.items()}
+    prefix = _PREFIXES.get(kind, "")
+    return {prefix + name: member for name, member in kind.__members__.items()}
+
+
+_MEMBERS = {name: member for kind in ENUMS for name, member in names_of(kind).items()}
 
 globals().update(_MEMBERS)
 
 __all__ = [  # noqa: PLE0604 - the names are computed on purpose
     "Enum",
-    "Event",
     "IntEnum",
     "IntFlag",
-    *[kind.__name__ for kind, _ in _PREFIXES],
+    *[kind.__name__ for kind in ENUMS],
     *_MEMBERS,
 ]
 

@@ -72,7 +72,7 @@ RULES: dict[SocketOption, Rule] = {
     **_forwarded(
         "SNDHWM RCVHWM SNDTIMEO RCVTIMEO LINGER RECONNECT_IVL RECONNECT_IVL_MAX BACKLOG SNDBUF RCVBUF"
         " MAXMSGSIZE TCP_KEEPALIVE TCP_KEEPALIVE_CNT TCP_KEEPALIVE_IDLE TCP_KEEPALIVE_INTVL IMMEDIATE"
-        " CONFLATE HANDSHAKE_IVL HEARTBEAT_IVL HEARTBEAT_TIMEOUT"
+        " CONFLATE HANDSHAKE_IVL HEARTBEAT_IVL HEARTBEAT_TIMEOUT CONNECT_TIMEOUT"
     ),
     **_forwarded("HWM ROUTER_MANDATORY REQ_CORRELATE REQ_RELAXED", readable=False),
     **_forwarded("ROUTING_ID", bytes),
@@ -85,13 +85,11 @@ RULES: dict[SocketOption, Rule] = {
         AFFINITY=0,
         TOS=0,
         TCP_MAXRT=0,
-        CONNECT_TIMEOUT=0,
         BUSY_POLL=None,
         IN_BATCH_SIZE=None,
         OUT_BATCH_SIZE=None,
         LOOPBACK_FASTPATH=0,
         PRIORITY=None,
-        XPUB_NODROP=None,
     ),
     **_fixed(
         Effect.IGNORED, _MULTICAST, RATE=100, RECOVERY_IVL=10000, MULTICAST_HOPS=1, MULTICAST_LOOP=1
@@ -108,7 +106,16 @@ RULES: dict[SocketOption, Rule] = {
         "heartbeats are one-way, and each side judges by its own HEARTBEAT_TIMEOUT",
         HEARTBEAT_TTL=0,
     ),
-    **_fixed(Effect.REFUSED, "every socket is safe to use from any thread; libzmq's meaning differs", THREAD_SAFE=0),
+    **_fixed(
+        Effect.IGNORED,
+        "it is always so: the newest peer with an identity takes it over",
+        ROUTER_HANDOVER=None,
+    ),
+    **_fixed(
+        Effect.REFUSED,
+        "every socket is safe to use from any thread; libzmq means something else by it",
+        THREAD_SAFE=0,
+    ),
     **_fixed(
         Effect.REFUSED,
         _SECURITY,
@@ -149,7 +156,6 @@ RULES: dict[SocketOption, Rule] = {
         Effect.REFUSED,
         _ROUTER,
         ROUTER_RAW=None,
-        ROUTER_HANDOVER=None,
         ROUTER_NOTIFY=None,
         PROBE_ROUTER=None,
         CONNECT_ROUTING_ID=None,
@@ -158,6 +164,7 @@ RULES: dict[SocketOption, Rule] = {
     **_fixed(
         Effect.REFUSED,
         _XPUB,
+        XPUB_NODROP=None,
         XPUB_VERBOSE=None,
         XPUB_VERBOSER=None,
         XPUB_MANUAL=None,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import errno
 import random
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import transfer.socket
-from transfer.constants import DONTWAIT, SNDMORE
+from transfer.constants import SNDMORE
 from transfer.poller import wait
-from transfer.zmq.constants import Errno, Event, PollEvent, SocketOption, SocketType
+from transfer.zmq.constants import Errno, Event, PollEvent, SocketType
 from transfer.zmq.error import ZMQBindError, ZMQError
 from transfer.zmq.frame import Frame
 from transfer.zmq.heirs import bequeath, owes
@@ -103,6 +104,12 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
 
     @property
     def type(self) -> SocketType:
+        return self._kind
+
+    @property
+    def socket_type(self) -> SocketType:
+        """Deprecated, as in pyzmq: the same as `type`."""
+        warnings.warn("socket_type is deprecated: use type", DeprecationWarning, stacklevel=2)
         return self._kind
 
     @property

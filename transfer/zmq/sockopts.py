@@ -81,7 +81,7 @@ class OptionAccess:
         self.set(SocketOption.SNDHWM, value)
         self.set(SocketOption.RCVHWM, value)
 
-    hwm = property(get_hwm, set_hwm, None, "Both high-water marks in messages; reading gives the sending one.")
+    hwm = property(get_hwm, set_hwm, None, "Both high-water marks; reading gives the one for sending.")
 
     def _check_open(self) -> None:
         """Raises Closed."""

@@ -85,8 +85,7 @@ class Watch:
         """The same future, with `load` applied to its result. No message can be lost in between."""
         for waiter in self.receivers:
             if waiter.future is future:
-                attempt = waiter.attempt
-                waiter.attempt = lambda: load(attempt())
+                waiter.attempt = _composed(waiter.attempt, load)
                 return future
         # It was done at once.
         made = self._enter().create_future()
@@ -150,6 +149,10 @@ class Watch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _composed(attempt: Attempt, load: Callable[[Any], Any]) -> Attempt:
+    return lambda: load(attempt())
 
 
 def _serve(queue: deque[Waiter]) -> None:

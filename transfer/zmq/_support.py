@@ -1,0 +1,146 @@
+"""Every public name of pyzmq 27.3, and what became of it here: the table behind docs/zmq-compat.md.
+
+Socket options are told by `options.RULES`, constants by `constants`; here stands all else. Tests
+compare the names with an installed pyzmq and the verdicts with this package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Verdict(Enum):
+    """What a program may expect of a name."""
+
+    WORKS = "works"
+    DIFFERS = "works, with a difference"
+    REFUSED = "refuses, with the reason"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Names with the same verdict for the same reason. `where`: the module or class they belong to."""
+
+    where: str
+    verdict: Verdict
+    reason: str
+    names: tuple[str, ...]
+
+
+def _group(where: str, verdict: Verdict, reason: str, names: str) -> Group:
+    return Group(where, verdict, reason, tuple(names.split()))
+
+
+_NO_LIBZMQ = "there is no libzmq behind this, so there is no address to hand out"
+_NO_SECURITY = "libzmq's security mechanisms are not implemented; use a network that you trust"
+_DRAFT = "for libzmq's draft socket types, which do not exist here"
+_PICKLE = "needs MOONCAKE_ALLOW_PICKLE=1 in the environment, else PickleRefused"
+_THREAD = "`proxy` in a thread or process of the program does the same"
+
+GROUPS: tuple[Group, ...] = (
+    _group(
+        "zmq",
+        Verdict.WORKS,
+        "as in pyzmq",
+        """SyncSocket SyncContext Frame Message MessageTracker Poller select proxy proxy_steerable device
+        zmq_poll strerror Stopwatch ZMQError ZMQBaseError ZMQBindError Again ContextTerminated NotDone
+        COPY_THRESHOLD IPC_PATH_MAX_LEN _FINISHED_TRACKER""",
+    ),
+    _group(
+        "zmq",
+        Verdict.DIFFERS,
+        "nine socket types; `term` closes sockets that are still open, where libzmq waits for ever",
+        "Context Socket",
+    ),
+    _group(
+        "zmq",
+        Verdict.DIFFERS,
+        "the version of the pyzmq and libzmq that were the model",
+        """__version__ __revision__ pyzmq_version pyzmq_version_info zmq_version zmq_version_info""",
+    ),
+    _group(
+        "zmq",
+        Verdict.DIFFERS,
+        "exists to be caught or filtered; nothing here raises it",
+        "InterruptedSystemCall ZMQVersionError DraftFDWarning",
+    ),
+    _group("zmq", Verdict.DIFFERS, "False: there are no draft sockets", "DRAFT_API PYZMQ_DRAFT_API"),
+    _group("zmq", Verdict.DIFFERS, 'True for "ipc" only', "has"),
+    _group("zmq", Verdict.DIFFERS, "always 0: errors are exceptions, and carry their number", "zmq_errno"),
+    _group("zmq", Verdict.REFUSED, _NO_SECURITY, "curve_keypair curve_public"),
+    _group("zmq", Verdict.REFUSED, _NO_LIBZMQ, "get_includes get_library_dirs"),
+    _group("zmq", Verdict.WORKS, "modules", "asyncio constants error utils decorators"),
+    _group("zmq", Verdict.ABSENT, _NO_SECURITY, "auth curve_keygen"),
+    _group("zmq", Verdict.ABSENT, _THREAD, "devices"),
+    _group("zmq", Verdict.ABSENT, "needs Tornado; use `asyncio`", "eventloop"),
+    _group("zmq", Verdict.ABSENT, "needs gevent; use `asyncio`", "green"),
+    _group("zmq", Verdict.ABSENT, "a few lines over a PUB do the same", "log"),
+    _group("zmq", Verdict.ABSENT, "tunnels are better made outside of the program", "ssh"),
+    _group("zmq", Verdict.ABSENT, "pyzmq's own structure", "backend sugar tests"),
+    _group(
+        "Context",
+        Verdict.WORKS,
+        "as in pyzmq",
+        "closed destroy get getsockopt instance set setsockopt socket term",
+    ),
+    _group("Context", Verdict.DIFFERS, "contexts of this package only", "shadow"),
+    _group("Context", Verdict.DIFFERS, _NO_LIBZMQ + ": a number that means nothing", "underlying"),
+    _group("Context", Verdict.ABSENT, _NO_LIBZMQ, "shadow_pyczmq"),
+    _group(
+        "Socket",
+        Verdict.WORKS,
+        "as in pyzmq",
+        """bind bind_to_random_port close closed connect context copy_threshold disable_monitor disconnect
+        fileno get get_hwm get_monitor_socket get_string getsockopt getsockopt_string getsockopt_unicode
+        hwm poll recv recv_into recv_json recv_multipart recv_serialized recv_string recv_unicode
+        send_json send_multipart send_serialized send_string send_unicode set set_hwm set_string
+        setsockopt setsockopt_string setsockopt_unicode subscribe unbind unsubscribe""",
+    ),
+    _group("Socket", Verdict.DIFFERS, "without `routing_id=` and `group=`, which are " + _DRAFT, "send"),
+    _group("Socket", Verdict.DIFFERS, _PICKLE, "send_pyobj recv_pyobj"),
+    _group("Socket", Verdict.DIFFERS, "the value of an event is always 0", "monitor"),
+    _group("Socket", Verdict.WORKS, "deprecated, as in pyzmq", "socket_type"),
+    _group("Socket", Verdict.DIFFERS, "sockets of this package only", "shadow"),
+    _group("Socket", Verdict.DIFFERS, _NO_LIBZMQ + ": a number that means nothing", "underlying"),
+    _group("Socket", Verdict.REFUSED, _DRAFT, "join leave"),
+    _group("Frame", Verdict.WORKS, "as in pyzmq", "buffer bytes more tracker"),
+    _group("Frame", Verdict.DIFFERS, "MORE and SHARED only; properties of a peer are not kept", "get"),
+    _group("Frame", Verdict.DIFFERS, "always None", "tracker_event"),
+    _group("Frame", Verdict.REFUSED, _DRAFT, "set group routing_id"),
+    _group("Poller", Verdict.WORKS, "as in pyzmq", "modify poll register unregister"),
+    _group("MessageTracker", Verdict.WORKS, "as in pyzmq", "done wait"),
+    _group("asyncio", Verdict.WORKS, "as in pyzmq", "Context Poller Socket"),
+    _group("asyncio", Verdict.WORKS, "deprecated, as in pyzmq", "ZMQEventLoop install"),
+    _group("decorators", Verdict.WORKS, "as in pyzmq", "context socket"),
+    _group("utils.jsonapi", Verdict.WORKS, "as in pyzmq", "dumps loads"),
+    _group("utils.monitor", Verdict.WORKS, "as in pyzmq", "parse_monitor_message recv_monitor_message"),
+    _group(
+        "utils.strtypes",
+        Verdict.WORKS,
+        "deprecated, as in pyzmq",
+        "asbytes b basestring bytes cast_bytes cast_unicode u unicode",
+    ),
+    _group("utils.z85", Verdict.WORKS, "as in pyzmq", "Z85CHARS Z85MAP decode encode"),
+    _group("utils", Verdict.ABSENT, "for the inside of pyzmq", "garbage interop"),
+    _group("utils", Verdict.ABSENT, "for Windows", "win32"),
+)
+
+#: socket types by what can be done with them
+SOCKET_TYPES = (
+    _group(
+        "SocketType",
+        Verdict.WORKS,
+        "either side binds or connects, several times",
+        "REQ REP PUB SUB PUSH PULL PAIR ROUTER DEALER XREQ XREP",
+    ),
+    _group("SocketType", Verdict.REFUSED, "subscriptions as messages are not implemented", "XPUB XSUB"),
+    _group("SocketType", Verdict.REFUSED, "raw TCP is not implemented; use `socket`", "STREAM"),
+    _group(
+        "SocketType",
+        Verdict.REFUSED,
+        "draft in libzmq",
+        "SERVER CLIENT RADIO DISH GATHER SCATTER DGRAM PEER CHANNEL",
+    ),
+)

@@ -1,0 +1,104 @@
+"""Writes docs/zmq-compat.md: `python -m transfer.zmq.support > docs/zmq-compat.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+
+from transfer.zmq import constants, version
+from transfer.zmq._support import GROUPS, SOCKET_TYPES, Group
+from transfer.zmq.constants import SocketOption, SocketType
+from transfer.zmq.options import RULES, Effect
+
+_HEAD = f"""\
+# pyzmq programs on transfer
+
+<!-- Written by `python -m transfer.zmq.support`; a test says when it is out of date. -->
+
+`import transfer.zmq as zmq` instead of `import zmq`, and `import transfer.zmq.asyncio` instead of
+`import zmq.asyncio`: a program with sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER and
+DEALER runs as it is. Names, numbers, defaults (linger -1, high-water mark 1000, lazy connect) and errors
+are those of pyzmq {version.pyzmq_version()} over libzmq {version.zmq_version()}. The tests in
+`tests/zmq_compat/` run the same programs on both.
+
+Good to know:
+
+* Both ends must be of this project: the wire is another one than ZMTP. Endpoints are `tcp://`, `ipc://`
+  and `inproc://`; `pgm`, `udp`, `ws`, `vmci`, `tipc` and `norm` are not there.
+* `except zmq.ZMQError` catches every error raised on purpose. The texts say more than libzmq's and end
+  with a hint: `Again` names the endpoint that nobody serves. `errno` is what pyzmq gives.
+* What is not there raises `NotSupported` (a `ZMQError` with ENOTSUP) that says why, when it is used;
+  an option that is not there may still be set to its default.
+* Sockets may be used from any thread.
+* `close` returns at once and what was sent is delivered in the background, as in libzmq;
+  `Context.term` and `destroy` wait for that. `destroy(linger=...)` bounds the wait for sockets closed
+  before, too. `term` closes sockets that are still open instead of waiting for their owners.
+* `send_pyobj` and `recv_pyobj` refuse unless MOONCAKE_ALLOW_PICKLE=1.
+* A ROUTER lets a peer that comes back with the same identity take over (libzmq: with ROUTER_HANDOVER).
+* `transfer` itself is quicker: its `send` and `recv` have no Python in the way, and `transfer.asyncio`
+  makes no future where nothing must be waited for.
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    return "\n".join([_HEAD, *_names(), *_types(), *_options(), *_constants()])
+
+
+def _names() -> Iterator[str]:
+    yield "## Names\n"
+    yield from _table(GROUPS)
+
+
+def _types() -> Iterator[str]:
+    yield "## Socket types\n"
+    yield from _table(SOCKET_TYPES)
+
+
+def _options() -> Iterator[str]:
+    yield "## Socket options\n"
+    for effect, heading in (
+        (Effect.FORWARDED, "These work, as numbers and as attributes in small and large letters."),
+        (Effect.IGNORED, "These are taken, remembered, and have no effect."),
+        (Effect.REFUSED, "These refuse any value but their default."),
+    ):
+        by_reason: dict[str, list[str]] = {}
+        for option, rule in RULES.items():
+            if rule.effect is effect:
+                by_reason.setdefault(rule.reason, []).extend(_spellings(option))
+        yield f"{heading}\n"
+        if effect is Effect.FORWARDED:
+            yield f"{_quoted(by_reason[''])}\n"
+            continue
+        yield "| options | reason |\n|---|---|"
+        yield from (f"| {_quoted(names)} | {reason} |" for reason, names in by_reason.items())
+        yield ""
+
+
+def _spellings(option: SocketOption) -> list[str]:
+    return [name for name, member in SocketOption.__members__.items() if member is option]
+
+
+def _constants() -> Iterator[str]:
+    yield "## Constants\n"
+    yield "All are there with pyzmq's numbers, whether what they stand for works or not.\n"
+    for kind in constants.ENUMS:
+        if kind in (SocketType, SocketOption):
+            continue
+        yield f"* `{kind.__name__}`: {_quoted(constants.names_of(kind))}"
+    yield ""
+
+
+def _table(groups: Iterable[Group]) -> Iterator[str]:
+    yield "| of | names | | reason |\n|---|---|---|---|"
+    for group in groups:
+        yield f"| `{group.where}` | {_quoted(group.names)} | {group.verdict.value} | {group.reason} |"
+    yield ""
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())
