@@ -76,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path("transfer-demo.png"),
-        help="file for the plot (default transfer-demo.png)",
+        default=Path("demo-output/demo.png"),
+        help="file for the plot (default demo-output/demo.png)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON, progress on stderr")
     return parser

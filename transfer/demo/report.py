@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from transfer.demo.job import DemoResult, Epoch
 
 
+_CAPTION = (
+    "again: rows that a retry sent twice, dropped. MB/s: first row to commit, Spark and training included"
+)
+
+
 class Progress:
     """A bar for each epoch. Use as a context manager."""
 
@@ -88,7 +93,7 @@ def as_dict(result: DemoResult) -> dict[str, Any]:
 def print_tables(result: DemoResult) -> None:
     """The table of epochs with their sum, and whom the rows came from. Fits 80 columns."""
     console = Console()
-    table = Table(title="Spark -> PUSH/PULL -> PyTorch", caption="again: sent twice by a retry, and dropped")
+    table = Table(title="Spark -> PUSH/PULL -> PyTorch", caption=_CAPTION)
     for name in ("epoch", "sent", "received", "again", "batches", "MB", "MB/s", "loss", "accuracy"):
         table.add_column(name, justify="right", no_wrap=True)
     for epoch in result.epochs:
