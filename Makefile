@@ -14,12 +14,12 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 ARGS ?=
 
-# The pinned torch is the CPU build. PyPI's torch for Linux x86-64 brings gigabytes of CUDA libraries,
-# so the build named "+cpu" is asked for: first where pip looks anyway (a local wheel folder), then on
-# PyTorch's own index. TORCH_WHEEL= takes PyPI's build instead.
+# The pinned torch is the CPU build, named "+cpu": the default one for Linux x86-64 brings gigabytes of
+# CUDA libraries. It is asked for wherever pip looks; where it is not, add PyTorch's CPU index to pip's
+# (PIP_EXTRA_INDEX_URL, or `make TORCH_INDEX=... setup`), or take the default build: `make TORCH_WHEEL= setup`.
 TORCH_VERSION ?= 2.13.0
 TORCH_WHEEL ?= +cpu
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
 
 SETUP_DONE := $(VENV)/.setup-done
 CORE_DONE := transports/native/.built
@@ -46,8 +46,9 @@ $(SETUP_DONE): pyproject.toml setup.py Makefile | $(PY)
 	@$(PY) -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "$(TORCH_VERSION)")' \
 	  2>/dev/null \
 	  || $(PIP) install "torch==$(TORCH_VERSION)$(TORCH_WHEEL)" 2>/dev/null \
-	  || $(PIP) install --extra-index-url "$(TORCH_INDEX)" "torch==$(TORCH_VERSION)$(TORCH_WHEEL)" \
-	  || { echo "torch $(TORCH_VERSION) could not be installed; another build: make TORCH_WHEEL= setup" >&2; exit 1; }
+	  || $(PIP) install $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") "torch==$(TORCH_VERSION)$(TORCH_WHEEL)" \
+	  || $(PIP) install "torch==$(TORCH_VERSION)" \
+	  || { echo "torch $(TORCH_VERSION) could not be installed; see the head of the Makefile" >&2; exit 1; }
 	@TRANSFER_NO_NATIVE=1 $(PIP) install --no-build-isolation --editable ".[dev,bench]"
 	@touch $@
 

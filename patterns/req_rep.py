@@ -58,7 +58,8 @@ class Requester(Pattern):
     @property
     def peer(self) -> Peer | None:
         """Who has the open request."""
-        return self.turn.stream
+        peer: Peer | None = self.turn.stream
+        return peer
 
     @peer.setter
     def peer(self, peer: Peer | None) -> None:
@@ -166,7 +167,8 @@ class Replier(Pattern):
     @property
     def peer(self) -> Peer | None:
         """Who gets the reply."""
-        return self.turn.stream
+        peer: Peer | None = self.turn.stream
+        return peer
 
     def may_send(self) -> bool:
         return self.turn.open

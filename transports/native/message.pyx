@@ -219,7 +219,7 @@ cdef list unsent_messages(list pieces):
             index = 1
             lost = len(pieces) > 1 and pieces[1][4]
     while index < len(pieces):
-        piece, done, size, is_chunk, inside = pieces[index]
+        piece, done, size, is_chunk = pieces[index][:4]
         if not is_chunk or offset >= size:
             index += 1
             offset = 0

@@ -11,9 +11,9 @@ from libc.stdlib cimport calloc, free
 from transports.errors import Broken, ForkedError, InternalError
 
 from transports.native cimport link as native_link
-from transports.native.flusher cimport Flusher, let_go, release_segments
+from transports.native.flusher cimport Flusher, release_segments
 from transports.native.link cimport (
-    BROKEN, HEADER, NO_MEMORY, OK, flusher_t, link_bury, link_new, link_t, link_write, segment_t,
+    BROKEN, NO_MEMORY, OK, link_new, link_write, segment_t,
 )
 from transports.native.message cimport (
     add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_messages,
@@ -310,7 +310,6 @@ cdef class Outgoing:
         """Removes and returns the messages of which no byte was given to the kernel."""
         cdef segment_t* segment
         cdef list pieces = []
-        cdef list taken = []
         self.take_mutex()
         segment = self.link.head
         self.link.head = self.link.tail = NULL

@@ -189,11 +189,10 @@ cdef class Receiving(Sending):
             return (stream, frames)
 
     cdef tuple next_foreign(self, sink):
-        cdef Py_ssize_t tried
         cdef object stream
         cdef object frames
         cdef tuple message
-        for tried in range(len(self.foreign_ins)):
+        for _ in range(len(self.foreign_ins)):
             if not self.foreign_ins:
                 break
             stream = self.foreign_ins.pop(0)
@@ -305,7 +304,6 @@ cdef class Receiving(Sending):
         else:
             read_fd(self.receive_event, &one, 8)
         return 0
-
 
     # --- own subscriptions ----------------------------------------------------------------------
 

@@ -31,10 +31,9 @@ cdef class Sending:
     cdef Stream push_one(self, bytes data, uint64_t sequence):
         """Round robin over the streams with room: who took it, or None."""
         cdef Py_ssize_t count = len(self.outs)
-        cdef Py_ssize_t tried
         cdef Stream stream
         cdef int answer
-        for tried in range(count):
+        for _ in range(count):
             if self.next_out >= count:
                 self.next_out = 0
             stream = <Stream>self.outs[self.next_out]
@@ -172,12 +171,12 @@ cdef class Sending:
         """Round robin over native and foreign streams alike."""
         cdef Py_ssize_t native = len(self.outs)
         cdef Py_ssize_t count = native + len(self.foreign_outs)
-        cdef Py_ssize_t tried
         cdef object stream
-        for tried in range(count):
+        for _ in range(count):
             if self.next_out >= count:
                 self.next_out = 0
-            stream = self.outs[self.next_out] if self.next_out < native else self.foreign_outs[self.next_out - native]
+            stream = (self.outs[self.next_out] if self.next_out < native
+                      else self.foreign_outs[self.next_out - native])
             self.next_out += 1
             try:
                 if self.offer_to(stream, frames, hold, released) is not None:

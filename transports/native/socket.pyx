@@ -287,7 +287,6 @@ cdef class SocketBase(Receiving):
         if not self.waiting:
             self.close_descriptors()
 
-
     # --- streams --------------------------------------------------------------------------------
 
     def _attach(self, stream, bint sends, bint receives):
