@@ -4,6 +4,7 @@ import queue
 import socket
 
 import pytest
+
 from transfer import ZmqInterface
 
 PATIENCE = 5.0

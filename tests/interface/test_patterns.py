@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from transfer import ZmqConfig, ZmqInterface, ZmqSocketOption, ZmqSocketType
 from transports.errors import Again, PickleRefused, StateError
 

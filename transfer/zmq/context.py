@@ -39,7 +39,7 @@ class Context(transfer.context.Context):
     _instance: Any = None
     _instance_pid = 0
     _instance_lock = threading.Lock()
-    _socket_class: Any = Socket  # type: ignore[assignment]  # pyzmq's name for a class, ours is a method
+    _socket_class: Any = Socket  # pyzmq's name for a class, ours is a method
 
     def __init__(self, io_threads: Any = 1, shadow: Any = None) -> None:
         if isinstance(io_threads, Context):

@@ -46,7 +46,9 @@ def socket(*args: Any, context_name: str = "context", **kwargs: Any) -> Callable
     return _decorator(name, make)
 
 
-def _decorator(name: str | None, make: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Callable[[Any], Any]:
+def _decorator(
+    name: str | None, make: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+) -> Callable[[Any], Any]:
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -31,7 +31,7 @@ class NotDone(ZMQBaseError):
     """`MessageTracker.wait` reached its time-out."""
 
 
-class InterruptedSystemCall(ZMQError, InterruptedError):
+class InterruptedSystemCall(ZMQError, InterruptedError):  # type: ignore[misc]  # both have strerror
     """Never raised here: interrupted calls are repeated. It exists to be caught."""
 
     errno = _errno.EINTR

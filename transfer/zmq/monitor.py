@@ -6,8 +6,7 @@ import struct
 import threading
 from typing import Any
 
-from transfer.monitor import Event as OurEvent
-from transfer.monitor import EventKind
+from transfer.monitor import Event as OurEvent, EventKind
 from transfer.zmq.constants import Event
 from transports.errors import Again, Closed
 
@@ -43,7 +42,8 @@ def translate(event: OurEvent, bound: bool) -> list[Event]:
 class MonitorPump:
     """Carries the events of one socket to an inproc endpoint, in a thread of its own.
 
-    pair: a new PAIR, which the pump binds to `addr` and owns from now on. wanted: the bits of the events to carry. `close` sends MONITOR_STOPPED and ends the thread.
+    pair: a new PAIR, which the pump binds to `addr` and owns from now on. wanted: the bits of the
+    events to carry. `close` sends MONITOR_STOPPED and ends the thread.
     """
 
     def __init__(self, sock: Any, pair: Any, addr: str, wanted: int) -> None:

@@ -42,9 +42,12 @@ class Rule:
     reason: str = ""
 
 
-def _forwarded(names: str, kind: type[int] | type[bytes] = int, **how: bool) -> dict[SocketOption, Rule]:
+def _forwarded(
+    names: str, kind: type[int] | type[bytes] = int, *, readable: bool = True, writable: bool = True
+) -> dict[SocketOption, Rule]:
     return {
-        SocketOption[name]: Rule(Effect.FORWARDED, name.lower(), kind, **how) for name in names.split()
+        SocketOption[name]: Rule(Effect.FORWARDED, name.lower(), kind, readable=readable, writable=writable)
+        for name in names.split()
     }
 
 
@@ -91,9 +94,7 @@ RULES: dict[SocketOption, Rule] = {
         LOOPBACK_FASTPATH=0,
         PRIORITY=None,
     ),
-    **_fixed(
-        Effect.IGNORED, _MULTICAST, RATE=100, RECOVERY_IVL=10000, MULTICAST_HOPS=1, MULTICAST_LOOP=1
-    ),
+    **_fixed(Effect.IGNORED, _MULTICAST, RATE=100, RECOVERY_IVL=10000, MULTICAST_HOPS=1, MULTICAST_LOOP=1),
     **_fixed(Effect.IGNORED, _MULTICAST, MULTICAST_MAXTPDU=1500),
     **_fixed(
         Effect.IGNORED,

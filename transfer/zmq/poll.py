@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfer.poller import Poller as OurPoller
-from transfer.poller import wait
+from transfer.poller import Poller as OurPoller, wait
 from transfer.zmq.constants import PollEvent
 
 __all__ = ["Poller", "select", "zmq_poll"]

@@ -44,9 +44,7 @@ class _Flow:
                 capture.send_multipart(parts)
             self.target.send_multipart(parts, copy=False)
             size = sum(map(len, parts))
-            self.counts = [
-                count + more for count, more in zip(self.counts, (1, size, 1, size), strict=True)
-            ]
+            self.counts = [count + more for count, more in zip(self.counts, (1, size, 1, size), strict=True)]
 
 
 def proxy(frontend: Any, backend: Any, capture: Any = None) -> None:

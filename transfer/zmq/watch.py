@@ -163,5 +163,3 @@ def _serve(queue: deque[Waiter]) -> None:
 def _end(future: asyncio.Future[Any], at_end: Callable[[Any], None]) -> None:
     if not future.done():
         at_end(future)
-
-
