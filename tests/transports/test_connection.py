@@ -197,10 +197,11 @@ def test_nothing_grows_while_the_peer_is_away(reactor):
     with reaching(reactor, free_address(), retried=pauses.append) as (side, _):
         until(lambda: len(side.failed) > 20, "some attempts")
         before = len(os.listdir("/proc/self/fd"))
+        threads = threading.active_count()  # other libraries may have some of their own
         until(lambda: len(side.failed) > 500, "many attempts")
         assert len(os.listdir("/proc/self/fd")) <= before + 1
         assert len(reactor._timers) < 200
-        assert threading.active_count() <= 4
+        assert threading.active_count() <= threads
     assert all(isinstance(error, Broken) and error.errno == 111 for error in side.failed)
     assert isinstance(side.failed[0].__cause__, ConnectionRefusedError | OSError)
     assert "is the other side started" in side.failed[0].hint
