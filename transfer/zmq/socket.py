@@ -187,13 +187,12 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """Sends one part. Returns a MessageTracker if `track` is set and `copy` is not."""
-        if type(data) is not bytes:
-            return self._send_object(data, flags, copy, track)
-        try:
-            sent = _send(self, data, flags, copy, track and not copy)
-        except Closed as error:
-            raise self._ended(error) from None
-        return None if sent is None else MessageTracker(sent)
+        if copy and type(data) is bytes:
+            try:
+                return _send(self, data, flags)
+            except Closed as error:
+                raise self._ended(error) from None
+        return self._send_object(data, flags, copy, track)
 
     def _send_object(self, data: Any, flags: int, copy: bool, track: bool) -> Any:
         watching = getattr(data, "tracker", None) if isinstance(data, Frame) else None
@@ -231,10 +230,12 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """Receives one part: bytes, or a Frame if not `copy`. Raises Again, ContextTerminated."""
         try:
-            part = _recv(self, flags, copy)
+            if copy:
+                return _recv(self, flags)
+            part = _recv(self, flags, False)
         except Closed as error:
             raise self._ended(error) from None
-        return part if copy else Frame._of(part)._mark(bool(self._rest))
+        return Frame._of(part)._mark(bool(self._rest))
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """Receives all parts of a message."""

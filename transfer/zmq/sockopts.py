@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from transfer.socket import SocketMethods
 from transfer.zmq.constants import SocketOption, SocketType
 from transfer.zmq.error import ZMQError
 from transfer.zmq.options import Effect, Rule, checked, refuse, rule
@@ -98,17 +99,36 @@ class OptionAccess:
         self.set(option, value)
         return True
 
-    def __getattr__(self, name: str) -> Any:
-        option = SocketOption.__members__.get(name.upper())
-        if option is None:
-            raise AttributeError(f"{type(self).__name__} has no attribute or option {name}")
+
+class OptionAttribute:
+    """An option as an attribute. Descriptors and no `__getattr__`: that one would take the
+    interpreter's short cut to `sock.send` away."""
+
+    def __init__(self, option: SocketOption) -> None:
+        self._option = option
+
+    def __get__(self, sock: Any, owner: type | None = None) -> Any:
+        if sock is None:
+            return self
         try:
-            return self.get(option)
+            return sock.get(self._option)
         except OptionError as error:
             raise AttributeError(str(error)) from None
 
-    def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *SocketOption.__members__})
+    def __set__(self, sock: Any, value: Any) -> None:
+        sock.set(self._option, value)
+
+
+def _add_attributes() -> None:
+    """Every option in large letters, and in small ones where `transfer.Socket` has none."""
+    known = {*dir(SocketMethods), *dir(OptionAccess)}
+    for name, option in SocketOption.__members__.items():
+        for spelling in (name, name.lower()):
+            if spelling not in known:
+                setattr(OptionAccess, spelling, OptionAttribute(option))
+
+
+_add_attributes()
 
 
 def our_type(socket_type: int) -> SocketType:
