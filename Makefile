@@ -46,8 +46,9 @@ $(SETUP_DONE): pyproject.toml setup.py Makefile | $(PY)
 	@$(PY) -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "$(TORCH_VERSION)")' \
 	  2>/dev/null \
 	  || $(PIP) install "torch==$(TORCH_VERSION)$(TORCH_WHEEL)" 2>/dev/null \
-	  || $(PIP) install $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") "torch==$(TORCH_VERSION)$(TORCH_WHEEL)" \
-	  || $(PIP) install "torch==$(TORCH_VERSION)" \
+	  || $(PIP) install $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") "torch==$(TORCH_VERSION)$(TORCH_WHEEL)" 2>/dev/null \
+	  || { echo "pip knows no CPU build of torch $(TORCH_VERSION): taking the default one, which is large (see Makefile)"; \
+	       $(PIP) install "torch==$(TORCH_VERSION)"; } \
 	  || { echo "torch $(TORCH_VERSION) could not be installed; see the head of the Makefile" >&2; exit 1; }
 	@TRANSFER_NO_NATIVE=1 $(PIP) install --no-build-isolation --editable ".[dev,bench]"
 	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 from transfer.socket import SocketMethods
@@ -17,11 +18,13 @@ class OptionAccess:
     #: values of options that are taken and have no effect
     _ignored: dict[SocketOption, int | bytes]
 
+    @abstractmethod
     def _base_set(self, name: str, value: Any) -> None:
-        raise NotImplementedError
+        """Sets our option of this name."""
 
+    @abstractmethod
     def _base_get(self, name: str) -> Any:
-        raise NotImplementedError
+        """The value of our option of this name."""
 
     def set(self, option: int, optval: Any) -> None:
         """Sets an option. Raises TypeError for text, OptionError (EINVAL), NotSupported (ENOTSUP)."""
