@@ -94,7 +94,7 @@ class Peer:
         stream = self.stream
         if not self.confirms:
             return 0
-        return max(0, stream.sent - stream.queued - stream.confirmed)
+        return max(0, int(stream.sent - stream.queued - stream.confirmed))
 
     def confirm(self, consumed: int) -> None:
         """The peer consumed so many messages of this stream in all."""
