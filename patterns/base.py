@@ -101,6 +101,9 @@ class Pattern:
         """The peer is gone. False if it was not attached."""
         return self.peers.pop(peer, None) is not None
 
+    def inherit(self, heir: Peer, peer: Peer) -> None:
+        """`heir` hands out what `peer`, who is lost, had sent. Called before `detach(peer)`."""
+
     # -- messages ------------------------------------------------------------------------------
 
     def may_send(self) -> bool:

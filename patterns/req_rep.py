@@ -138,9 +138,15 @@ class Requester(Pattern):
     def admit(self, peer: Peer, frames: Sequence[InFrame]) -> Admitted | None:
         if frames[0].sequence == self.waiting and peer is self.peer and self.waiting:
             self.waiting = 0
+            self.failure = None  # it came before the end
             return frames
         self.drop("late_reply")
         return None
+
+    def inherit(self, heir: Peer, peer: Peer) -> None:
+        if self.waiting and self.peer is peer:
+            self.peers[heir] = self.peers[peer]
+            self.peer = heir
 
     def fail(self, peer: Peer, error: BaseException) -> bool:
         """The peer is lost. True if the open request was with it."""

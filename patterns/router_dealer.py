@@ -25,7 +25,8 @@ from transports.errors import Unroutable, UsageError
 from transports.wire import SocketType
 
 _NUMBER = struct.Struct("<Q")
-MAX_IDENTITY = 255
+#: more than messages can wait in the core when their peer goes
+MAX_DEPARTED = 64
 
 
 class Dealer(Pattern):
@@ -54,6 +55,8 @@ class Router(Pattern):
         self._by_identity: dict[bytes, Peer] = {}
         #: number of the last request of each REQ peer
         self._requests: dict[Peer, int] = {}
+        #: identities of the last peers that went: what they sent may still be read
+        self._departed: dict[Peer, tuple[bytes, SocketType]] = {}
         self._count = 0
 
     def attach(self, peer: Peer, socket_type: SocketType, identity: bytes = b"") -> Peer | None:
@@ -69,10 +72,18 @@ class Router(Pattern):
 
     def detach(self, peer: Peer) -> bool:
         identity = self._identities.pop(peer, None)
+        if identity is not None:
+            self._departed[peer] = identity, self.peers[peer]
+            if len(self._departed) > MAX_DEPARTED:
+                del self._departed[next(iter(self._departed))]
         if identity is not None and self._by_identity.get(identity) is peer:
             del self._by_identity[identity]
         self._requests.pop(peer, None)
         return super().detach(peer)
+
+    def inherit(self, heir: Peer, peer: Peer) -> None:
+        self.peers[heir] = self.peers[peer]
+        self._identities[heir] = self._identities[peer]
 
     def may_send(self) -> bool:
         return True
@@ -83,13 +94,17 @@ class Router(Pattern):
 
     def admit(self, peer: Peer, frames: Sequence[InFrame]) -> Admitted | None:
         identity = self._identities.get(peer)
+        kind = self.peers.get(peer)
         if identity is None:
-            self.drop("peer_gone")
-            return None
-        if self.peers[peer] is not SocketType.REQ:
+            if peer not in self._departed:
+                self.drop("peer_gone")
+                return None
+            identity, kind = self._departed[peer]
+        if kind is not SocketType.REQ:
             return [identity, *frames]
         number = frames[0].sequence
-        self._requests[peer] = number
+        if peer in self.peers:
+            self._requests[peer] = number
         if number & CORRELATED:
             return [identity, _NUMBER.pack(number), b"", *frames]
         return [identity, b"", *frames]

@@ -115,22 +115,24 @@ class Receiving(SocketBase):
             pattern.expect()
             frames = self._recv_message(timeout, sink)[1]
             return self._latest(frames) if self._values["conflate"] else frames
-        pattern.expect()
-        if self._requester is not None and not 0 <= timeout <= _LOOK:
+        if self._requester is not None:
             return self._recv_reply(self._requester, timeout, sink)
+        pattern.expect()
         deadline = time.monotonic() + timeout / 1000 if timeout > 0 else 0.0
         while True:
             stream, frames = self._recv_message(timeout, sink)
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
-                if self._requester is not None:
-                    self._requester.turn.answered(time.monotonic_ns())
                 return list(admitted)
             if timeout > 0:
                 timeout = max(0, int((deadline - time.monotonic()) * 1000))
 
     def _recv_reply(self, pattern: Requester, timeout: int, sink: Sink | None) -> list[Any]:
         """Waits in slices, so that the death of the peer ends the wait."""
+        if pattern.failure is None:
+            pattern.expect()
+        else:
+            timeout = 0  # the reply may have come before the end
         deadline = time.monotonic() + timeout / 1000 if timeout >= 0 else None
         while True:
             slice_ms = _LOOK
@@ -140,6 +142,8 @@ class Receiving(SocketBase):
                 stream, frames = self._recv_message(slice_ms, sink)
             except Again:
                 pattern.expect()  # raises what the peer's death left
+                if timeout == 0:
+                    raise
                 if deadline is not None and time.monotonic() >= deadline:
                     raise self._no_reply(pattern, timeout) from None
                 continue

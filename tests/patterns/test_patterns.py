@@ -245,7 +245,8 @@ def test_the_newest_of_an_identity_wins():
     assert router.attach("new", S.DEALER, b"x") == "old"
     router.detach("old")
     assert router.route(out(b"x", b"a"))[0] == "new"
-    assert router.admit("old", [In(b"late")]) is None
+    assert shown(router.admit("old", [In(b"late")])) == [b"x", b"late"]
+    assert router.admit("never seen", [In(b"late")]) is None
 
 
 def test_the_virtual_envelope_of_a_req():

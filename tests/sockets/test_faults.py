@@ -265,3 +265,51 @@ def test_policy_prefer_falls_back_and_says_so_once(context, caplog):
         assert "rdma" in peer.reason
     assert caplog.text.count("fell back to tcp") == 2  # each end says it once
     assert push._links.counts["fallback"] == 1
+
+
+@pytest.mark.parametrize("kind", [transfer.PAIR, transfer.DEALER])
+def test_what_a_peer_sent_before_it_left_is_received_also_after_a_failed_send(context, kind):
+    one, other = pair_of(context, kind, kind, sndtimeo=100)
+    for i in range(1000):
+        other.send(b"%d" % i)
+    assert other.close(20_000) == 0
+
+    def sending_fails():
+        try:
+            one.send(b"x" * 1000)
+        except Again:
+            return True
+        return not one.peers()
+
+    assert eventually(sending_fails)
+    one.receive_timeout = 5000
+    assert [one.recv() for _ in range(1000)] == [b"%d" % i for i in range(1000)]
+    with pytest.raises(Again):
+        one.recv(transfer.DONTWAIT)
+
+
+def test_a_router_still_knows_who_sent_what_is_left(context):
+    router, dealer = pair_of(context, transfer.ROUTER, transfer.DEALER)
+    dealer.send(b"first")
+    identity, _ = router.recv_multipart()
+    for i in range(500):
+        dealer.send(b"%d" % i)
+    assert dealer.close(20_000) == 0
+
+    def gone():
+        router.send_multipart([identity, b"x" * 1000])
+        return not router.peers()
+
+    assert eventually(gone)
+    assert [router.recv_multipart() for _ in range(500)] == [[identity, b"%d" % i] for i in range(500)]
+
+
+def test_a_reply_that_came_before_the_end_is_received(context):
+    rep, req = pair_of(context, REP, REQ)
+    req.send(b"x")
+    rep.recv()
+    rep.send(b"answer")
+    assert rep.close(20_000) == 0
+    assert eventually(lambda: not req.peers() or req.poll(0))
+    req._links.lost(next(iter(req._links.peers), None), Broken("found by somebody else"))
+    assert req.recv() == b"answer"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from transports.wire import Control, Flag, SocketType
 if TYPE_CHECKING:
     from transfer.socket import SocketMethods
 
-CREDIT = struct.Struct("<BQ")
 #: why a ROUTER refuses a connection whose identity came again by a newer one
 REPLACED = b"replaced"
 
@@ -70,12 +68,7 @@ class Controls(Losses):
             return
         kind = data[0]
         if kind == Control.CREDIT:
-            if len(data) != CREDIT.size:
-                raise ProtocolError("control", f"a credit of {len(data)} bytes")
-            consumed = CREDIT.unpack(data)[1]
-            if consumed > stream.sent:
-                raise ProtocolError("control", f"a credit for {consumed} messages of {stream.sent}")
-            peer.confirm(consumed)
+            self.on_credit(peer, data)
         elif kind in (Control.SUBSCRIBE, Control.UNSUBSCRIBE, Control.SUBSCRIBED):
             self._on_subscription(peer, data)
         elif kind == Control.REFUSED:

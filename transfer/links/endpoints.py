@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer import draining
 from transfer.links.arrivals import Arrivals
-from transfer.links.control import CREDIT
+from transfer.links.losses import CREDIT
 from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+import struct
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from patterns import Requester
+from patterns import Replier, Requester
 from patterns.base import SendMode
+from transfer.links.remnant import Remnant
 from transfer.links.state import LinkState
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transfer.tracker import Tracker
 from transports.errors import Again, Broken, Closed, ProtocolError
-from transports.wire import SocketType
+from transports.wire import Control, Flag, SocketType
 
 if TYPE_CHECKING:
     from patterns.base import OutFrame
     from transfer.socket import SocketMethods
 
+CREDIT = struct.Struct("<BQ")
 #: seconds until messages of a lost peer that nobody had room for are offered again
 _RETRY = 0.01
+
+
+logger = logging.getLogger("transfer")
 
 
 class Losses(LinkState):
@@ -29,16 +36,24 @@ class Losses(LinkState):
     def lost(self, stream: Any, error: BaseException) -> bool:
         """A stream ended. Any thread, any number of times. False: it was known already."""
         with self._lock:
-            peer = self.peers.pop(stream, None)
-            if peer is None or self.closing:
-                if peer is not None:
-                    self.peers[stream] = peer  # close() takes care of it
+            if isinstance(stream, Remnant):
+                if isinstance(self.pattern, Requester):
+                    self.pattern.fail(stream, error)
+                self.pattern.detach(stream)
+            if self.closing or stream not in self.peers:  # `close` takes care of what is there
                 return False
-            self.pattern.detach(stream)
+            peer = self.peers.pop(stream)
             self._unwatch(peer)
         socket = self._socket()
         if socket is not None:
             socket._detach(stream)
+        remnant = self._rescue(peer, error)
+        with self._lock:
+            if remnant is not None and self._matters(remnant):
+                self.pattern.inherit(remnant, stream)
+            self.pattern.detach(stream)
+        if remnant is not None and socket is not None:
+            self._attach(socket, remnant, sends=False)
         unsent = _take_unsent(stream)
         first = stream.sent - len(unsent) + 1
         unconfirmed = max(0, stream.sent - len(unsent) - stream.confirmed) if peer.confirms else 0
@@ -62,6 +77,38 @@ class Losses(LinkState):
                 self.context.reactor.call_soon(self._notify)
         self._announce(peer, error, unconfirmed, len(unsent))
         return True
+
+    def _rescue(self, peer: Peer, error: BaseException) -> Remnant | None:
+        """Reads what the peer sent before its end: the end may have been found by a send."""
+        if isinstance(error, ProtocolError) or peer.pending:
+            return None
+        found = []
+        try:
+            while (frames := peer.stream.receive()) is not None:
+                if not frames[0].flags & Flag.CONTROL:
+                    found.append(frames)
+                elif frames[0].data[:1] == bytes([Control.CREDIT]):
+                    self.on_credit(peer, bytes(frames[0].data))
+        except (Broken, ProtocolError, Closed):
+            logger.debug("the connection to %s has been read to its end", peer.address)
+        if isinstance(self.pattern, Replier):  # who asked is gone, so nobody waits for an answer
+            self.pattern.drop("requester_gone", len(found))
+            return None
+        return Remnant(found, peer) if found and self.receives else None
+
+    def _matters(self, remnant: Remnant) -> bool:
+        """A REQ looks for its reply in what is left; where it is not, the request has failed."""
+        pattern = self.pattern
+        return not isinstance(pattern, Requester) or remnant.holds(pattern.waiting)
+
+    def on_credit(self, peer: Peer, data: bytes) -> None:
+        """The peer tells how many messages it consumed. Raises ProtocolError."""
+        if len(data) != CREDIT.size:
+            raise ProtocolError("control", f"a credit of {len(data)} bytes")
+        consumed = CREDIT.unpack(data)[1]
+        if consumed > peer.stream.sent:
+            raise ProtocolError("control", f"a credit for {consumed} messages of {peer.stream.sent}")
+        peer.confirm(consumed)
 
     def _settle(self, peer: Peer, unsent: list[list[OutFrame]], first: int, error: BaseException) -> None:
         """Decides about every message that the lost peer had not confirmed.

@@ -106,10 +106,10 @@ class LinkState:
         if socket is not None and not socket.closed:
             socket._notify()
 
-    def _attach(self, socket: SocketMethods, stream: Any) -> bool:
+    def _attach(self, socket: SocketMethods, stream: Any, sends: bool = True) -> bool:
         """Gives the stream to the core. False: the socket was closed in this moment."""
         try:
-            socket._attach(stream, self.sends, self.receives)
+            socket._attach(stream, sends and self.sends, self.receives)
         except Closed:
             return False
         return True
