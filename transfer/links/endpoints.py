@@ -262,7 +262,9 @@ class Links(Arrivals):
     # -- how to connect -----------------------------------------------------------------------------
 
     def _hello(self) -> Any:
-        socket = self._owner()
+        socket = self._socket()
+        if socket is None:  # closed in this moment: what comes of the handshake is discarded
+            return make_hello(self.pattern.socket_type, offer=self.context.offer)
         extra = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else None
         return make_hello(
             self.pattern.socket_type,
