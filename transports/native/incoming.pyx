@@ -33,6 +33,7 @@ cdef enum:
     TURN = 64 * 1024               # read-ahead of one stream among several
     PROBE = 128 * 1024             # of an expected payload, before its header was seen
     HUGE = 4 * 1024 * 1024
+    SLICE = 512 * 1024             # of one system call: what waits for this core gets its turn
     F_LZ4 = 128
     MAX_FRAMES = 1 << 20
 
@@ -276,7 +277,7 @@ cdef class Incoming(Outgoing):
             with nogil:
                 while self.large_done < self.large_size:
                     count = recv(self.link.fd, self.large_data + self.large_done,
-                                 self.large_size - self.large_done, MSG_DONTWAIT)
+                                 min(self.large_size - self.large_done, <size_t>SLICE), MSG_DONTWAIT)
                     if count <= 0:
                         error = errno
                         if count < 0 and error == EINTR:

@@ -21,6 +21,7 @@ from transports.native.system cimport (
 
 cdef enum:
     MAX_IOV = 64
+    SLICE = 512 * 1024              # of one system call: what waits for this core gets its turn
     PAUSE_NS = 20 * 1000            # a send after this long a pause goes out at once
 
 fork_generation = 0
@@ -185,16 +186,19 @@ cdef int link_write(link_t* link) noexcept nogil:
     cdef msghdr message
     cdef segment_t* segment
     cdef int count
+    cdef size_t total
     cdef ssize_t written
     if link.fd < 0:
         return OK
     while link.queued_bytes > 0:
         count = 0
+        total = 0
         segment = link.head
-        while segment != NULL and count < MAX_IOV:
+        while segment != NULL and count < MAX_IOV and total < SLICE:
             if segment.size > segment.done:
                 vectors[count].iov_base = segment.data + segment.done
-                vectors[count].iov_len = segment.size - segment.done
+                vectors[count].iov_len = min(segment.size - segment.done, SLICE - total)
+                total += vectors[count].iov_len
                 count += 1
             segment = segment.next
         memset(&message, 0, sizeof(message))

@@ -349,6 +349,9 @@ cdef class Sending:
                 watched[count].events = POLLOUT
                 watched[count].revents = 0
                 count += 1
+            elif type(candidate) is Stream:
+                # More than one poll takes: the flusher drains these and tells.
+                (<Stream>candidate).link.notify_fd = self.send_event
         self.waiting += 1
         try:
             PyErr_CheckSignals()
