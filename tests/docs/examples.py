@@ -1,0 +1,123 @@
+"""Finds the examples in the documents and runs them as a reader would.
+
+Hidden comments directly before a fence (a blank line may stand between) say what a page need not show:
+
+    <!-- not run: why -->          only looked at
+    <!-- spark -->                 needs a Spark session: tests/spark/test_examples.py
+    <!-- before: code -->          what the reader has already; same language, may span lines
+    <!-- after: code -->           what ends the example
+    <!-- prints -->                the next fence is what the example before it prints
+
+A fence without a language is a figure or an output and is not run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+
+_BLOCK = re.compile(
+    r"(?P<notes>(?:<!--(?:(?!-->).)*-->\n+)*)^ *```(?P<language>\w*)\n(?P<code>.*?)^ *```$",
+    re.DOTALL | re.MULTILINE,
+)
+_NOTE = re.compile(r"<!--\s*(not run|spark|before|after|prints)(?::(.*?))?\s*-->", re.DOTALL)
+#: ports that examples name, for which the tests take free ones
+_PORTS = ("5555", "9100")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One fence. `notes` are the hidden comments before it, by their first word."""
+
+    document: Path
+    line: int
+    language: str
+    code: str
+    notes: dict[str, str]
+    output: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.document.relative_to(ROOT)}:{self.line}"
+
+    def program(self) -> str:
+        """The whole program, on free ports of this machine."""
+        parts = (self.notes.get("before", ""), self.code, self.notes.get("after", ""))
+        text = "\n".join(textwrap.dedent(part).strip("\n") for part in parts)
+        text = re.sub(r"//(trainer|host):", "//127.0.0.1:", text)
+        for port in _PORTS:
+            if port in text:
+                text = text.replace(port, str(_free_port()))
+        return text
+
+
+def examples() -> list[Example]:
+    """Every fence of README.md and docs/, in their order."""
+    found: list[Example] = []
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for block in _BLOCK.finditer(text):
+            notes = {word: value or "" for word, value in _NOTE.findall(block["notes"])}
+            if "prints" in notes:
+                last = found.pop()
+                found.append(
+                    Example(last.document, last.line, last.language, last.code, last.notes, block["code"])
+                )
+                continue
+            line = text.count("\n", 0, block.start("code"))
+            found.append(Example(document, line, block["language"], block["code"], notes))
+    return found
+
+
+def programs(language: str, *, spark: bool) -> list[Example]:
+    """The examples to run in this language, with Spark or without."""
+    return [
+        example
+        for example in examples()
+        if example.language == language
+        and "not run" not in example.notes
+        and ("spark" in example.notes) == spark
+    ]
+
+
+def run(command: list[str], folder: Path, timeout: float = 50.0) -> str:
+    """Runs a program as a user would; what it printed. Fails with its errors if it failed."""
+    answer = subprocess.run(
+        command,
+        cwd=folder, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::ResourceWarning"},
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr + answer.stdout
+    assert "ResourceWarning" not in answer.stderr, answer.stderr
+    return answer.stdout
+
+
+def run_python(example: Example, folder: Path) -> str:
+    return run([sys.executable, "-c", example.program()], folder)
+
+
+def run_shell(example: Example, folder: Path) -> str:
+    """`transfer` and `python` are those of the tests, installed or not."""
+    tools = (
+        f'transfer() {{ "{sys.executable}" -m transfer "$@"; }}\npython() {{ "{sys.executable}" "$@"; }}\n'
+    )
+    return run(["bash", "-euc", tools + example.program()], folder)
+
+
+def without_ports(text: str) -> str:
+    """Ports differ from run to run."""
+    return re.sub(r":\d{4,5}\b", ":PORT", text)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
