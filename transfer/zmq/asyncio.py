@@ -96,7 +96,6 @@ class Socket(Serialising):
 
     def close(self, linger: float | None = None) -> None:
         """Cancels what waits and closes. Idempotent."""
-        self._watch.close()
         self._sync_socket.close(linger)
 
     # -- futures -------------------------------------------------------------------------------

@@ -7,16 +7,15 @@
 from __future__ import annotations
 
 import errno
-import random
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import transfer.socket
-from transfer.constants import SNDMORE
+from transfer.constants import DONTWAIT, SNDMORE
 from transfer.poller import wait
-from transfer.zmq.constants import Errno, Event, PollEvent, SocketType
-from transfer.zmq.error import ZMQBindError, ZMQError
+from transfer.zmq.constants import Errno, PollEvent, SocketType
+from transfer.zmq.endpoints import Base, EndpointMethods
+from transfer.zmq.error import ZMQError
 from transfer.zmq.frame import Frame
 from transfer.zmq.heirs import bequeath, owes
 from transfer.zmq.monitor import MonitorPump
@@ -24,24 +23,18 @@ from transfer.zmq.serial import Serialising
 from transfer.zmq.sockopts import OptionAccess, our_type
 from transfer.zmq.tracker import MessageTracker
 from transports import core, wire
-from transports.address import parse
 from transports.errors import (
-    AddressError,
+    Again,
     Closed,
     ContextTerminated,
     NotSupported,
-    TransferError,
     UsageError,
 )
 
 __all__ = ["Socket", "SyncSocket"]
 
-_Base: Any = transfer.socket.socket_class(core)
-_send = _Base.send
-_recv = _Base.recv
-
-#: seconds that disconnect waits for what is queued; the rest goes to other peers
-_DISCONNECT = 1.0
+_send = Base.send
+_recv = Base.recv
 
 
 class SocketMeta(type):
@@ -57,7 +50,7 @@ class SocketMeta(type):
         return super().__instancecheck__(instance) or (cls is Socket and hasattr(instance, "_sync_socket"))
 
 
-class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
+class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     """A socket with pyzmq's interface; everything of `transfer.Socket` is there besides.
 
     Safe to use from any thread. Options are attributes in small or large letters.
@@ -122,67 +115,6 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
     def last_endpoint(self, text: str) -> None:
         self.__dict__["_last_endpoint"] = text
 
-    # -- endpoints -----------------------------------------------------------------------------
-
-    def bind(self, addr: str) -> Any:
-        """Binds. Raises ZMQError; `last_endpoint` has the real port."""
-        try:
-            return super().bind(addr)
-        except Closed as error:
-            raise self._ended(error) from None
-        except AddressError as error:
-            if error.errno == Errno.EINVAL and parse(_text(addr)).needs_lookup:
-                error.errno = errno.ENODEV  # it can be read, and this machine has no such interface
-            raise
-
-    def connect(self, addr: str) -> Any:
-        """Begins to connect; what is sent before the peer is there waits for it."""
-        try:
-            return super().connect(addr)
-        except Closed as error:
-            raise self._ended(error) from None
-
-    def unbind(self, addr: str) -> None:
-        """Stops listening there. Raises ZMQError (ENOENT)."""
-        try:
-            super().unbind(addr)
-        except TransferError as error:
-            raise self._unknown_endpoint(error, addr) from None
-
-    def disconnect(self, addr: str) -> None:
-        """Ends the connection to an endpoint. Raises ZMQError (ENOENT)."""
-        try:
-            self._check_usable()
-            record = self._links.release(_text(addr), bound=False)
-        except TransferError as error:
-            raise self._unknown_endpoint(error, addr) from None
-        linger = self._linger_seconds(None)
-        self._links.drop(record, min(linger, _DISCONNECT))
-
-    def _unknown_endpoint(self, error: TransferError, addr: str) -> TransferError:
-        if isinstance(error, AddressError):
-            parse(_text(addr))  # what cannot be read is EINVAL
-            error.errno = errno.ENOENT
-        return error
-
-    def bind_to_random_port(
-        self, addr: str, min_port: int = 49152, max_port: int = 65536, max_tries: int = 100
-    ) -> int:
-        """Binds to a free port, in the range if one is given. Raises ZMQBindError."""
-        if (min_port, max_port) == (49152, 65536):
-            self.bind(f"{addr}:*")
-            return int(self.last_endpoint.rsplit(b":", 1)[1])
-        for _ in range(max_tries):
-            port = random.randrange(min_port, max_port)
-            try:
-                self.bind(f"{addr}:{port}")
-            except ZMQError as error:
-                if error.errno != Errno.EADDRINUSE:
-                    raise
-            else:
-                return port
-        raise ZMQBindError(f"no free port for {addr} after {max_tries} tries")
-
     # -- sending -------------------------------------------------------------------------------
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
@@ -192,6 +124,8 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
                 return _send(self, data, flags)
             except Closed as error:
                 raise self._ended(error) from None
+            except Again as error:
+                raise self._hinted(error) from None
         return self._send_object(data, flags, copy, track)
 
     def _send_object(self, data: Any, flags: int, copy: bool, track: bool) -> Any:
@@ -202,6 +136,8 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
             sent = _send(self, _payload(data), flags, copy, track and not copy)
         except Closed as error:
             raise self._ended(error) from None
+        except Again as error:
+            raise self._hinted(error) from None
         if sent is None:
             return None
         if watching is not None:
@@ -220,7 +156,7 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
                     _send(self, part, flags | SNDMORE, copy, False)
                 sent = _send(self, parts[-1], flags, copy, track and not copy)
             else:
-                sent = _Base.send_multipart(self, parts, int(flags), copy, track and not copy)
+                sent = Base.send_multipart(self, parts, int(flags), copy, track and not copy)
         except Closed as error:
             raise self._ended(error) from None
         return None if sent is None else MessageTracker(sent)
@@ -235,12 +171,14 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
             part = _recv(self, flags, False)
         except Closed as error:
             raise self._ended(error) from None
+        except Again as error:
+            raise (error if flags & DONTWAIT else self._hinted(error)) from None
         return Frame._of(part)._mark(bool(self._rest))
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """Receives all parts of a message."""
         try:
-            parts: list[Any] = _Base.recv_multipart(self, int(flags), copy)
+            parts: list[Any] = Base.recv_multipart(self, int(flags), copy)
         except Closed as error:
             raise self._ended(error) from None
         if copy:
@@ -259,6 +197,14 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
             target[:length] = part.buffer[:length]
         return len(part)
 
+    def _hinted(self, error: Again) -> Again:
+        """The same, with what is known of endpoints that nobody serves, if that is the reason."""
+        links = self._links
+        if not links.endpoints or any(not peer.pending for peer in list(links.peers.values())):
+            return error
+        what, hint = links.why_nobody()
+        return Again(what, hint=hint)
+
     def _ended(self, error: Closed) -> Closed:
         """What pyzmq raises of a closed socket: ETERM if its context took it away."""
         if self.context._ending and not self._closed_by_user and not isinstance(error, ContextTerminated):
@@ -270,9 +216,18 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
     def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> int:
         """The bits that hold, after waiting `timeout` ms (None: endless) for one of them."""
         if self.closed:
-            raise NotSupported("the socket is closed")
+            error = self._ended(Closed("the socket is closed"))
+            raise error if isinstance(error, ContextTerminated) else NotSupported(str(error))
         ready = wait([(self, int(flags))], timeout)
         return ready[0][1] if ready else 0
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `events` is worth a look."""
+        try:
+            fd: int = super().fileno()
+        except Closed as error:
+            raise self._ended(error) from None
+        return fd
 
     def _ready_bits(self, bits: int) -> int:
         try:
@@ -329,30 +284,8 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
                 raise AttributeError(f"{type(self).__name__} has no attribute or option {name}")
             super().__setattr__(name, value)
 
-    # -- events --------------------------------------------------------------------------------
-
-    def monitor(self, addr: str | None, events: int = Event.ALL) -> None:
-        """Sends the events of this socket to an inproc endpoint; None ends that."""
-        pump, self._pump = self._pump, None
-        if pump is not None:
-            pump.close()
-        if addr is not None:
-            self._pump = MonitorPump(self, Socket(self.context, SocketType.PAIR), addr, int(events))
-
-    def get_monitor_socket(self, events: int | None = None, addr: str | None = None) -> Any:
-        """A PAIR that receives the events; see `utils.monitor.recv_monitor_message`."""
-        if self._watcher is not None and not self._watcher.closed:
-            return self._watcher
-        addr = addr or f"inproc://monitor.s-{self.fileno()}-{id(self):x}"
-        self.monitor(addr, Event.ALL if events is None else events)
-        self._watcher = watcher = self.context.socket(SocketType.PAIR)
-        watcher.connect(addr)
-        return watcher
-
-    def disable_monitor(self) -> None:
-        """Ends what `get_monitor_socket` or `monitor` began."""
-        self._watcher = None
-        self.monitor(None, 0)
+    def _new_pair(self) -> Any:
+        return Socket(self.context, SocketType.PAIR)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -364,23 +297,28 @@ class Socket(OptionAccess, Serialising, _Base, metaclass=SocketMeta):
         if self.closed or self._inherited:
             return
         self._closed_by_user = not self.context._ending
+        watch = self.__dict__.get("_async_watch")
+        if watch is not None:
+            watch.close()
         wanted = self.linger if linger is None else linger
         if wanted and owes(self):
             self._values["linger"] = int(wanted)
-            bequeath(self, _Base)
+            bequeath(self, Base)
         else:
-            _Base.close(self, 0)
+            Base.close(self, 0)
         self.disable_monitor()
+
+    def __del__(self) -> None:
+        # As in pyzmq, what was sent is delivered also when nobody closed the socket.
+        if not getattr(self, "closed", True) and not getattr(self, "_inherited", True):
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
+            self.close()
 
     def __repr__(self) -> str:
         return f"<zmq.Socket(zmq.{self._kind.name}) at {id(self):#x}{' closed' if self.closed else ''}>"
 
 
 SyncSocket = Socket
-
-
-def _text(addr: str | bytes) -> str:
-    return addr.decode() if isinstance(addr, bytes) else addr
 
 
 def _payload(data: Any) -> Any:

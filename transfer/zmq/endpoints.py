@@ -1,0 +1,125 @@
+"""Endpoints and monitors of a socket, with pyzmq's errors."""
+
+from __future__ import annotations
+
+import errno
+import random
+from typing import Any
+
+import transfer.socket
+from transfer.zmq.constants import Errno, Event, SocketType
+from transfer.zmq.error import ZMQBindError, ZMQError
+from transfer.zmq.monitor import MonitorPump
+from transports import core
+from transports.address import parse
+from transports.errors import AddressError, Closed, TransferError
+
+#: transfer.Socket over the core in use
+Base: Any = transfer.socket.socket_class(core)
+
+#: seconds that disconnect waits for what is queued; the rest goes to other peers
+_DISCONNECT = 1.0
+
+
+class EndpointMethods(Base):
+    """bind, connect and their opposites, and what tells how connections fare."""
+
+    _pump: MonitorPump | None
+    _watcher: Any
+
+    def _ended(self, error: Closed) -> Closed:
+        """What pyzmq raises of a closed socket."""
+        return error
+
+    def _new_pair(self) -> Any:
+        """A PAIR of the same context, for monitors."""
+
+    # -- endpoints -----------------------------------------------------------------------------
+
+    def bind(self, addr: str) -> Any:
+        """Binds. Raises ZMQError; `last_endpoint` has the real port."""
+        try:
+            return super().bind(addr)
+        except Closed as error:
+            raise self._ended(error) from None
+        except AddressError as error:
+            if error.errno == Errno.EINVAL and parse(_text(addr)).needs_lookup:
+                error.errno = errno.ENODEV  # it can be read, and this machine has no such interface
+            raise
+
+    def connect(self, addr: str) -> Any:
+        """Begins to connect; what is sent before the peer is there waits for it."""
+        try:
+            return super().connect(addr)
+        except Closed as error:
+            raise self._ended(error) from None
+
+    def unbind(self, addr: str) -> None:
+        """Stops listening there. Raises ZMQError (ENOENT)."""
+        try:
+            super().unbind(addr)
+        except TransferError as error:
+            raise self._unknown_endpoint(error, addr) from None
+
+    def disconnect(self, addr: str) -> None:
+        """Ends the connection to an endpoint. Raises ZMQError (ENOENT)."""
+        try:
+            self._check_usable()
+            record = self._links.release(_text(addr), bound=False)
+        except TransferError as error:
+            raise self._unknown_endpoint(error, addr) from None
+        linger = self._linger_seconds(None)
+        self._links.drop(record, min(linger, _DISCONNECT))
+
+    def _unknown_endpoint(self, error: TransferError, addr: str) -> TransferError:
+        if isinstance(error, AddressError):
+            parse(_text(addr))  # what cannot be read is EINVAL
+            error.errno = errno.ENOENT
+        return error
+
+    def bind_to_random_port(
+        self, addr: str, min_port: int = 49152, max_port: int = 65536, max_tries: int = 100
+    ) -> int:
+        """Binds to a free port, in the range if one is given. Raises ZMQBindError."""
+        if (min_port, max_port) == (49152, 65536):
+            self.bind(f"{addr}:*")
+            return int(self.last_endpoint.rsplit(b":", 1)[1])
+        for _ in range(max_tries):
+            port = random.randrange(min_port, max_port)
+            try:
+                self.bind(f"{addr}:{port}")
+            except ZMQError as error:
+                if error.errno != Errno.EADDRINUSE:
+                    raise
+            else:
+                return port
+        raise ZMQBindError(f"no free port for {addr} after {max_tries} tries")
+
+    # -- events --------------------------------------------------------------------------------
+
+    def monitor(self, addr: str | None, events: int = Event.ALL) -> None:
+        """Sends the events of this socket to an inproc endpoint; None ends that."""
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.close()
+        if addr is not None:
+            self._pump = MonitorPump(self, self._new_pair(), addr, int(events))
+
+    def get_monitor_socket(self, events: int | None = None, addr: str | None = None) -> Any:
+        """A PAIR that receives the events; see `utils.monitor.recv_monitor_message`."""
+        if self._watcher is not None and not self._watcher.closed:
+            return self._watcher
+        addr = addr or f"inproc://monitor.s-{self.fileno()}-{id(self):x}"
+        self.monitor(addr, Event.ALL if events is None else events)
+        self._watcher = watcher = self.context.socket(SocketType.PAIR)
+        watcher.connect(addr)
+        return watcher
+
+    def disable_monitor(self) -> None:
+        """Ends what `get_monitor_socket` or `monitor` began."""
+        self._watcher = None
+        self.monitor(None, 0)
+
+
+def _text(addr: str | bytes) -> str:
+    return addr.decode() if isinstance(addr, bytes) else addr
