@@ -107,6 +107,17 @@ def test_a_self_test_that_cannot_work_is_an_answer():
     assert check.hint
 
 
+def test_a_missing_library_is_one_clear_line(monkeypatch, capsys):
+    def examine():
+        raise ModuleNotFoundError("No module named 'numpy'", name="numpy")
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    assert cli.run(["doctor"]) == 1
+    assert capsys.readouterr().err == (
+        "transfer: numpy is missing\n  hint: `transfer doctor` tells what to install for what\n"
+    )
+
+
 def test_bench_is_passed_on(capsys):
     assert cli.run(["bench", "--list"]) == 0
     assert "push_pull" in capsys.readouterr().out

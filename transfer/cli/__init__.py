@@ -38,6 +38,11 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(str(error), EXIT_USAGE)
     except (errors.TransferError, OSError) as error:
         return _complain(str(error), EXIT_ERROR)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("transfer", "transports", "patterns"):
+            raise
+        hint = "`transfer doctor` tells what to install for what"
+        return _complain(f"{error.name} is missing\n  hint: {hint}", EXIT_ERROR)
     return 0
 
 
