@@ -258,6 +258,89 @@ def test_contexts_share(zmq, aio):
     assert context.closed
 
 
+def test_contexts_by_number(zmq, aio):
+    """The old way, which many programs still use."""
+    context = zmq.Context()
+    assert aio.Context.shadow(context.underlying).underlying == context.underlying
+    assert type(aio.Context.shadow(context.underlying)) is aio.Context
+    context.term()
+
+
+def test_two_parts_for_two_receivers(zmq, run):
+    async def program(context):
+        pull, push = await linked(context, zmq.PULL, zmq.PUSH)
+        first, second = pull.recv(), pull.recv()
+        await push.send_multipart([b"hi", b"there"])
+        assert await asyncio.wait_for(second, 5) == b"there"
+        assert first.result() == b"hi"
+
+    run(program)
+
+
+def test_a_cancelled_json_receive_loses_nothing(zmq, run):
+    async def program(context):
+        pull, push = await linked(context, zmq.PULL, zmq.PUSH)
+        cancelled = pull.recv_json()
+        cancelled.cancel()
+        await asyncio.sleep(0)
+        await push.send_json({"a": 5})
+        assert await pull.poll(PATIENCE)
+        assert await asyncio.wait_for(pull.recv_json(), 5) == {"a": 5}
+
+    run(program)
+
+
+def test_polling_plain_sockets_and_files(zmq, aio):
+    import os
+
+    async def program(context):
+        reader, writer = os.pipe()
+        with os.fdopen(reader, "rb"), os.fdopen(writer, "wb") as target:
+            with context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
+                push.connect(f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}")
+                poller = aio.Poller()
+                poller.register(pull, zmq.POLLIN)
+                poller.register(reader, zmq.POLLIN)
+                waiting = poller.poll(PATIENCE)
+                assert not waiting.done()
+                target.write(b"x")
+                target.flush()
+                assert await waiting == [(reader, zmq.POLLIN)]
+                poller.unregister(reader)
+                waiting = poller.poll(PATIENCE)
+                push.send(b"x")
+                assert await waiting == [(pull, zmq.POLLIN)]
+                assert pull.recv() == b"x"
+
+    with zmq.Context() as context:
+        asyncio.run(program(context))
+
+
+def test_several_loops_one_after_the_other(zmq, aio):
+    with aio.Context() as context, context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
+        push.connect(f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}")
+
+        async def program():
+            receiving = asyncio.ensure_future(pull.recv())
+            await push.send(b"x")
+            assert await asyncio.wait_for(receiving, 5) == b"x"
+
+        for _ in range(3):
+            asyncio.run(program())
+
+
+def test_polling_a_socket_that_is_closed(zmq, run):
+    async def program(context):
+        pull = context.socket(zmq.PULL)
+        waiting = pull.poll(PATIENCE)
+        pull.close()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert waiting.cancelled()
+
+    run(program)
+
+
 def test_instances_differ(zmq, aio):
     first, second = zmq.Context.instance(), aio.Context.instance()
     assert first is not second

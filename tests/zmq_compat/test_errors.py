@@ -101,6 +101,20 @@ def test_unknown_schemes(zmq, ctx):
     assert caught_errno(zmq, lambda: sock.bind("carrier://pigeon:1")) == zmq.EPROTONOSUPPORT
 
 
+def test_the_endpoint_is_in_the_text(zmq, ctx):
+    sock = ctx.socket(zmq.PUSH)
+    for call, endpoint in (
+        (sock.bind, "tcp://1.2.3.4.5:1234567"),
+        (sock.connect, "noproc://no/such/file"),
+        (sock.bind, "ipc:///no/such/directory/s"),
+    ):
+        with pytest.raises(zmq.ZMQError) as caught:
+            call(endpoint)
+        assert endpoint in str(caught.value)
+    assert caught_errno(zmq, lambda: sock.connect("noproc://no/such/file")) == zmq.EPROTONOSUPPORT
+    assert caught_errno(zmq, lambda: sock.bind("ipc:///no/such/directory/s")) == errno.ENOENT
+
+
 def test_unknown_interfaces(zmq, ctx):
     sock = ctx.socket(zmq.PUSH)
     assert caught_errno(zmq, lambda: sock.bind("tcp://no_such_interface:1")) in (

@@ -145,6 +145,10 @@ def test_recv_into(zmq, pair):
         right.recv_into(buffer, flags=zmq.DONTWAIT)
     with pytest.raises((TypeError, ValueError, BufferError)):
         right.recv_into(b"read-only")
+    with pytest.raises(ValueError):
+        right.recv_into(buffer, nbytes=-1)
+    left.send(b"discarded")
+    assert right.recv_into(memoryview(buffer)[:0]) == 9
 
 
 def test_frames(zmq, pair, ours):
@@ -170,6 +174,62 @@ def test_frames_are_sent(zmq, pair):
     left.send_multipart([b"forward", b"me"])
     right.send_multipart(right.recv_multipart(copy=False), copy=False)
     assert left.recv_multipart() == [b"forward", b"me"]
+
+
+def test_received_frames_are_writable(zmq, pair):
+    left, right = pair
+    for size in (3, 100_000):
+        left.send(bytes(size))
+        view = right.recv(copy=False).buffer
+        view[0] = 7
+        assert view[0] == 7
+
+
+def test_how_frames_look(zmq):
+    assert str(zmq.Frame(b"")) == "<zmq.Frame(b'')>"
+    assert str(zmq.Frame(b"x" * 20)) == "<zmq.Frame(b'xxxxxxxxxxxx'...20B)>"
+    assert str(zmq.Frame(b"x" * 2000)) == "<zmq.Frame(b'xxxxxxxxxxxx'...2kB)>"
+    assert str(zmq.Frame(b"x" * 2_000_000)) == "<zmq.Frame(b'xxxxxxxxxxxx'...2MB)>"
+
+
+def test_small_messages_are_copied_anyway(zmq, ctx):
+    push = ctx.socket(zmq.PUSH)
+    push.connect("tcp://127.0.0.1:1")
+    tracker = push.send(b"small", copy=False, track=True)
+    assert tracker is zmq._FINISHED_TRACKER and tracker.done
+    memory = bytearray(b"small")
+    push.send(memory, copy=False)
+    memory.extend(b"free to change")
+    push.close(0)
+
+
+def test_trackers_of_frames(zmq):
+    assert zmq.Frame(b"copied", track=True).tracker.done
+    frame = zmq.Frame(b"shared", copy=False, track=True)
+    watching = zmq.MessageTracker(frame)
+    assert not frame.tracker.done and not watching.done
+    with pytest.raises(zmq.NotDone):
+        watching.wait(0.01)
+    del frame
+    watching.wait(5)
+    assert watching.done
+    with pytest.raises(ValueError):
+        zmq.MessageTracker(zmq.Frame(b"untracked"))
+
+
+def test_a_frame_without_tracker_cannot_be_tracked(zmq, pair):
+    left, _ = pair
+    with pytest.raises(ValueError):
+        left.send(zmq.Frame(b"untracked"), copy=False, track=True)
+
+
+def test_a_frame_is_sent_many_times(zmq, pair):
+    left, right = pair
+    frame = zmq.Frame(b"message" * 20_000, copy=False, track=True)
+    for copy in (False, True, False):
+        left.send(frame, copy=copy)
+        assert right.recv() == b"message" * 20_000
+    assert frame.bytes == b"message" * 20_000
 
 
 def test_frame_of_text_is_refused(zmq):

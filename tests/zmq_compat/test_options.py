@@ -278,6 +278,36 @@ def test_has(zmq):
     assert not zmq.has("nonsense")
 
 
+def test_sockets_by_number(zmq, ctx):
+    pull = ctx.socket(zmq.PULL)
+    again = zmq.Socket.shadow(pull.underlying)
+    again.bind("tcp://127.0.0.1:*")
+    assert pull.last_endpoint == again.last_endpoint != b""
+    assert zmq.Socket(pull).underlying == pull.underlying
+    assert zmq.Context.shadow(ctx.underlying).underlying == ctx.underlying
+
+
+def test_what_bind_and_connect_return(zmq, ctx):
+    push, pull = ctx.socket(zmq.PUSH), ctx.socket(zmq.PULL)
+    assert "bind='inproc://a'" in repr(push.bind("inproc://a"))
+    assert "connect='inproc://a'" in repr(pull.connect("inproc://a"))
+
+
+def test_subclasses_have_attributes(zmq, ctx):
+    class Mine(zmq.Socket):
+        colour = None
+
+        def __init__(self, *args, **kwargs):
+            self.colour = "red"
+            super().__init__(*args, **kwargs)
+
+    with Mine(ctx, zmq.REP) as mine:
+        assert mine.colour == "red"
+        mine.colour = "blue"
+        assert mine.colour == "blue"
+        assert "colour" in dir(mine) and "IDENTITY" in dir(mine) and "affinity".upper() in dir(mine)
+
+
 def test_copies_share(zmq, ctx):
     import copy
 

@@ -67,6 +67,19 @@ def test_poller_takes_descriptors(zmq, link):
         os.close(writer)
 
 
+def test_files_are_polled_by_their_descriptors(zmq):
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as source, os.fdopen(writer, "wb") as target:
+        poller = zmq.Poller()
+        poller.register(source, zmq.POLLIN)
+        poller.register(target, zmq.POLLOUT)
+        assert poller.poll(1) == [(writer, zmq.POLLOUT)]
+        target.write(b"x")
+        target.flush()
+        assert dict(poller.poll(1)) == {reader: zmq.POLLIN, writer: zmq.POLLOUT}
+        assert zmq.select([reader], [], [], 0) == ([reader], [], [])
+
+
 def test_poller_wakes(zmq, link):
     pull, push = link(zmq.PULL, zmq.PUSH)
     poller = zmq.Poller()

@@ -24,7 +24,7 @@ from transfer.zmq.error import (
     ZMQError,
     ZMQVersionError,
 )
-from transfer.zmq.frame import Frame, Message
+from transfer.zmq.frame import COPY_THRESHOLD, Frame, Message
 from transfer.zmq.missing import Stopwatch, curve_keypair, curve_public, get_includes, get_library_dirs
 from transfer.zmq.poll import Poller, select, zmq_poll
 from transfer.zmq.proxy import device, proxy, proxy_steerable
@@ -41,7 +41,6 @@ from transfer.zmq.version import (
 )
 from transports.errors import describe
 
-COPY_THRESHOLD = 65536
 DRAFT_API = False
 PYZMQ_DRAFT_API = False
 IPC_PATH_MAX_LEN = 107

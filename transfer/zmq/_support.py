@@ -86,7 +86,7 @@ GROUPS: tuple[Group, ...] = (
         "closed destroy get getsockopt instance set setsockopt socket term",
     ),
     _group("Context", Verdict.DIFFERS, "contexts of this package only", "shadow"),
-    _group("Context", Verdict.DIFFERS, _NO_LIBZMQ + ": a number that means nothing", "underlying"),
+    _group("Context", Verdict.DIFFERS, _NO_LIBZMQ + ": a number that `shadow` takes", "underlying"),
     _group("Context", Verdict.ABSENT, _NO_LIBZMQ, "shadow_pyczmq"),
     _group(
         "Socket",
@@ -103,7 +103,7 @@ GROUPS: tuple[Group, ...] = (
     _group("Socket", Verdict.DIFFERS, "the value of an event is always 0", "monitor"),
     _group("Socket", Verdict.WORKS, "deprecated, as in pyzmq", "socket_type"),
     _group("Socket", Verdict.DIFFERS, "sockets of this package only", "shadow"),
-    _group("Socket", Verdict.DIFFERS, _NO_LIBZMQ + ": a number that means nothing", "underlying"),
+    _group("Socket", Verdict.DIFFERS, _NO_LIBZMQ + ": a number that `shadow` takes", "underlying"),
     _group("Socket", Verdict.REFUSED, _DRAFT, "join leave"),
     _group("Frame", Verdict.WORKS, "as in pyzmq", "buffer bytes more tracker"),
     _group("Frame", Verdict.DIFFERS, "MORE and SHARED only; properties of a peer are not kept", "get"),

@@ -169,7 +169,7 @@ class Poller(_poll.Poller):
 
     def poll(self, timeout: float | None = -1) -> Awaitable[list[tuple[Any, int]]]:  # type: ignore[override]
         """A future of what is ready; an empty list after `timeout` ms."""
-        entries = list(self.sockets)
+        entries = [(_poll._known(thing), int(bits)) for thing, bits in self.sockets]
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         ready = wait(entries, 0)
         if ready or timeout == 0:
@@ -196,7 +196,7 @@ async def _first_ready(entries: list[tuple[Any, int]], timeout: float | None) ->
                 views[-1].add_done_callback(wake)
                 continue
             # A copy, since a loop knows one reader for each descriptor, and others may have one.
-            copies.append(os.dup(thing if isinstance(thing, int) else thing.fileno()))
+            copies.append(os.dup(thing))
             if bits & PollEvent.POLLIN:
                 loop.add_reader(copies[-1], wake)
             if bits & PollEvent.POLLOUT:

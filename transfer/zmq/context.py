@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+import weakref
 from typing import Any, TypeVar
 
 import transfer.context
@@ -27,6 +28,10 @@ _OPTIONS = {
 }
 
 
+#: what `underlying` was asked of, for `shadow`
+_by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
 class Context(transfer.context.Context):
     """Where sockets come from. Thread-safe.
 
@@ -45,6 +50,8 @@ class Context(transfer.context.Context):
         if isinstance(io_threads, Context):
             io_threads, shadow = 1, io_threads
         if shadow:
+            if isinstance(shadow, int):
+                shadow = _by_address.get(shadow)
             if not isinstance(shadow, Context):
                 raise ZMQError(Errno.EINVAL, "only contexts of this package can be shadowed")
             # All state is shared, also what is set later: a shadow is the same context.
@@ -73,7 +80,7 @@ class Context(transfer.context.Context):
 
     @classmethod
     def shadow(cls: type[_Self], address: Any) -> _Self:
-        """A context of this class that is the same as another one. Addresses of libzmq are refused."""
+        """A context of this class that is the same as another one, given as such or as `underlying`."""
         return cls(shadow=address)
 
     def __copy__(self: _Self, memo: Any = None) -> _Self:
@@ -83,7 +90,8 @@ class Context(transfer.context.Context):
 
     @property
     def underlying(self) -> int:
-        """A number for this context. There is no libzmq whose address it could be."""
+        """A number for this context, which `shadow` takes. There is no libzmq behind it."""
+        _by_address[id(self.__dict__)] = self
         return id(self.__dict__)
 
     # -- sockets -------------------------------------------------------------------------------

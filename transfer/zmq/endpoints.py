@@ -7,10 +7,11 @@ import random
 from typing import Any
 
 import transfer.socket
+from transfer.socket import Binding
 from transfer.zmq.constants import Errno, Event, SocketType
 from transfer.zmq.error import ZMQBindError, ZMQError
 from transfer.zmq.monitor import MonitorPump
-from transports import core
+from transports import core, registry
 from transports.address import parse
 from transports.errors import AddressError, Closed, TransferError
 
@@ -19,6 +20,15 @@ Base: Any = transfer.socket.socket_class(core)
 
 #: seconds that disconnect waits for what is queued; the rest goes to other peers
 _DISCONNECT = 1.0
+
+
+class Bound(Binding):
+    """What `bind` and `connect` return: ends the endpoint when its with-statement ends."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<SocketContext({self.kind}={_text(self.addr)!r})>"
 
 
 class EndpointMethods(Base):
@@ -39,20 +49,30 @@ class EndpointMethods(Base):
     def bind(self, addr: str) -> Any:
         """Binds. Raises ZMQError; `last_endpoint` has the real port."""
         try:
-            return super().bind(addr)
-        except Closed as error:
-            raise self._ended(error) from None
-        except AddressError as error:
-            if error.errno == Errno.EINVAL and parse(_text(addr)).needs_lookup:
-                error.errno = errno.ENODEV  # it can be read, and this machine has no such interface
-            raise
+            return Bound(self, "bind", super().bind(addr).addr)
+        except TransferError as error:
+            raise self._bad_endpoint(error, _text(addr)) from error.__cause__
 
     def connect(self, addr: str) -> Any:
         """Begins to connect; what is sent before the peer is there waits for it."""
         try:
-            return super().connect(addr)
-        except Closed as error:
-            raise self._ended(error) from None
+            return Bound(self, "connect", super().connect(addr).addr)
+        except TransferError as error:
+            raise self._bad_endpoint(error, _text(addr)) from error.__cause__
+
+    def _bad_endpoint(self, error: TransferError, addr: str) -> TransferError:
+        """The same error with pyzmq's number, and the endpoint in its text."""
+        if isinstance(error, Closed):
+            return self._ended(error)
+        scheme, separator, rest = addr.partition("://")
+        if isinstance(error, AddressError) and error.errno == Errno.EINVAL and separator:
+            if scheme not in registry.schemes():
+                error.errno = Errno.EPROTONOSUPPORT
+            elif rest.rpartition(":")[2].isdigit() and int(rest.rpartition(":")[2]) < 65536:
+                error.errno = errno.ENODEV  # it can be read, and this machine has no such interface
+        if addr not in str(error):
+            error.args = (f"{error} (addr={addr!r})",)
+        return error
 
     def unbind(self, addr: str) -> None:
         """Stops listening there. Raises ZMQError (ENOENT)."""

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import weakref
+from threading import Event
 from typing import Any
 
 from transfer.zmq.constants import MessageOption
 from transfer.zmq.error import ZMQError
-from transfer.zmq.tracker import MessageTracker
+from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 from transports import core
 from transports.errors import NotSupported
 from transports.wire import Flag
 
-__all__ = ["Frame", "Message"]
+__all__ = ["COPY_THRESHOLD", "Frame", "Message"]
+
+#: bytes below which data is copied, unless a frame or a socket says otherwise
+COPY_THRESHOLD = 65536
 
 
 class Frame(core.Frame):
     """A part of a message. `bytes` is a copy of it, `buffer` a view.
 
-    data: bytes or anything with a buffer. track: `tracker` tells when no send uses it any more.
-    copy, copy_threshold: taken for pyzmq's sake; data is held, never copied here.
+    data: bytes or anything with a buffer. track: `tracker` tells when neither this frame nor a send
+    uses the data any more. copy: of the data; None: below `copy_threshold` bytes.
     """
 
     tracker_event = None
+    tracker: MessageTracker | None
 
     def __init__(
         self,
@@ -32,20 +38,24 @@ class Frame(core.Frame):
     ) -> None:
         if isinstance(data, str):
             raise TypeError("text is no buffer: encode it")
-        if data is None:
-            data = b""
+        data = b"" if data is None else data
+        with memoryview(data) as view:
+            size = view.nbytes
+        if copy or (copy is None and size < (COPY_THRESHOLD if copy_threshold is None else copy_threshold)):
+            data = bytes(data)
+            self.tracker = _FINISHED_TRACKER if track else None
         else:
-            memoryview(data).release()
+            self.tracker = _track(self) if track else None
         super().__init__(data)
-        self.tracker: MessageTracker | None = MessageTracker() if track else None
 
     @classmethod
     def _of(cls, arrived: core.Frame) -> Frame:
         """The same frame with what pyzmq's has besides."""
         frame = cls.__new__(cls)
+        data = arrived.data
         core.Frame.__init__(
             frame,
-            arrived.data,
+            bytearray(data) if type(data) is bytes else data,  # what was received may be changed
             flags=arrived.flags,
             sequence=arrived.sequence,
             socket_type=arrived.socket_type,
@@ -100,8 +110,24 @@ class Frame(core.Frame):
 
     def __repr__(self) -> str:
         size = len(self)
-        shown = self.bytes if size <= 16 else bytes(self.buffer[:12])
-        return f"<zmq.Frame({shown!r}{'' if size <= 16 else f'...{size}B'})>"
+        if size <= 16:
+            return f"<zmq.Frame({self.bytes!r})>"
+        return f"<zmq.Frame({bytes(self.buffer[:12])!r}...{_short(size)})>"
 
 
 Message = Frame
+
+
+def _short(size: int) -> str:
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= unit:
+            return f"{size // unit}{name}"
+    return f"{size}B"
+
+
+def _track(frame: Frame) -> MessageTracker:
+    """A tracker that is done when the frame is gone; sends add theirs."""
+    gone = Event()
+    tracker = MessageTracker(gone)
+    tracker.frame = weakref.ref(frame, lambda _: gone.set())
+    return tracker

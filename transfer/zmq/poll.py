@@ -11,12 +11,26 @@ __all__ = ["Poller", "select", "zmq_poll"]
 
 
 class Poller(OurPoller):
-    """Registered sockets and descriptors, and the events wanted of each."""
+    """Registered sockets and descriptors, and the events wanted of each.
+
+    Of a file, as in pyzmq, `poll` gives the descriptor back.
+    """
+
+    def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
+        """(socket or descriptor, bits) of what is ready. `timeout` in milliseconds, None endless."""
+        return zmq_poll(self.sockets, timeout)
 
 
-def zmq_poll(sockets: list[tuple[Any, int]], timeout: float = -1) -> list[tuple[Any, int]]:
+def zmq_poll(sockets: list[tuple[Any, int]], timeout: float | None = -1) -> list[tuple[Any, int]]:
     """(socket or descriptor, bits) of what is ready. `timeout` in milliseconds, negative: endless."""
-    return wait([(thing, int(bits)) for thing, bits in sockets], timeout)
+    return wait([(_known(thing), int(bits)) for thing, bits in sockets], timeout)
+
+
+def _known(thing: Any) -> Any:
+    """A socket as it is, anything else as its descriptor."""
+    if isinstance(thing, int) or hasattr(thing, "_ready_bits"):
+        return thing
+    return thing.fileno()
 
 
 def select(
@@ -31,7 +45,7 @@ def select(
     ):
         for thing in things:
             wanted[thing] = wanted.get(thing, 0) | int(bit)
-    ready = wait(list(wanted.items()), None if timeout is None else timeout * 1000)
+    ready = zmq_poll(list(wanted.items()), None if timeout is None else timeout * 1000)
     return (
         [thing for thing, bits in ready if bits & PollEvent.POLLIN],
         [thing for thing, bits in ready if bits & PollEvent.POLLOUT],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from transfer.zmq.heirs import bequeath, owes
 from transfer.zmq.monitor import MonitorPump
 from transfer.zmq.serial import Serialising
 from transfer.zmq.sockopts import OptionAccess, our_type
-from transfer.zmq.tracker import MessageTracker
+from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 from transports import core, wire
 from transports.errors import (
     Again,
@@ -32,6 +33,9 @@ from transports.errors import (
 )
 
 __all__ = ["Socket", "SyncSocket"]
+
+#: what `underlying` was asked of, for `shadow`
+_by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 _send = Base.send
 _recv = Base.recv
@@ -80,6 +84,8 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     @classmethod
     def shadow(cls, address: Any) -> Any:
         """The same socket. Sockets of libzmq, which are addresses, raise ZMQError (EINVAL)."""
+        if isinstance(address, int):
+            address = _by_address.get(address)
         same = getattr(address, "_sync_socket", address)
         if not isinstance(same, Socket):
             raise ZMQError(Errno.EINVAL, "only sockets of this package can be shadowed")
@@ -92,7 +98,8 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
 
     @property
     def underlying(self) -> int:
-        """A number for this socket. There is no libzmq whose address it could be."""
+        """A number for this socket, which `shadow` takes. There is no libzmq whose address it could be."""
+        _by_address[id(self)] = self
         return id(self)
 
     @property
@@ -129,9 +136,15 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         return self._send_object(data, flags, copy, track)
 
     def _send_object(self, data: Any, flags: int, copy: bool, track: bool) -> Any:
-        watching = getattr(data, "tracker", None) if isinstance(data, Frame) else None
-        if watching is not None:
-            copy, track = False, True
+        watching = None
+        if isinstance(data, Frame):
+            watching = data.tracker
+            if track and not copy and watching is None:
+                raise ValueError("the frame was made without track=True")
+            copy, track = False, watching is not None
+        elif not copy and _size(data) < self.copy_threshold:
+            self.send(bytes(data), flags)
+            return _FINISHED_TRACKER if track else None
         try:
             sent = _send(self, _payload(data), flags, copy, track and not copy)
         except Closed as error:
@@ -140,10 +153,11 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
             raise self._hinted(error) from None
         if sent is None:
             return None
-        if watching is not None:
+        if watching is None:
+            return MessageTracker(sent)
+        if watching is not _FINISHED_TRACKER:
             watching.peers.add(sent)
-            return watching
-        return MessageTracker(sent)
+        return watching
 
     def send_multipart(
         self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
@@ -191,10 +205,14 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         with memoryview(buffer) as view:
             if view.readonly:
                 raise BufferError("the buffer is read-only")
+            room = nbytes or view.nbytes
+            if not 0 <= nbytes <= view.nbytes:
+                raise ValueError(f"{nbytes} bytes do not fit into {view.nbytes}")
         part = self.recv(flags, copy=False)
-        with memoryview(buffer).cast("B") as target:
-            length = min(nbytes or len(target), len(part))
-            target[:length] = part.buffer[:length]
+        length = min(room, len(part))
+        if length:
+            with memoryview(buffer).cast("B") as target:
+                target[:length] = part.buffer[:length]
         return len(part)
 
     def _hinted(self, error: Again) -> Again:
@@ -328,6 +346,14 @@ def _payload(data: Any) -> Any:
     if isinstance(data, str):
         raise TypeError("text is no buffer: use send_string")
     return data
+
+
+def _size(data: Any) -> int:
+    """Bytes of a buffer. Raises TypeError."""
+    if isinstance(data, str):
+        raise TypeError("text is no buffer: use send_string")
+    with memoryview(data) as view:
+        return view.nbytes
 
 
 def _part(index: int, part: Any) -> Any:

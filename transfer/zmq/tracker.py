@@ -19,6 +19,9 @@ class MessageTracker:
     towatch: trackers (ours too), events, or frames that were made with `track=True`.
     """
 
+    #: kept by the tracker of a frame: tells when the frame is gone
+    frame: Any = None
+
     def __init__(self, *towatch: Any) -> None:
         self.events: set[Event] = set()
         self.peers: set[MessageTracker | Tracker] = set()
