@@ -27,6 +27,12 @@ if TYPE_CHECKING:
         SUB as SUB,
     )
     from transfer.context import Context as Context
+    from transfer.interface import (
+        ZmqConfig as ZmqConfig,
+        ZmqInterface as ZmqInterface,
+        ZmqSocketOption as ZmqSocketOption,
+        ZmqSocketType as ZmqSocketType,
+    )
     from transfer.monitor import Event as Event, EventKind as EventKind, Monitor as Monitor
     from transfer.peer import PeerInfo as PeerInfo
     from transfer.poller import Poller as Poller

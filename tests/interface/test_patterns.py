@@ -194,6 +194,27 @@ def test_tensors_and_more_by_topic(zi, link, pickling):
     assert objects.get() == {"obj": {1, 2}, "topic": "t.c"}
 
 
+def test_what_has_no_topic_goes_to_whoever_wants_all(zi, link):
+    everything, pub = link("SUB", "PUB")
+    something = zi.create_socket("SUB")
+    zi.connect(something, zi.get_bound_endpoint(pub))
+    boxes = {}
+    for sub, topic in ((everything, ""), (something, "x")):
+        boxes[sub] = Inbox()
+        zi.set_subscribe_callback(sub, boxes[sub])
+        zi.set_tensor_receive_callback(sub, boxes[sub])
+        zi.subscribe(sub, topic)
+        until_heard(lambda mark: zi.publish(pub, "x", mark), boxes[sub], b"?")
+    zi.send_tensor(pub, np.frombuffer(b"xxxx", np.uint8))
+    zi.send(pub, b"x, but no topic")
+    zi.publish(pub, "x", b"last")
+    assert boxes[something].get()["data"] == b"last"
+    while "tensor" not in (message := boxes[everything].get()):
+        assert message["data"] in (b"?", b"?!")  # what was published while the other one joined
+    assert message["topic"] == ""
+    assert boxes[everything].get()["data"] == b"x, but no topic"
+
+
 def test_push_and_pull(zi):
     push = zi.create_socket("PUSH")
     inboxes = []
