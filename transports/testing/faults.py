@@ -159,10 +159,10 @@ class _Flow:
     def wants(self) -> bool:
         return not self.ended and not self.stalled and self.size < _HELD
 
-    def due(self) -> bool:
-        return bool(self.held) and self.held[0][0] <= time.monotonic()
+    def due(self, now: float) -> bool:
+        return bool(self.held) and self.held[0][0] <= now
 
-    def take(self) -> bool:
+    def take(self, now: float) -> bool:
         """Reads once; True if there was something."""
         if not self.wants:
             return False
@@ -181,12 +181,12 @@ class _Flow:
             data[at] ^= 0xFF
         self.passed += len(data)
         self.size += len(data)
-        self.held.append((time.monotonic() + faults.delay, data))
+        self.held.append((now + faults.delay, data))
         return True
 
-    def give(self) -> bool:
+    def give(self, now: float) -> bool:
         """Writes once what is due, or tells that the source has ended; True if something went."""
-        if self.due():
+        if self.due(now):
             data = self.held[0][1]
             sent = self.target.send(data[: self.faults.chunk])
             self.size -= sent
@@ -255,8 +255,10 @@ class _Link:
     def _turn(self, _events: int = 0) -> None:
         if self._over:
             return
+        # One time for the whole turn: what is not due when it is given must not be due when we wait.
+        now = time.monotonic()
         try:
-            moved = [_try(step) for flow in self._flows for step in (flow.take, flow.give)]
+            moved = [_try(step, now) for flow in self._flows for step in (flow.take, flow.give)]
         except OSError:  # one end is gone, so the other goes too
             self.end(True)
             return
@@ -267,11 +269,11 @@ class _Link:
         elif any(moved):
             self._reactor.call_soon(self._turn)  # others have their turn in between
         else:
-            self._wait()
+            self._wait(now)
 
-    def _wait(self) -> None:
+    def _wait(self, now: float) -> None:
         """Sets the one timer to when the first delayed piece is due."""
-        due = [flow.held[0][0] for flow in self._flows if flow.held and not flow.due()]
+        due = [flow.held[0][0] for flow in self._flows if flow.held and not flow.due(now)]
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -279,8 +281,8 @@ class _Link:
             self._timer = self._reactor.call_later(min(due) - time.monotonic(), self._turn)
 
 
-def _try(step: Callable[[], bool]) -> bool:
+def _try(step: Callable[[float], bool], now: float) -> bool:
     try:
-        return step()
+        return step(now)
     except BlockingIOError:
         return False
