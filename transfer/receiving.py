@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from patterns import Requester
+from patterns import Replier, Requester
 from patterns.base import Pattern
 from transfer.compressing import decompressed
 from transfer.constants import DONTWAIT
 from transfer.links import Links
-from transports.errors import Again
+from transfer.tensors import TensorMethods
+from transports.errors import Again, ProtocolError
 from transports.wire import Flag
 
 if TYPE_CHECKING:
-    from transports.core_contract import Frame, Sink, SocketBase
+    from transports.core_contract import Frame, OutFrame, Sink, SocketBase
 else:
     SocketBase = object
+
+T = TypeVar("T")
 
 #: milliseconds after which a REQ looks whether the peer that has its request is still there
 _LOOK = 50
@@ -39,10 +43,15 @@ class Receiving(SocketBase):
         _rest: deque[Any]
         _values: dict[str, Any]
         _inherited: bool
+        #: `by`: the stream of this thread's newest message, if it came through `_recv_frames`
+        _came: threading.local
         _lockstep: bool
         _frame: type[Frame]
 
         def _check_usable(self) -> None: ...
+        def _send_outframes(
+            self, frames: list[OutFrame], flags: int, track: bool, copy: bool | None
+        ) -> Any: ...
         def _ways_changed(self) -> None: ...
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
@@ -52,10 +61,21 @@ class Receiving(SocketBase):
             self._rest.clear()
             self._ways_changed()
         else:
-            parts = self._parts(self._recv_frames(flags))
+            parts = self._sound(lambda: self._parts(self._recv_frames(flags)))
         if copy:
             return [part if type(part) is bytes else part.bytes for part in parts]
         return self._as_frames(parts)
+
+    def recv_tensor(self, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
+        return self._sound(lambda: TensorMethods.recv_tensor(self, flags, out=out, like=like))
+
+    def recv_tensors(
+        self, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None
+    ) -> tuple[dict[str, Any], Any]:
+        return self._sound(lambda: TensorMethods.recv_tensors(self, flags, out=out, like=like))
+
+    recv_tensor.__doc__ = TensorMethods.recv_tensor.__doc__
+    recv_tensors.__doc__ = TensorMethods.recv_tensors.__doc__
 
     def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
         """Receives one part as text."""
@@ -92,17 +112,54 @@ class Receiving(SocketBase):
             if not self._rest:
                 self._ways_changed()
             return self._one(part, copy)
-        return self._first(self._parts(self._recv_frames(flags)), copy)
+        return self._first(self._sound(lambda: self._parts(self._recv_frames(flags))), copy)
 
     def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
-        return self._first(self._parts(frames), copy)
+        try:
+            parts = self._parts(frames)
+        except ProtocolError as error:
+            self._refuse(stream, error)
+            return self._recv_general(flags, copy)
+        return self._first(parts, copy)
 
     def _turn_message(self, stream: Any, frames: list[Frame], copy: bool) -> Any:
         """A message that a REQ or REP got in a way which the core leaves to the pattern."""
         admitted = self._pattern.admit(stream, frames)
         if admitted is None:
             return self._recv_general(0, copy)
-        return self._first(self._parts(list(admitted)), copy)
+        try:
+            parts = self._parts(list(admitted))
+        except ProtocolError as error:
+            self._refuse(stream, error)
+            return self._recv_general(0, copy)
+        return self._first(parts, copy)
+
+    def _sound(self, receive: Callable[[], T]) -> T:
+        """The next message that makes sense. What only shows after a message was read (compressed
+        data, the parts of a dict) ends its connection as any other bad frame does."""
+        while True:
+            try:
+                return receive()
+            except ProtocolError as error:
+                stream = getattr(self._came, "by", None)
+                if stream is None:
+                    raise
+                self._refuse(stream, error)
+
+    def _refuse(self, stream: Any, error: ProtocolError) -> None:
+        """Ends the connection by which a bad message came. A REQ has no other reply to wait for:
+        raises the error there."""
+        self._came.by = None
+        # Events and trackers keep the error, and tracebacks would keep the message.
+        cause: BaseException | None = error
+        while cause is not None:
+            cause.__traceback__ = None
+            cause = cause.__context__
+        self._links.lost(stream, error)
+        if isinstance(self._pattern, Replier):
+            self._pattern.gone()
+        elif self._requester is not None:
+            raise error
 
     def _recv_frames(self, flags: int = 0, sink: Sink | None = None) -> list[Any]:
         """One whole message by the pattern: frames as they arrived, and `bytes` before them that
@@ -111,9 +168,11 @@ class Receiving(SocketBase):
             self._check_usable()
         timeout = 0 if flags & DONTWAIT else self.receive_timeout
         pattern = self._pattern
+        came = self._came
+        came.by = None
         if not pattern.ordered:
             pattern.expect()
-            frames = self._recv_message(timeout, sink)[1]
+            came.by, frames = self._recv_message(timeout, sink)
             return self._latest(frames) if self._values["conflate"] else frames
         if self._requester is not None:
             return self._recv_reply(self._requester, timeout, sink)
@@ -123,6 +182,7 @@ class Receiving(SocketBase):
             stream, frames = self._recv_message(timeout, sink)
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
+                came.by = stream
                 return list(admitted)
             if timeout > 0:
                 timeout = max(0, int((deadline - time.monotonic()) * 1000))
@@ -149,6 +209,7 @@ class Receiving(SocketBase):
                 continue
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
+                self._came.by = stream
                 if stream.peer is not None:
                     stream.peer.answered()
                 if not self._lockstep:
@@ -168,7 +229,7 @@ class Receiving(SocketBase):
         """Conflate: the newest message there is; those before it are dropped and counted."""
         while True:
             try:
-                newer = self._recv_message(0)[1]
+                self._came.by, newer = self._recv_message(0)
             except Again:
                 return frames
             self._pattern.drop("conflated")

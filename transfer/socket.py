@@ -60,7 +60,7 @@ class Binding:
         return f"<{self.kind} {self.addr}>"
 
 
-class SocketMethods(TensorMethods, SocketOptions, Sending, Receiving):
+class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods):
     """All of a socket except the core's fast path. Safe to use from any thread; the parts of a
     message sent with SNDMORE belong together by thread. Not usable in a forked child.
 
@@ -106,6 +106,7 @@ class SocketMethods(TensorMethods, SocketOptions, Sending, Receiving):
         self._dispatcher: Dispatcher | None = None
         self._ending = threading.Lock()
         self._inherited = False
+        self._came = threading.local()
         self._frame: type[Frame] = context.core.Frame
         if self._requester is not None and defaults.reply_timeout >= 0:
             self.receive_timeout = defaults.reply_timeout

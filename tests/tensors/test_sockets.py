@@ -12,7 +12,6 @@ import torch
 
 import transfer
 from transfer.monitor import EventKind
-from transports.core import IMPLEMENTATION
 
 X = np.arange(60_000, dtype="f4").reshape(200, 300)
 STATE = {"weight": X, "bias": np.arange(5.0), "turned": np.asfortranarray(X)}
@@ -119,9 +118,6 @@ def test_a_tracker_tells_when_the_memory_is_free(ctx: Any) -> None:
     tracker.wait_confirmed(10)
 
 
-@pytest.mark.skipif(
-    IMPLEMENTATION == "twin", reason="the twin lets out what a sink refuses, and keeps the connection"
-)
 @pytest.mark.parametrize("nbytes", [3, 100_000], ids=["small", "large"])
 @pytest.mark.parametrize(
     ("header", "reason"),

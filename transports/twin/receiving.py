@@ -57,15 +57,22 @@ class Receiving(Attachments):
         deadline = deadline_of(timeout)
         self._begin_receiving(deadline)
         try:
-            self._check()
-            found, self._unread = self._unread, None
-            if found is None:
-                found = self._find(deadline, sink)
+            while True:
+                self._check()
+                found, self._unread = self._unread, None
                 if found is None:
-                    raise Again("nothing arrived in time")
-            stream, frames, _ = found
-            if sink is not None:
-                self._place(found, sink)
+                    found = self._find(deadline, sink)
+                    if found is None:
+                        raise Again("nothing arrived in time")
+                stream, frames, _ = found
+                if sink is None:
+                    break
+                try:
+                    self._place(found, sink)
+                    break
+                except ProtocolError as error:  # the sink found that its header makes no sense
+                    self._unread = found = None
+                    self._lose(stream, error)
             self.messages_received += 1
             for frame in frames:
                 self.bytes_received += len(frame)
@@ -208,6 +215,8 @@ class Receiving(Attachments):
                 try:
                     # Behind a message that is ready nobody asks the sink: it is asked for one message.
                     stream._pull(None if self._turns else sink)
+                except ProtocolError as error:  # so says the sink of the header
+                    stream._end(error)
                 except BaseException:
                     stream._decoder.unplace()
                     raise

@@ -172,10 +172,10 @@ class Stream(Outgoing):
             return True
         except BlockingIOError:
             return False
-        except OSError as error:
-            self._end(failed(error))
+        except OSError as error:  # without its traceback, which would keep the memory read into
+            self._end(failed(error.with_traceback(None)))
         except ProtocolError as error:
-            self._end(error)
+            self._end(error.with_traceback(None))
         except BaseException as error:
             # Interrupted between the system's answer and our account of it: better a stream that
             # ends than one that lost some bytes in silence.

@@ -1,0 +1,361 @@
+"""Peers that break the protocol: their connection ends with a reason, and nobody else notices.
+
+What the frames look like is tested byte by byte in tests/core and tests/tensors. Here the bytes come
+over a real connection to a socket of a user, who has another peer that behaves.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import socket
+import struct
+
+import numpy
+import psutil
+import pytest
+
+from tests.core.raw import CONTROL, CRC, EXTENDED, LZ4, META, MORE, TENSOR, TOPIC, Raw, read_frame
+from tests.faults.stranger import answered, awaited, dialled, ended, hang_up, seen, speak, stranger
+from tests.sockets.helpers import TCP, Thread, eventually
+from transfer import PUB, PULL, PUSH, REP, REQ, ROUTER
+from transports.errors import Again, Broken, HandshakeError, ProtocolError, StateError
+from transports.hello import encode
+from transports.identity import make_hello
+from transports.wire import SocketType
+
+BOMB = 1 << 27
+
+
+def lz4_frame(content: bytes, size: int | None = None) -> bytes:
+    """An LZ4 frame that says its content has `size` bytes."""
+    import lz4.frame
+
+    packed = bytearray(lz4.frame.compress(content, store_size=True))
+    if size is not None:
+        struct.pack_into("<Q", packed, 6, size)
+    return bytes(packed)
+
+
+def header(dtype: int, ndim: int, *shape: int, layout: int = 0) -> bytes:
+    return struct.pack("<II4qB7x", dtype, ndim, *shape, *[0] * (4 - len(shape)), layout)
+
+
+def extended(ndim: int, *shape: int, dtype: int = 2, itemsize: int = 4, text: bytes = b"") -> bytes:
+    body = struct.pack(f"<BBBBBBHI{len(shape)}q", 1, dtype, ndim, 0, 1, 0, 0, itemsize, *shape) + text
+    return struct.pack("<I", 4 + len(body)) + body
+
+
+class Watched:
+    """A PULL with a good peer and a monitor, and what is to be the same after a bad one was there."""
+
+    def __init__(self, context, **options):
+        self.pull = context.socket(PULL, rcvtimeo=10_000, **options)
+        self.pull.bind(TCP)
+        self.push = context.socket(PUSH, sndtimeo=10_000)
+        self.push.connect(self.pull.last_endpoint)
+        self.pull.wait_for_peers(1, 10)
+        self.push.wait_for_peers(1, 10)
+        self.pool = context.pool
+        self.taken = self.pool.in_use, self.pool.cached
+        self.monitor = self.pull.get_monitor()
+        self.others = self.push.get_monitor()
+
+    def look(self):
+        """What is there to read is looked at, as a program that polls does."""
+        assert self.pull.poll(10) == 0, "the bad message was handed out"
+
+    def refuses(self, bare, reason, look=None):
+        """The connection ends: told by a typed error, counted, seen by the monitor."""
+        address = "{}:{}".format(*bare.getsockname())
+        counts, word = self.pull._links.counts, f"protocol:{reason}"
+        assert eventually(lambda: (look or self.look)() or word in counts)
+        assert counts[word] == 1
+        assert self.pool.in_use <= self.taken[0] + (1 << 20)  # what arrived, and no more
+        event = awaited(self.monitor, "protocol_failed")
+        assert (event.reason, event.peer) == (reason, address)
+        assert isinstance(event.error, ProtocolError)
+        assert awaited(self.monitor, "disconnected").peer == address
+        assert ended(bare)
+
+    def nobody_noticed(self):
+        """The good peer has the connection that it had, and nothing is left of the bad one."""
+        self.push.send(b"still here")
+        assert self.pull.recv() == b"still here"
+        assert eventually(lambda: len(self.pull.peers()) == 1)
+        assert [event for event in seen(self.others) if event.kind != "connected"] == []
+        assert eventually(lambda: gc.collect() >= 0 and self.pool.in_use == self.taken[0])
+        assert self.pool.cached <= self.taken[1] + (8 << 20)
+
+
+# --- frames that every receiver refuses ---------------------------------------------------------
+
+BAD_FRAMES = {
+    "wrong magic": ("magic", Raw(magic=0xDEADBEEF)),
+    "garbage": ("magic", bytes(range(1, 256)) * 40),
+    "text": ("magic", b"GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\n\r\n"),
+    "wrong version": ("version", Raw(version=2)),
+    "unknown socket type": ("flags", Raw(socket_type=200)),
+    "extended without tensor": ("flags", Raw(flags=EXTENDED, meta=bytes(40))),
+    "length 2^63": ("length", Raw(length=1 << 63)),
+    "length 2^64 - 1": ("length", Raw(length=(1 << 64) - 1)),
+    "length over the limit": ("too_large", Raw(length=1_000_001)),
+    "tensor over the limit": ("too_large", Raw(flags=TENSOR, meta=META, length=1 << 40)),
+    "topic of 4 GB": ("topic", Raw(flags=TOPIC, topic_length=(1 << 32) - 1)),
+    "topic without its flag": ("topic", Raw(b"data", topic=b"topic")),
+    "wrong checksum": ("checksum", Raw(b"data", CRC, checksum=1)),
+    "wrong checksum, large": ("checksum", Raw(bytes(300_000), CRC, checksum=1)),
+    "checksum of a tensor": ("checksum", Raw(bytes(24), CRC | TENSOR, meta=header(2, 1, 3), checksum=7)),
+    "control over the limit": ("control", Raw(flags=CONTROL, length=1 << 20)),
+    "control with more": ("control", Raw(b"\6", CONTROL | MORE)),
+    "credit of a sender": ("control", Raw(b"\5" + struct.pack("<Q", 1 << 40), CONTROL)),
+    "credit cut short": ("control", Raw(b"\5\1", CONTROL)),
+    "subscription to a PULL": ("control", Raw(b"\2" + bytes(8), CONTROL)),
+    "extended header of 4 GB": ("tensor", Raw(flags=TENSOR | EXTENDED, meta=b"\xff" * 16)),
+    "extended header of 3 bytes": ("tensor", Raw(flags=TENSOR | EXTENDED, meta=b"\3" + bytes(19))),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FRAMES)
+def test_a_bad_frame_ends_its_connection_and_no_other(context, case):
+    reason, bad = BAD_FRAMES[case]
+    watched = Watched(context, maxmsgsize=1_000_000)
+    with stranger(watched.pull.last_endpoint) as bare:
+        speak(bare, Raw(b"before"), bad, bytes(64))
+        assert watched.pull.recv() == b"before"
+        watched.refuses(bare, reason)
+    watched.nobody_noticed()
+
+
+def test_a_bad_frame_does_not_end_the_wait_of_a_receiver(context):
+    watched = Watched(context)
+    waiting = Thread(watched.pull.recv)
+    with stranger(watched.pull.last_endpoint) as bare:
+        speak(bare, Raw(magic=1), bytes(64))
+        assert ended(bare)
+        assert awaited(watched.monitor, "protocol_failed").reason == "magic"
+    watched.push.send(b"good")
+    assert waiting.finish() == b"good"
+    watched.nobody_noticed()
+
+
+@pytest.mark.parametrize("size", [100, 3_000_000])
+@pytest.mark.parametrize("end", ["closed", "reset"])
+def test_a_frame_cut_in_the_middle(context, size, end):
+    watched = Watched(context)
+    with stranger(watched.pull.last_endpoint) as bare:
+        address = bare.getsockname()[:2]
+        frame = Raw(bytes(size), TOPIC, topic=b"topic").encode()
+        speak(bare, Raw(b"before"), frame[: 34 + size // 2])
+        assert watched.pull.recv() == b"before"
+        watched.look()
+        hang_up(bare) if end == "reset" else bare.close()
+        counts = watched.pull._links.counts
+        assert eventually(lambda: watched.look() or "disconnected" in counts)
+        event = awaited(watched.monitor, "disconnected")
+        assert event.peer == "{}:{}".format(*address)
+        assert isinstance(event.error, ProtocolError if end == "closed" else (Broken, ProtocolError))
+        if end == "closed":
+            assert event.error.reason == "truncated"
+            assert counts["protocol:truncated"] == 1
+        del event  # its traceback refers to what was half read
+    watched.nobody_noticed()
+
+
+def test_an_announced_message_that_never_comes_costs_no_memory(context):
+    """A header may say anything below the limit: memory is touched as bytes arrive."""
+    watched = Watched(context)
+    resident = psutil.Process().memory_info().rss
+    with stranger(watched.pull.last_endpoint) as bare:
+        speak(bare, Raw(bytes(1000), length=3 << 30))
+        watched.look()
+        watched.push.send(b"others are served")
+        assert watched.pull.recv() == b"others are served"
+        assert psutil.Process().memory_info().rss < resident + (64 << 20)
+    assert eventually(lambda: watched.look() or "protocol:truncated" in watched.pull._links.counts)
+    watched.nobody_noticed()
+
+
+# --- headers of tensors -------------------------------------------------------------------------
+
+BAD_TENSORS = {
+    "unknown dtype": ("dtype", Raw(bytes(12), TENSOR, meta=header(99, 1, 3))),
+    "dtype 0": ("dtype", Raw(bytes(12), TENSOR, meta=header(0, 1, 3))),
+    "nine dimensions": ("shape", Raw(bytes(12), TENSOR, meta=header(2, 9, 3))),
+    "2^32 - 1 dimensions": ("shape", Raw(bytes(12), TENSOR, meta=header(2, 2**32 - 1, 3))),
+    "negative dimension": ("shape", Raw(bytes(12), TENSOR, meta=header(2, 1, -3))),
+    "dimensions that overflow": ("shape", Raw(bytes(12), TENSOR, meta=header(2, 3, 2**31, 2**31, 2**31))),
+    "shape larger than the data": ("shape", Raw(bytes(12), TENSOR, meta=header(2, 2, 1 << 20, 1 << 20))),
+    "shape smaller than the data": ("shape", Raw(bytes(12), TENSOR, meta=header(2, 1, 2))),
+    "the same, large": ("shape", Raw(bytes(400_000), TENSOR, meta=header(2, 1, 2))),
+    "unknown layout": ("tensor", Raw(bytes(12), TENSOR, meta=header(2, 1, 3, layout=9))),
+    "33 dimensions": ("shape", Raw(bytes(4), TENSOR | EXTENDED, meta=extended(33, *[1] * 33))),
+    "fewer sizes than dimensions": ("tensor", Raw(bytes(4), TENSOR | EXTENDED, meta=extended(20, 1, 1))),
+    "items of another size": ("dtype", Raw(bytes(4), TENSOR | EXTENDED, meta=extended(1, 4, itemsize=1))),
+    "python objects": (
+        "dtype",
+        Raw(bytes(8), TENSOR | EXTENDED, meta=extended(1, 1, dtype=0, itemsize=8, text=b'"|O"')),
+    ),
+}
+
+
+@pytest.mark.parametrize("receive", ["plain", "out"])
+@pytest.mark.parametrize("case", BAD_TENSORS)
+def test_a_bad_tensor_ends_its_connection_and_no_other(context, case, receive):
+    reason, bad = BAD_TENSORS[case]
+    watched = Watched(context)
+    options = {"out": numpy.zeros(3, "f4")} if receive == "out" else {}
+    with stranger(watched.pull.last_endpoint) as bare:
+        speak(bare, bad)
+
+        def look():
+            with pytest.raises(Again):
+                watched.pull.receive_timeout = 20
+                watched.pull.recv_tensor(**options)
+
+        watched.refuses(bare, reason, look)
+    watched.pull.receive_timeout = 10_000
+    watched.push.send_tensor(numpy.ones(3, "f4"))
+    assert watched.pull.recv_tensor(**options).tolist() == [1, 1, 1]
+    watched.nobody_noticed()
+
+
+# --- compressed data ----------------------------------------------------------------------------
+
+BAD_LZ4 = {
+    "bomb": lambda: _bomb(),
+    "bomb that lies": lambda: lz4_frame(bytes(1 << 20), size=100),
+    "bomb of 2^63": lambda: lz4_frame(b"x" * 1000, size=1 << 63),
+    "no LZ4": lambda: b"not compressed at all" * 10,
+    "cut off": lambda: lz4_frame(bytes(range(256)) * 100)[:-40],
+}
+
+
+@pytest.mark.parametrize("case", BAD_LZ4)
+@pytest.mark.parametrize("how", ["recv", "recv_multipart", "recv_tensor"])
+def test_bad_compression_ends_its_connection_and_no_other(context, case, how):
+    watched = Watched(context, maxmsgsize=BOMB - 1)
+    packed = BAD_LZ4[case]()
+    meta = header(8, 1, 100) if how == "recv_tensor" else b""
+    flags = LZ4 | (TENSOR if meta else 0)
+    resident = psutil.Process().memory_info().rss
+    with stranger(watched.pull.last_endpoint) as bare:
+        speak(bare, Raw(packed, flags, meta=meta))
+
+        def look():
+            with pytest.raises(Again):
+                watched.pull.receive_timeout = 20
+                getattr(watched.pull, how)()
+
+        watched.refuses(bare, "compression", look)
+        assert psutil.Process().memory_info().rss < resident + (64 << 20)
+    watched.pull.receive_timeout = 10_000
+    watched.nobody_noticed()
+
+
+@functools.cache
+def _bomb():
+    """A few kB that would be 128 MB."""
+    return lz4_frame(bytes(BOMB))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(REP, SocketType.REQ), (ROUTER, SocketType.DEALER)])
+def test_a_server_survives_a_bad_request(context, ours, theirs):
+    server = context.socket(ours, rcvtimeo=10_000)
+    server.bind(TCP)
+    monitor = server.get_monitor()
+    serving = Thread(server.recv_multipart)
+    with stranger(server.last_endpoint, theirs) as bare:
+        speak(bare, Raw(b"", MORE), Raw(b"no LZ4" * 10, LZ4)) if ours is ROUTER else speak(
+            bare, Raw(b"no LZ4" * 10, LZ4)
+        )
+        assert awaited(monitor, "protocol_failed").reason == "compression"
+        assert ended(bare)
+    client = context.socket(REQ)
+    client.connect(server.last_endpoint)
+    client.send(b"a good one")
+    parts = serving.finish()
+    assert parts[-1] == b"a good one"
+    server.send_multipart([*parts[:-1], b"answer"])
+    assert client.recv() == b"answer"
+
+
+def test_a_bad_reply_fails_its_request(context):
+    """The typed error comes out where the reply was awaited, and the next request is free to go."""
+    client = context.socket(REQ, reconnect_ivl=10)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client.connect("tcp://{}:{}".format(*listener.getsockname()))
+        bare = answered(listener, SocketType.REP)
+        with bare:
+            client.send(b"question")
+            asked = read_frame(bare)
+            assert asked.data == b"question"
+            speak(bare, Raw(b"no LZ4" * 10, LZ4, sequence=asked.sequence, socket_type=1))
+            with pytest.raises((ProtocolError, Broken)):
+                client.recv()
+            assert ended(bare)
+    assert client._links.counts["protocol:compression"] == 1
+    with pytest.raises(StateError, match="no request"):
+        client.recv()
+
+
+# --- before and in the handshake ----------------------------------------------------------------
+
+BAD_BEGINNINGS = {
+    "garbage": ("magic", bytes(range(1, 200))),
+    "wrong version": ("version", Raw(version=7).encode()),
+    "hello of 2^63 bytes": ("length", Raw(b"\1", CONTROL, 0, length=1 << 63).encode()),
+    "hello of 1 GB": ("length", Raw(b"\1", CONTROL, 0, length=1 << 30).encode()),
+    "hello without sense": ("hello", Raw(b"\1{]", CONTROL, 0).encode()),
+    "wrong kind of socket": ("socket_type", encode(make_hello(SocketType.PUB))),
+    "half a header": ("timeout", Raw(b"data").encode()[:17]),
+    "half a hello": ("timeout", encode(make_hello(SocketType.PUSH))[:80]),
+    "silence": ("timeout", b""),
+}
+
+
+@pytest.mark.parametrize("case", BAD_BEGINNINGS)
+def test_a_bad_beginning_ends_its_connection_and_no_other(context, case):
+    reason, data = BAD_BEGINNINGS[case]
+    watched = Watched(context)
+    watched.pull.handshake_ivl = 100 if reason == "timeout" else 20_000
+    watched.pull.bind(TCP)  # the time holds for what is bound from now on
+    with dialled(watched.pull.last_endpoint) as bare:
+        address = "{}:{}".format(*bare.getsockname())
+        speak(bare, data)
+        event = awaited(watched.monitor, "handshake_failed")
+        assert (event.reason, event.peer) == (reason, address)
+        assert isinstance(event.error, HandshakeError)
+        assert watched.pull._links.counts[f"handshake:{reason}"] == 1
+        assert ended(bare)
+    watched.nobody_noticed()
+
+
+def test_silence_inside_a_frame_of_a_peer_that_promised_heartbeats(context):
+    watched = Watched(context, heartbeat_ivl=10, heartbeat_timeout=100)
+    watched.push.heartbeat_ivl = 10
+    with stranger(watched.pull.last_endpoint, extra={"heartbeat_ms": 10}) as bare:
+        speak(bare, Raw(b"data").encode()[:17])
+        watched.look()
+        event = awaited(watched.monitor, "silent")
+        assert event.peer == "{}:{}".format(*bare.getsockname())
+        assert isinstance(awaited(watched.monitor, "disconnected").error, Broken)
+        assert ended(bare)
+    watched.push.send(b"still here")
+    assert watched.pull.recv() == b"still here"
+
+
+def test_a_subscription_too_long_or_too_many(context):
+    """A PUB reads what strangers ask for, and there is a limit."""
+    pub = context.socket(PUB)
+    pub.bind(TCP)
+    monitor = pub.get_monitor()
+    with stranger(pub.last_endpoint, SocketType.SUB) as bare:
+        order = b"\2" + struct.pack("<Q", 1)
+        speak(bare, Raw(order + bytes(70_000), CONTROL, socket_type=3))
+        assert awaited(monitor, "protocol_failed").reason == "control"
+        assert ended(bare)
+    with stranger(pub.last_endpoint, SocketType.SUB) as bare:
+        speak(bare, Raw(b"data is not for a PUB", socket_type=3))
+        assert awaited(monitor, "protocol_failed").reason == "flags"
+        assert ended(bare)
