@@ -248,12 +248,15 @@ class Links(Arrivals):
                 except Broken:
                     continue
         draining.flush([peer.stream for peer in peers if not peer.pending], deadline)
+        # Counted now: the end that `finish` makes breaks a stream that is still writing, and what it
+        # had begun would not count as lost any more.
+        queued = {peer.stream: peer.stream.queued for peer in peers}
         draining.finish([p.fd for p in peers if p.fd >= 0 and p.stream.broken is None], deadline)
         unsent = 0
         closed = Closed("the socket was closed before the peer confirmed the message")
         for peer in peers:
             self._unwatch(peer)
-            unsent += peer.stream.close()
+            unsent += max(queued[peer.stream], peer.stream.close())
             self.context.tally.peer_ended(self.pattern.socket_type.name, peer)
             for _, tracker in peer.trackers:
                 tracker._fail(closed)
