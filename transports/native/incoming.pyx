@@ -25,7 +25,7 @@ from transports.native.link cimport (
 )
 from transports.native.message cimport checksum_of
 from transports.native.pool cimport Frame, HeldBuffer, Lease
-from transports.native.system cimport MADV_HUGEPAGE, MSG_DONTWAIT, iovec, madvise, readv, recv
+from transports.native.system cimport MADV_HUGEPAGE, MSG_DONTWAIT, iovec, madvise, readv, recv, sched_yield
 
 cdef enum:
     READ_AHEAD = 256 * 1024
@@ -284,6 +284,8 @@ cdef class Incoming(Outgoing):
                             continue
                         break
                     self.large_done += count
+                    if count >= SLICE // 2 and self.large_size >= HUGE:
+                        sched_yield()
                 self.link.last_received = now_ns()
             self.done_reading()
             if self.large_done < self.large_size:

@@ -14,7 +14,7 @@ from libc.string cimport memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport write
 
-from transports.native.system cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sendmsg
+from transports.native.system cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sched_yield, sendmsg
 from transports.native.system cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
@@ -22,6 +22,7 @@ from transports.native.system cimport (
 cdef enum:
     MAX_IOV = 64
     SLICE = 512 * 1024              # of one system call: what waits for this core gets its turn
+    YIELD = 4 * 1024 * 1024         # with so much to write the core is offered to others
     PAUSE_NS = 20 * 1000            # a send after this long a pause goes out at once
 
 fork_generation = 0
@@ -218,6 +219,9 @@ cdef int link_write(link_t* link) noexcept nogil:
                 link_give_up_begun(link)
             return BROKEN
         retire(link, written)
+        if link.queued_bytes >= YIELD and written >= SLICE // 2:
+            # A long copy in the kernel must not hold up the small message of another thread.
+            sched_yield()
     link.kernel_full = 0
     link.last_write = now_ns()
     return OK

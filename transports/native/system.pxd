@@ -82,3 +82,6 @@ cdef extern from "<signal.h>" nogil:
     int sigfillset(sigset_t*)
     int pthread_sigmask(int, const sigset_t*, sigset_t*)
     int SIG_SETMASK
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
