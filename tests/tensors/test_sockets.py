@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import transfer
+from tests.sockets.conftest import KeepingContext
 from transfer.monitor import EventKind
 
 X = np.arange(60_000, dtype="f4").reshape(200, 300)
@@ -19,7 +20,7 @@ STATE = {"weight": X, "bias": np.arange(5.0), "turned": np.asfortranarray(X)}
 
 @pytest.fixture
 def ctx() -> Iterator[Any]:
-    with transfer.Context() as context:
+    with KeepingContext() as context:  # else a collection in the middle finds sockets unclosed
         yield context
 
 
