@@ -126,24 +126,15 @@ def test_a_cancelled_send_is_an_error_and_sends_nothing(core):
     asyncio.run(main())
 
 
-def known_bug_of_the_native_core(request):
-    """`poured` in transports/native/receiving.pyx lets a sink's ProtocolError out, and asks it about
-    compressed frames. Take this away when it is mended: the mark is strict."""
-    if "native" in request.node.name:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="a message read ahead by poll()"))
-
-
-def test_a_compressed_tensor_that_a_poll_has_seen(context, request):
-    known_bug_of_the_native_core(request)
+def test_a_compressed_tensor_that_a_poll_has_seen(context):
     pull, push = pair_of(context, PULL, PUSH, compression="lz4", rcvtimeo=2000)
     push.send_tensor(numpy.zeros(10_000))
     assert pull.poll(10_000)
     assert pull.recv_tensor().shape == (10_000,)
 
 
-def test_a_bad_message_that_a_poll_has_seen(context, request):
+def test_a_bad_message_that_a_poll_has_seen(context):
     """poll() reads ahead; the header of the tensor that it read is refused all the same."""
-    known_bug_of_the_native_core(request)
     pull = context.socket(PULL, rcvtimeo=10_000)
     pull.bind(TCP)
     push = context.socket(PUSH)

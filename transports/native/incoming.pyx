@@ -20,7 +20,7 @@ from transports.wire import EXTENDED_MAX, EXTENDED_MIN, MAX_CONTROL, MAX_TOPIC
 
 from transports.native.flusher cimport reader_t
 from transports.native.link cimport (
-    F_CONTROL, F_CRC, F_EXTENDED, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE, MAGIC, VERSION, header_t,
+    F_CONTROL, F_CRC, F_EXTENDED, F_LZ4, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE, MAGIC, VERSION, header_t,
     link_arm_credit, now_ns,
 )
 from transports.native.message cimport checksum_of
@@ -34,7 +34,6 @@ cdef enum:
     PROBE = 128 * 1024             # of an expected payload, before its header was seen
     HUGE = 4 * 1024 * 1024
     SLICE = 512 * 1024             # of one system call: what waits for this core gets its turn
-    F_LZ4 = 128
     MAX_FRAMES = 1 << 20
 
 cdef size_t TOPIC_LIMIT = MAX_TOPIC

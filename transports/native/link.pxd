@@ -26,6 +26,7 @@ cdef enum:
     F_MORE = 16
     F_CRC = 32
     F_EXTENDED = 64
+    F_LZ4 = 128
     CREDIT_KIND = 5
     CREDIT_NS = 20 * 1000 * 1000
     COALESCE = 64 * 1024      # bytes that are written without waiting for the flusher

@@ -45,6 +45,7 @@ cdef class Receiving(Sending):
     cdef int count_message(self, tuple message) except -1
     cdef int take_lock(self, long long timeout, int64_t deadline) except -1
     cdef tuple poll_once(self, bint as_bytes, sink)
+    cdef tuple pour_stash(self, sink)
     cdef bint next_ready(self)
     cdef tuple next_of_current(self, bint as_bytes, sink)
     cdef tuple next_foreign(self, sink)

@@ -10,7 +10,7 @@ from posix.unistd cimport write as write_fd
 from transports.errors import Again, Broken, Closed, ProtocolError
 
 from transports.native.incoming cimport group, prepare_reader
-from transports.native.link cimport F_CONTROL, now_ns
+from transports.native.link cimport F_CONTROL, F_LZ4, now_ns
 from transports.native.pool cimport Frame
 from transports.native.stream cimport Stream
 from transports.native.system cimport epoll_event, epoll_wait
@@ -120,9 +120,9 @@ cdef class Receiving(Sending):
             self.stash = None
             return stash
         if stash is not None:
-            message = poured(stash, sink)
-            self.stash = None
-            return message
+            message = self.pour_stash(sink)
+            if message is not None:
+                return message
         prepare_reader(&self.reader)
         if self.foreign_ins and self.foreign_first:
             self.foreign_first = False
@@ -140,6 +140,26 @@ cdef class Receiving(Sending):
             if message is not None:
                 return message
         return self.next_foreign(sink) if self.foreign_ins else None
+
+    cdef tuple pour_stash(self, sink):
+        """The message that was found before its sink was known: one more copy. None: the sink found
+        that it breaks the protocol, and its stream is lost."""
+        cdef tuple message = self.stash
+        cdef Frame frame
+        try:
+            for frame in message[1]:
+                if frame.flags & (F_CONTROL | F_LZ4):
+                    continue
+                target = sink(frame.meta, frame.topic, len(frame.data))
+                if target is not None:
+                    memoryview(target).cast("B")[:] = memoryview(frame.data).cast("B")
+                    frame.data = target
+        except ProtocolError as error:
+            self.stash = None
+            self.lose(message[0], error)
+            return None
+        self.stash = None
+        return message
 
     cdef bint next_ready(self):
         """Takes the next stream that epoll named."""
@@ -215,9 +235,10 @@ cdef class Receiving(Sending):
                     return (stream, frames)
                 # It stays unread if the sink refuses.
                 self.stash = (stream, frames)
-                message = poured(self.stash, sink)
-                self.stash = None
-                return message
+                message = self.pour_stash(sink)
+                if message is not None:
+                    return message
+                break
         return None
 
     cdef bint wanted(self, list frames):
@@ -324,14 +345,3 @@ cdef class Receiving(Sending):
         self.wants_all = b"" in self.prefixes
         self.prefix_lengths = tuple(sorted({len(prefix) for prefix in self.prefixes}))
         return 0
-
-
-cdef tuple poured(tuple message, sink):
-    """A message that was read before its sink was known: one more copy."""
-    cdef Frame frame
-    for frame in message[1]:
-        target = sink(frame.meta, frame.topic, len(frame.data))
-        if target is not None:
-            memoryview(target).cast("B")[:] = memoryview(frame.data).cast("B")
-            frame.data = target
-    return message
