@@ -219,7 +219,7 @@ cdef int link_write(link_t* link) noexcept nogil:
                 link_give_up_begun(link)
             return BROKEN
         retire(link, written)
-        if link.queued_bytes >= YIELD and written >= SLICE // 2:
+        if link.waiters and link.queued_bytes >= YIELD and written >= SLICE // 2:
             # A long copy in the kernel must not hold up the small message of another thread.
             sched_yield()
     link.kernel_full = 0
