@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from patterns import Publisher, Subscriber
@@ -12,7 +13,7 @@ from transfer.links.losses import Losses
 from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Peer
-from transports.errors import Broken, ProtocolError
+from transports.errors import Broken, Closed, ProtocolError
 from transports.reactor import READABLE
 from transports.wire import Control, Flag, SocketType
 
@@ -51,7 +52,8 @@ class Controls(Losses):
                 peer.source.connector.lost()
         socket = self._socket()
         if socket is not None:
-            socket._readable()  # finds the end, unless there is something to read before it
+            with suppress(Closed):  # somebody closes it at this moment: then there is nothing to find
+                socket._readable()  # finds the end, unless there is something to read before it
 
     def control_arrived(self, stream: Any, frame: Any) -> None:
         """As `on_control`; a frame that makes no sense ends the connection."""
