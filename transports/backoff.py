@@ -6,8 +6,12 @@ back in waves.
 
 from __future__ import annotations
 
-import random
+from random import Random
 from collections.abc import Callable
+
+
+#: of our own: a program that seeds or checks the global one sees nothing of us
+_RANDOM = Random()
 
 
 class Backoff:
@@ -19,7 +23,7 @@ class Backoff:
 
     __slots__ = ("_draw", "_range", "first", "limit")
 
-    def __init__(self, first: float, limit: float, draw: Callable[[], float] = random.random) -> None:
+    def __init__(self, first: float, limit: float, draw: Callable[[], float] = _RANDOM.random) -> None:
         self.first = max(0.0, first)
         self.limit = max(self.first, limit)
         self._draw = draw

@@ -27,6 +27,9 @@ class Line:
     def __init__(self):
         self.kinds, self.trackers = [], []
 
+    def alive(self):
+        return True
+
     def send(self, arrays, meta):
         self.kinds.append(meta["kind"])
         self.trackers.append(Told())
@@ -51,6 +54,9 @@ def test_an_attempt_is_done_when_all_of_it_is_confirmed():
 
 def test_the_receipt_tells_what_was_sent():
     class Confirming(Line):
+        def alive(self):
+            return True
+
         def send(self, arrays, meta):
             super().send(arrays, meta).answer = None
             return self.trackers[-1]
@@ -85,6 +91,9 @@ def test_a_trainer_that_dies_before_the_last_confirmation_fails_the_attempt():
 
 class Full(Line):
     """Takes the beginning, and then nothing any more."""
+
+    def alive(self):
+        return True
 
     def send(self, arrays, meta):
         if self.kinds:

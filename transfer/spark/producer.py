@@ -37,6 +37,7 @@ class Sender(Protocol):
     transport: str
 
     def send(self, arrays: Arrays, meta: dict[str, Any]) -> Tracker: ...
+    def alive(self) -> bool: ...
     def close(self, linger: float = 0.0) -> None: ...
 
 
@@ -66,6 +67,11 @@ class SocketSender:
     def send(self, arrays: Arrays, meta: dict[str, Any]) -> Tracker:
         tracker: Tracker = self._socket.send_tensors(arrays, meta=meta, track=True)
         return tracker
+
+    def alive(self) -> bool:
+        """Whether the receiver is still connected. Another one, later, would not have the rows that
+        this one consumed, so a sender whose receiver went is of no use any more."""
+        return bool(self._socket.peers())
 
     def close(self, linger: float = 0.0) -> None:
         """Waits up to `linger` seconds until the kernel has what was sent. Whatever had to arrive was
@@ -103,9 +109,9 @@ class Delivery:
                 tracker = self._sender.send(arrays, to_meta(message))
                 break
             except Again:
-                # Full, or gone. Waiting for a dead trainer's successor would be no use: what the
-                # dead one had in its buffers is lost, and that is what the trackers say.
+                # Full, or gone.
                 self._settle(0.0)
+                self._check_alive()
                 if time.monotonic() > deadline:
                     raise
         self._waiting.append(tracker)
@@ -113,11 +119,19 @@ class Delivery:
 
     def wait(self, what: str) -> None:
         """Until everything is consumed. `what` is for the error."""
-        if not self._settle(self._timeout):
-            raise Again(
-                f"{what}: the trainer consumed not all of it within {self._timeout:g} s",
-                hint="A trainer that takes long steps needs a longer option 'ack_timeout'.",
-            )
+        deadline = time.monotonic() + self._timeout
+        while not self._settle(min(_LOOK_EVERY / 1000, max(0.0, deadline - time.monotonic()))):
+            # What was never given to the kernel waits for another peer, so its tracker says nothing.
+            self._check_alive()
+            if time.monotonic() >= deadline:
+                raise Again(
+                    f"{what}: the trainer consumed not all of it within {self._timeout:g} s",
+                    hint="A trainer that takes long steps needs a longer option 'ack_timeout'.",
+                )
+
+    def _check_alive(self) -> None:
+        if not self._sender.alive():
+            raise Broken("the receiver is gone")
 
     def _settle(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
