@@ -6,9 +6,8 @@ back in waves.
 
 from __future__ import annotations
 
-from random import Random
 from collections.abc import Callable
-
+from random import Random
 
 #: of our own: a program that seeds or checks the global one sees nothing of us
 _RANDOM = Random()

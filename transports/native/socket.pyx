@@ -330,6 +330,9 @@ cdef class SocketBase(Receiving):
 
     def _detach(self, stream):
         """Forgets the stream; it is not closed. Not attached: nothing happens."""
+        if stream in self.outs and self.outs.index(stream) < self.next_out:
+            # Those behind it move up; whose turn it is stays as it was.
+            self.next_out -= 1
         for streams in (self.outs, self.foreign_outs, self.foreign_ins, self.lazy):
             if stream in streams:
                 streams.remove(stream)
