@@ -28,6 +28,10 @@ cdef class SocketBase(Receiving):
     cdef public bint _general_recv
     cdef public bint _lockstep      # the core may take the common turns of a REQ or REP
     cdef public Turn _turn
+    # the stream that left the round last, and where it stood
+    cdef object left
+    cdef Py_ssize_t left_at
+    cdef bint left_was_next
     cdef list lazy                  # streams to receive from that have no descriptor yet
 
     cdef void close_descriptors(self) noexcept
@@ -35,4 +39,6 @@ cdef class SocketBase(Receiving):
     cdef object send_slowly(self, data, int flags, bint copy, bint track)
     cdef object recv_slowly(self, int flags, bint copy, bint track)
     cdef object recv_in_turn(self, bint copy, bint track)
+    cdef int leave_round(self, stream) except -1
+    cdef int join_round(self, stream) except -1
     cdef int watch(self, Stream stream) except -1

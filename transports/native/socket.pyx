@@ -284,6 +284,7 @@ cdef class SocketBase(Receiving):
             self._detach(stream)
         self.stash = None
         self.current = None
+        self.left = None
         if not self.waiting:
             self.close_descriptors()
 
@@ -302,7 +303,7 @@ cdef class SocketBase(Receiving):
         else:
             (<Stream>stream).socket = self
             if sends:
-                self.outs.append(stream)
+                self.join_round(stream)
             if receives:
                 if (<Stream>stream).link.fd >= 0:
                     self.watch(<Stream>stream)
@@ -330,9 +331,8 @@ cdef class SocketBase(Receiving):
 
     def _detach(self, stream):
         """Forgets the stream; it is not closed. Not attached: nothing happens."""
-        if stream in self.outs and self.outs.index(stream) < self.next_out:
-            # Those behind it move up; whose turn it is stays as it was.
-            self.next_out -= 1
+        if stream in self.outs:
+            self.leave_round(stream)
         for streams in (self.outs, self.foreign_outs, self.foreign_ins, self.lazy):
             if stream in streams:
                 streams.remove(stream)
@@ -349,6 +349,31 @@ cdef class SocketBase(Receiving):
         if self.current is stream and not self.receiving:
             (<Stream>stream).park(&self.reader)
             self.current = None
+
+    cdef int leave_round(self, stream) except -1:
+        """Whose turn it is stays as it was. The place is kept, for a stream that comes back at once:
+        one that waited for its connection is taken out while it gets it."""
+        cdef Py_ssize_t index = self.outs.index(stream)
+        if self.next_out >= len(self.outs):
+            self.next_out = 0
+        self.left = stream
+        self.left_at = index
+        self.left_was_next = index == self.next_out
+        if index < self.next_out:
+            self.next_out -= 1
+        return 0
+
+    cdef int join_round(self, stream) except -1:
+        if stream is not self.left or self.left_at > len(self.outs):
+            self.outs.append(stream)
+            return 0
+        self.left = None
+        self.outs.insert(self.left_at, stream)
+        if self.left_was_next:
+            self.next_out = self.left_at
+        elif self.left_at <= self.next_out:
+            self.next_out += 1
+        return 0
 
     def _streams(self):
         cdef list found = []
