@@ -48,6 +48,10 @@ class Attachments:
         self._room = threading.Condition(self._lock)
         self._room_count = 0  # grows whenever a sender should look again
         self._senders: list[Any] = []
+        #: index of the sender whose turn is next in a round robin
+        self._next_sender = 0
+        #: the sender that left last, where it stood, and whether its turn was next
+        self._left: tuple[Any, int, bool] | None = None
         self._full: set[Any] = set()  # foreign streams that refused the last message
         # -- for receivers
         self._receiving = threading.Lock()
@@ -66,7 +70,7 @@ class Attachments:
         with self._lock:
             self._attached[stream] = receives
             if sends:
-                self._senders.append(stream)
+                self._join_round(stream)
             if isinstance(stream, Stream):
                 stream._owner = self
                 if receives:
@@ -90,11 +94,35 @@ class Attachments:
         with self._lock:
             return list(self._attached)
 
+    def _leave_round(self, stream: Any) -> None:
+        """Whose turn it is stays as it was. The place is kept, for a stream that comes back at once:
+        one that waited for its connection is taken out while it gets it."""
+        index = self._senders.index(stream)
+        if self._next_sender >= len(self._senders):
+            self._next_sender = 0
+        self._left = stream, index, index == self._next_sender
+        if index < self._next_sender:
+            self._next_sender -= 1
+        del self._senders[index]
+
+    def _join_round(self, stream: Any) -> None:
+        left, self._left = self._left, None
+        if left is None or left[0] is not stream or left[1] > len(self._senders):
+            self._left = left
+            self._senders.append(stream)
+            return
+        _, index, was_next = left
+        self._senders.insert(index, stream)
+        if was_next:
+            self._next_sender = index
+        elif index <= self._next_sender:
+            self._next_sender += 1
+
     def _remove(self, stream: Any) -> bool:
         if self._attached.pop(stream, None) is None:
             return False
         if stream in self._senders:
-            self._senders.remove(stream)
+            self._leave_round(stream)
         if isinstance(stream, Stream):
             self._unwatch(stream)
             stream._owner = None

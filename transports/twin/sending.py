@@ -34,7 +34,6 @@ class Sending(Attachments):
         self.messages_sent = self.bytes_sent = 0
         self.dropped_no_peer = 0
         self.blocked_ns = 0
-        self._next_sender = 0
 
     def _send_frames(
         self,
