@@ -43,13 +43,26 @@ __all__ = [
     "HeldBuffer",
     "Lease",
     "Pool",
+    "Region",
     "SocketBase",
     "Stream",
     "Turn",
+    "copy_into",
 ]
 
 if TYPE_CHECKING:
-    from transports.core_contract import Flusher, Frame, HeldBuffer, Lease, Pool, SocketBase, Stream, Turn
+    from transports.core_contract import (
+        Flusher,
+        Frame,
+        HeldBuffer,
+        Lease,
+        Pool,
+        Region,
+        SocketBase,
+        Stream,
+        Turn,
+        copy_into,
+    )
 
     IMPLEMENTATION: str
     REASON: str
@@ -60,6 +73,8 @@ else:
     HeldBuffer = _module.HeldBuffer
     Lease = _module.Lease
     Pool = _module.Pool
+    Region = _module.Region
     SocketBase = _module.SocketBase
     Stream = _module.Stream
     Turn = _module.Turn
+    copy_into = _module.copy_into

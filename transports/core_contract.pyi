@@ -32,6 +32,24 @@ class Lease:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class Region:
+    """Writable bytes that belong to somebody else (a contiguous writable buffer, exported meanwhile).
+
+    A lease in all but its owner: `released()` is called once, in whatever thread, when the last view
+    of it has died. What it raises is printed.
+    """
+
+    def __init__(self, memory: Any, released: Callable[[], None] | None = None) -> None: ...
+    nbytes: int
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def copy_into(target: Any, source: Any) -> None:
+    """Copies one contiguous buffer into another of the same size; 64 KiB and more without the GIL.
+
+    Raises BufferError if the sizes differ or the target is read-only.
+    """
+
 class HeldBuffer:
     """A user's object exported (contiguous, read-only is fine) until this dies or `release()`."""
 
@@ -73,6 +91,7 @@ class Frame:
 # CONTROL, CRC; the stream adds TOPIC (topic is not None), MORE (all but the last of a message).
 # sequence 0 means: the stream's own count of messages, beginning with 1.
 # With CRC in flags (or the stream's `checksum`) the stream computes the CRC-32.
+# With wire.BY_REFERENCE in flags, data is a wire.REFERENCE: the payload travels beside the connection.
 OutFrame = tuple[int, int, bytes | None, bytes | None, Any]
 
 # A sink chooses where a frame's payload is read to: sink(meta, topic, nbytes) -> a writable
@@ -81,6 +100,25 @@ OutFrame = tuple[int, int, bytes | None, bytes | None, Any]
 # stays unread and the exception leaves `_recv_message`. Not called for control frames and LZ4 frames.
 # The core keeps no reference to a sink's memory after `_recv_message` has returned or raised.
 Sink = Callable[[bytes | None, bytes | None, int], Any]
+
+class Carrier(Protocol):
+    """Carries large payloads beside the connection of a stream. Thread-safe; never waits."""
+
+    def place(
+        self,
+        frames: Sequence[OutFrame],
+        hold: bool,
+        released: Callable[[BaseException | None], None] | None,
+        several: bool,  # the message goes to other streams too
+    ) -> tuple[list[OutFrame], Callable[[BaseException | None], None] | None, int] | None:
+        """(the frames with references, who is still to be told by the stream, payload bytes less the
+        references' own), or None: no room, the connection has to take the payloads itself."""
+    def fetch(self, reference: bytes) -> Any:
+        """The payload, a writable buffer that owns its place. Raises ProtocolError."""
+    def take_back(self, frames: list[OutFrame]) -> list[OutFrame]:
+        """Frames that were never sent, with their payloads again."""
+    def close(self) -> None:
+        """The connection is gone: nothing more is placed. Regions that are out stay good. Idempotent."""
 
 class Flusher:
     """The native thread of a context. It never takes the GIL: it writes what streams have pending
@@ -109,6 +147,7 @@ class Stream:
         credits: bool = False,  # send CREDIT frames (<BQ>: kind, messages consumed) every ~20 ms
     ) -> None: ...
     peer: Any  # the owner's; the core never looks at it
+    carrier: Carrier | None  # set by the owner before anything large is sent; closed by the stream
     fd: int
     def fileno(self) -> int: ...
     def open(self, fd: int) -> None: ...  # for a stream made with fd -1
@@ -262,5 +301,8 @@ class SocketBase:
 #     on_readable: Callable[[], None] | None   set by _attach; the stream calls it when receive()
 #                                              has something new or the stream broke
 #     on_writable: Callable[[], None] | None   likewise for room after send() returned False
+#     wait_fds: tuple[int, ...]                descriptors that a sleeping receiver watches for it
+#                                              (optional). receive() returning None promises that one
+#                                              of them becomes readable when there is something
 # SocketBase serves foreign streams in the same fair order; with one attached, `send` and `recv`
 # take the ordinary (slower) way.

@@ -27,6 +27,13 @@ MAX_TOPIC = 64 * 1024
 MAX_CONTROL = 64 * 1024
 #: default limit for one frame's data, in bytes
 MAX_DATA = 16 << 30
+#: what stands for data that travels beside the connection: segment, way, offset, length in bytes
+REFERENCE = struct.Struct("<IIQQ")
+REFERENCE_SIZE = REFERENCE.size
+#: in the flags of an OutFrame: its data is such a reference. On the wire it is this bit of the socket
+#: type, since the flag byte is full; only streams whose peers agreed on it send or take it.
+BY_REFERENCE = 0x100
+REFERENCE_BIT = 0x80
 
 assert HEADER_SIZE == 34 and TENSOR_HEADER_SIZE == 48
 

@@ -1,8 +1,19 @@
 """The compiled core. `transports/core.py` decides whether it is used; importing this needs the build."""
 
 from transports.native.flusher import Flusher
-from transports.native.pool import Frame, HeldBuffer, Lease, Pool
+from transports.native.pool import Frame, HeldBuffer, Lease, Pool, Region, copy_into
 from transports.native.socket import SocketBase, Turn
 from transports.native.stream import Stream
 
-__all__ = ["Flusher", "Frame", "HeldBuffer", "Lease", "Pool", "SocketBase", "Stream", "Turn"]
+__all__ = [
+    "Flusher",
+    "Frame",
+    "HeldBuffer",
+    "Lease",
+    "Pool",
+    "Region",
+    "SocketBase",
+    "Stream",
+    "Turn",
+    "copy_into",
+]

@@ -36,6 +36,7 @@ cdef class Incoming(Outgoing):
     cdef int head_size(self, const char* at, size_t available, size_t* head) except -1
     cdef Frame whole_frame(self, const char* at, size_t head, bint as_bytes, object sink)
     cdef object check(self, Frame frame, unsigned int checksum)
+    cdef Frame referred(self, const char* at, size_t head, object sink)
     cdef int begin_large(self, reader_t* reader, size_t head, bint as_bytes, object sink) except -1
     cdef int read_large(self) except -1
     cdef int leave_sink(self) except -1

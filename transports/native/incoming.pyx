@@ -10,7 +10,7 @@ import os
 from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 from posix.unistd cimport close as close_fd
@@ -20,11 +20,12 @@ from transports.wire import EXTENDED_MAX, EXTENDED_MIN, MAX_CONTROL, MAX_TOPIC
 
 from transports.native.flusher cimport reader_t
 from transports.native.link cimport (
-    F_CONTROL, F_CRC, F_EXTENDED, F_LZ4, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE, MAGIC, VERSION, header_t,
-    link_arm_credit, now_ns,
+    F_CONTROL, F_CRC, F_EXTENDED, F_LZ4, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE, MAGIC, REFERENCE_BIT,
+    REFERENCE_SIZE, VERSION, header_t, link_arm_credit, now_ns,
 )
 from transports.native.message cimport checksum_of
 from transports.native.pool cimport Frame, HeldBuffer, Lease
+from transports.native.pool import copy_into
 from transports.native.system cimport MADV_HUGEPAGE, MSG_DONTWAIT, iovec, madvise, readv, recv, sched_yield
 
 cdef enum:
@@ -126,7 +127,10 @@ cdef class Incoming(Outgoing):
             raise ProtocolError("magic", f"no frame begins with {header.magic:#010x}")
         if header.version != VERSION:
             raise ProtocolError("version", f"frame version {header.version}, this is {VERSION}")
-        if header.socket_type > 8 or (flags & F_EXTENDED and not flags & F_TENSOR):
+        if header.socket_type & REFERENCE_BIT:
+            if self.carrier is None or flags & F_CONTROL or header.data_length != REFERENCE_SIZE:
+                raise ProtocolError("flags", "a reference to a payload that this connection cannot have")
+        if header.socket_type & ~REFERENCE_BIT > 8 or (flags & F_EXTENDED and not flags & F_TENSOR):
             raise ProtocolError("flags", f"flags {flags:#04x} of socket type {header.socket_type}")
         if header.topic_length > TOPIC_LIMIT or (header.topic_length and not flags & F_TOPIC):
             raise ProtocolError("topic", f"a topic of {header.topic_length} bytes")
@@ -159,6 +163,8 @@ cdef class Incoming(Outgoing):
         cdef object target = None
         cdef Lease lease
         cdef Py_buffer view
+        if header.socket_type & REFERENCE_BIT:
+            return self.referred(at, head, sink)
         if sink is not None and not header.flags & (F_CONTROL | F_LZ4):
             target = sink(frame.meta, frame.topic, size)
         if target is not None:
@@ -176,6 +182,30 @@ cdef class Incoming(Outgoing):
             frame.data = lease
         else:
             frame.data = PyBytes_FromStringAndSize(at + head, size)
+        return frame
+
+    cdef Frame referred(self, const char* at, size_t head, object sink):
+        """A frame whose payload came beside the connection. The checksum is that of the reference."""
+        cdef header_t* header = <header_t*>at
+        cdef Frame frame = frame_of(at, head)
+        cdef object target = None
+        cdef object payload
+        cdef uint64_t size
+        frame.data = PyBytes_FromStringAndSize(at + head, REFERENCE_SIZE)
+        self.check(frame, header.checksum)
+        frame.flags &= ~F_CRC
+        memcpy(&size, at + head + REFERENCE_SIZE - 8, 8)
+        if size > self.link.max_message:
+            raise ProtocolError("too_large", f"a payload of {size} bytes, the limit is {self.link.max_message}",
+                                hint="raise `maxmsgsize` on the receiving socket")
+        # The sink may refuse, and then the frame stays unread: nothing is fetched before.
+        if sink is not None and not frame.flags & F_LZ4:
+            target = sink(frame.meta, frame.topic, size)
+        payload = self.carrier.fetch(frame.data)
+        if target is not None:
+            copy_into(target, payload)
+            payload = target
+        frame.data = payload
         return frame
 
     cdef object check(self, Frame frame, unsigned int checksum):
@@ -430,7 +460,7 @@ cdef Frame frame_of(const char* at, size_t head):
     cdef size_t meta = head - HEADER - header.topic_length
     frame.flags = header.flags
     frame.sequence = header.sequence
-    frame.socket_type = header.socket_type
+    frame.socket_type = header.socket_type & ~REFERENCE_BIT
     if meta:
         frame.meta = PyBytes_FromStringAndSize(at + HEADER, meta)
     if header.flags & F_TOPIC:

@@ -27,6 +27,9 @@ cdef enum:
     F_CRC = 32
     F_EXTENDED = 64
     F_LZ4 = 128
+    BY_REFERENCE = 0x100      # of an OutFrame: its data says where the payload is
+    REFERENCE_BIT = 0x80      # the same on the wire, in the byte of the socket type
+    REFERENCE_SIZE = 24
     CREDIT_KIND = 5
     CREDIT_NS = 20 * 1000 * 1000
     COALESCE = 64 * 1024      # bytes that are written without waiting for the flusher

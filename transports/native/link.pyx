@@ -102,8 +102,8 @@ cdef inline void put_header(char* at, int socket_type, int flags, uint64_t seque
     cdef header_t* header = <header_t*>at
     header.magic = MAGIC
     header.version = VERSION
-    header.socket_type = socket_type
-    header.flags = flags
+    header.socket_type = socket_type | (REFERENCE_BIT if flags & BY_REFERENCE else 0)
+    header.flags = flags & 0xFF
     header.sequence = sequence
     header.topic_length = topic
     header.data_length = data

@@ -17,8 +17,8 @@ from transports.errors import InternalError
 from transports.wire import MAX_TOPIC
 
 from transports.native.link cimport (
-    BROKEN, F_CONTROL, F_CRC, F_EXTENDED, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE, NO_MEMORY, OK,
-    header_t, link_append, link_put_header, link_reserve, link_room, link_settle, link_t, link_write,
+    BROKEN, BY_REFERENCE, F_CONTROL, F_CRC, F_EXTENDED, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE, NO_MEMORY,
+    OK, REFERENCE_BIT, header_t, link_append, link_put_header, link_reserve, link_room, link_settle, link_t, link_write,
     now_ns, segment_t,
 )
 from transports.native.pool cimport HeldBuffer
@@ -269,4 +269,6 @@ cdef tuple out_frame(bytes head, object data):
     meta = head[HEADER:split] or None
     topic = head[split:] if header.flags & F_TOPIC else None
     flags = header.flags & ~(F_MORE | F_TOPIC)
+    if header.socket_type & REFERENCE_BIT:
+        flags |= BY_REFERENCE
     return (flags, header.sequence, topic, meta, data)

@@ -12,6 +12,8 @@ cdef class Outgoing:
     cdef public object peer
     cdef object socket              # the SocketBase that it is attached to
     cdef object failure
+    cdef public object carrier      # carries large payloads beside the connection; see transports/base.py
+    cdef bint several               # the message goes to other streams too
     # the peer's subscriptions
     cdef dict prefixes
     cdef tuple prefix_lengths
@@ -20,6 +22,8 @@ cdef class Outgoing:
 
     cdef bint match(self, bytes topic)
     cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow) except -1
+    cdef int offer_carried(self, object frames, bint hold, object released) except -2
+    cdef int put(self, object frames, bint force, bint hold, object released, bint borrow) except -1
     cdef int write_out(self, bint no_gil) except -1
     cdef int check_process(self) except -1
     cdef int take_mutex(self) except -1

@@ -13,7 +13,7 @@ from transports.errors import Broken, ForkedError, InternalError
 from transports.native cimport link as native_link
 from transports.native.flusher cimport Flusher, release_segments
 from transports.native.link cimport (
-    BROKEN, NO_MEMORY, OK, link_new, link_write, segment_t,
+    BROKEN, FULL, LARGE, NO_MEMORY, OK, link_is_full, link_new, link_write, segment_t,
 )
 from transports.native.message cimport (
     add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_messages,
@@ -23,6 +23,14 @@ from transports.native.system cimport pthread_mutex_lock, pthread_mutex_trylock,
 
 cdef enum:
     MAX_FRAMES = 1 << 20
+
+
+cdef bint any_large(frames) except -1:
+    for frame in frames:
+        data = frame[4]
+        if (PyBytes_GET_SIZE(data) if type(data) is bytes else memoryview(data).nbytes) >= LARGE:
+            return True
+    return False
 
 
 cdef class Outgoing:
@@ -221,6 +229,34 @@ cdef class Outgoing:
     cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow) except -1:
         """OK or FULL. With `borrow` user memory that the kernel did not take stays where it is and
         counts in link.borrowed, for the caller to wait or to settle; else it is copied."""
+        cdef int answer
+        if self.carrier is not None and not force and any_large(frames):
+            answer = self.offer_carried(frames, hold, released)
+            if answer >= 0:
+                return answer
+        return self.put(frames, force, hold, released, borrow)
+
+    cdef int offer_carried(self, object frames, bint hold, object released) except -2:
+        """As `offer`, with large payloads beside the connection; -1: it has to take them itself."""
+        cdef object carried
+        if link_is_full(self.link, 0):
+            self.write_out(True)
+            if link_is_full(self.link, 0):
+                return FULL
+        carried = self.carrier.place(frames, hold, released, self.several)
+        if carried is None:
+            return -1
+        placed, released, saved = carried
+        try:
+            self.put(placed, True, True, released, False)
+        except BaseException:
+            self.carrier.take_back(placed)
+            raise
+        self.link.sent_bytes += <uint64_t>saved
+        return OK
+
+    cdef int put(self, object frames, bint force, bint hold, object released, bint borrow) except -1:
+        """Queues the message as it is, and writes what the kernel takes. OK or FULL."""
         cdef outgoing_t one
         cdef outgoing_t* out = &one
         cdef Py_ssize_t count = len(frames)
@@ -327,7 +363,10 @@ cdef class Outgoing:
                            bool(segment.starts_inside)))
             segment = segment.next
         release_segments(first, Broken("the connection ended before this message was sent"))
-        return unsent_messages(pieces)
+        messages = unsent_messages(pieces)
+        if self.carrier is not None:
+            messages = [self.carrier.take_back(message) for message in messages]
+        return messages
 
     cdef int fail(self, object error) except -1:
         """No more goes through this stream; the first reason stays."""

@@ -19,6 +19,13 @@ cdef class Lease:
     cdef object __weakref__
 
 
+cdef class Region:
+    cdef Py_buffer view
+    cdef bint held
+    cdef object released
+    cdef object __weakref__
+
+
 cdef class HeldBuffer:
     cdef Py_buffer view
     cdef bint held

@@ -2,10 +2,11 @@
 """Memory of the compiled core: pool, lease, held buffer, frame. Contract: core_contract.pyi."""
 
 from cpython.buffer cimport (
-    PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+    PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
 )
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdlib cimport free
+from libc.string cimport memcpy
 
 from transports.errors import InternalError
 from transports.wire import Flag
@@ -26,6 +27,7 @@ cdef extern from *:
 cdef enum:
     SMALLEST = 256
     HUGE_PAGE = 2 * 1024 * 1024
+    NO_GIL_FROM = 64 * 1024        # to copy less takes no longer than to let the GIL go
     MORE = 16
 
 
@@ -129,6 +131,56 @@ cdef class Lease:
             self.pool.give_back(self.pointer, self.index)
 
 
+cdef class Region:
+    """Writable bytes that belong to somebody else, who hears when the last view of them dies."""
+
+    def __cinit__(self, memory, released=None):
+        PyObject_GetBuffer(memory, &self.view, PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE)
+        self.held = True
+        self.released = released
+
+    @property
+    def nbytes(self):
+        return self.view.len
+
+    def __len__(self):
+        return self.view.len
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.view.buf, self.view.len, 0, flags)
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
+            if self.released is not None:
+                tell(self.released)
+
+
+cdef void tell(released) noexcept:
+    # An exception here has nobody to go to: Cython prints it.
+    released()
+
+
+def copy_into(target, source):
+    """Copies the bytes of one buffer into another of the same size, without the GIL.
+
+    Raises BufferError if the sizes differ or the target is read-only.
+    """
+    cdef HeldBuffer held = HeldBuffer(source)
+    cdef Py_buffer view
+    PyObject_GetBuffer(target, &view, PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE)
+    try:
+        if view.len != held.view.len:
+            raise BufferError(f"{held.view.len} bytes do not fit {view.len}")
+        if view.len < NO_GIL_FROM:
+            memcpy(view.buf, held.view.buf, view.len)
+        else:
+            with nogil:
+                memcpy(view.buf, held.view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef class HeldBuffer:
     """A user's object, exported until this dies: a bytearray in flight cannot be resized."""
 
@@ -180,7 +232,14 @@ cdef class Frame:
         if type(self.data) is bytes:
             return self.data
         cdef HeldBuffer held = HeldBuffer(self.data)
-        return PyBytes_FromStringAndSize(<char*>held.view.buf, held.view.len)
+        cdef object copy = PyBytes_FromStringAndSize(NULL, held.view.len)
+        cdef char* to = PyBytes_AS_STRING(copy)
+        if held.view.len < NO_GIL_FROM:
+            memcpy(to, held.view.buf, held.view.len)
+        else:
+            with nogil:
+                memcpy(to, held.view.buf, held.view.len)
+        return copy
 
     @property
     def buffer(self):

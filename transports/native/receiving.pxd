@@ -25,6 +25,7 @@ cdef class Receiving(Sending):
     cdef public uint64_t waited_ns
     cdef dict by_fd                 # native streams, to find the one of an event
     cdef list foreign_ins
+    cdef dict foreign_fds           # descriptor -> how many foreign streams sleep on it
     cdef bint foreign_first
     cdef PyThread_type_lock lock    # who receives
     cdef bint receiving

@@ -210,6 +210,7 @@ cdef class Sending:
         for stream in takers:
             try:
                 if type(stream) is Stream:
+                    (<Stream>stream).several = len(takers) > 1
                     took = (<Stream>stream).offer(frames, False, hold, released, False) == OK
                 else:
                     took = stream.send(frames, hold=hold, released=released)

@@ -42,3 +42,5 @@ cdef class SocketBase(Receiving):
     cdef int leave_round(self, stream) except -1
     cdef int join_round(self, stream) except -1
     cdef int watch(self, Stream stream) except -1
+    cdef int watch_foreign(self, int fd) except -1
+    cdef int unwatch_foreign(self, int fd) except -1

@@ -82,6 +82,7 @@ cdef class SocketBase(Receiving):
         self.foreign_ins = []
         self.lazy = []
         self.by_fd = {}
+        self.foreign_fds = {}
         self.prefixes = {}
         self.prefix_lengths = ()
         self.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
@@ -300,6 +301,8 @@ cdef class SocketBase(Receiving):
                 self.foreign_outs.append(stream)
             if receives:
                 self.foreign_ins.append(stream)
+                for fd in getattr(stream, "wait_fds", ()):
+                    self.watch_foreign(fd)
         else:
             (<Stream>stream).socket = self
             if sends:
@@ -322,6 +325,24 @@ cdef class SocketBase(Receiving):
             raise InternalError(f"cannot watch descriptor {fd}: errno {errno}")
         return 0
 
+    cdef int watch_foreign(self, int fd) except -1:
+        """Foreign streams that share a completion channel share its place in the epoll set."""
+        cdef epoll_event event
+        event.events = EPOLLIN
+        event.data.fd = fd
+        if fd not in self.foreign_fds and epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0:
+            raise InternalError(f"cannot watch descriptor {fd}: errno {errno}")
+        self.foreign_fds[fd] = self.foreign_fds.get(fd, 0) + 1
+        return 0
+
+    cdef int unwatch_foreign(self, int fd) except -1:
+        cdef Py_ssize_t left = self.foreign_fds.get(fd, 1) - 1
+        if left:
+            self.foreign_fds[fd] = left
+        elif self.foreign_fds.pop(fd, 0) and self.generation == native_link.fork_generation:
+            epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, fd, NULL)
+        return 0
+
     def _opened(self, stream):
         """The stream was given its descriptor."""
         if stream in self.lazy:
@@ -333,6 +354,9 @@ cdef class SocketBase(Receiving):
         """Forgets the stream; it is not closed. Not attached: nothing happens."""
         if stream in self.outs:
             self.leave_round(stream)
+        if stream in self.foreign_ins:
+            for fd in getattr(stream, "wait_fds", ()):
+                self.unwatch_foreign(fd)
         for streams in (self.outs, self.foreign_outs, self.foreign_ins, self.lazy):
             if stream in streams:
                 streams.remove(stream)

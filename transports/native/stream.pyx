@@ -93,6 +93,8 @@ cdef class Stream(Incoming):
         release_segments(left, Broken("the stream was closed before this message was sent"))
         if self.failure is None and not self.link.error:
             self.failure = Broken("this end closed the stream")
+        if self.carrier is not None:
+            self.carrier.close()
         free(self.saved)
         self.saved = NULL
         self.saved_size = 0

@@ -6,8 +6,19 @@ Same classes, same contract (`transports/core_contract.pyi`), same tests (`tests
 from transports.turn import Turn
 from transports.twin.flusher import Flusher
 from transports.twin.frame import Frame
-from transports.twin.pool import HeldBuffer, Lease, Pool
+from transports.twin.pool import HeldBuffer, Lease, Pool, Region, copy_into
 from transports.twin.socket import SocketBase
 from transports.twin.stream import Stream
 
-__all__ = ["Flusher", "Frame", "HeldBuffer", "Lease", "Pool", "SocketBase", "Stream", "Turn"]
+__all__ = [
+    "Flusher",
+    "Frame",
+    "HeldBuffer",
+    "Lease",
+    "Pool",
+    "Region",
+    "SocketBase",
+    "Stream",
+    "Turn",
+    "copy_into",
+]

@@ -44,6 +44,8 @@ class Attachments:
         self._lock = threading.Lock()
         self._attached: dict[Any, bool] = {}  # every stream, and whether it receives
         self._foreign = 0
+        #: descriptor -> the foreign streams that sleep on it
+        self._foreign_fds: dict[int, list[Any]] = {}
         # -- for senders
         self._room = threading.Condition(self._lock)
         self._room_count = 0  # grows whenever a sender should look again
@@ -80,6 +82,7 @@ class Attachments:
                 stream.on_writable = lambda: self._has_room(stream)
                 if receives:
                     stream.on_readable = lambda: self._has_message(stream)
+                    self._watch_foreign(stream)
             self._wake_senders()
         if receives and (not isinstance(stream, Stream) or stream._has_decoded):
             self._has_message(stream)  # something came before we were told of it
@@ -129,6 +132,7 @@ class Attachments:
         else:
             self._foreign -= 1
             stream.on_readable = stream.on_writable = None
+            self._unwatch_foreign(stream)
         self._full.discard(stream)
         self._wake_senders()
         return True
@@ -150,6 +154,23 @@ class Attachments:
         fd = self._watched.pop(stream, -1)
         if fd >= 0:
             self._selector.unregister(fd)
+
+    def _watch_foreign(self, stream: Any) -> None:
+        """Foreign streams that share a completion channel share its place in the selector."""
+        for fd in getattr(stream, "wait_fds", ()):
+            sharing = self._foreign_fds.setdefault(fd, [])
+            if not sharing:
+                self._selector.register(fd, selectors.EVENT_READ, sharing)
+            sharing.append(stream)
+
+    def _unwatch_foreign(self, stream: Any) -> None:
+        for fd in getattr(stream, "wait_fds", ()):
+            sharing = self._foreign_fds.get(fd, [])
+            if stream in sharing:
+                sharing.remove(stream)
+                if not sharing:
+                    self._selector.unregister(fd)
+                    del self._foreign_fds[fd]
 
     # -- what streams tell
 

@@ -11,6 +11,7 @@ from transports.errors import ProtocolError, UsageError
 from transports.twin.frame import Frame
 from transports.twin.pool import HeldBuffer, Lease, Pool, flat_view
 from transports.wire import (
+    BY_REFERENCE,
     EXTENDED_LENGTH,
     EXTENDED_MAX,
     EXTENDED_MIN,
@@ -19,6 +20,9 @@ from transports.wire import (
     MAGIC,
     MAX_CONTROL,
     MAX_TOPIC,
+    REFERENCE,
+    REFERENCE_BIT,
+    REFERENCE_SIZE,
     TENSOR_HEADER_SIZE,
     VERSION,
     Flag,
@@ -26,7 +30,7 @@ from transports.wire import (
 )
 
 if TYPE_CHECKING:
-    from transports.core_contract import OutFrame, Sink
+    from transports.core_contract import Carrier, OutFrame, Sink
 
 # Plain integers: arithmetic on IntFlag costs more than the rest of a small frame.
 TENSOR, TOPIC, CONTROL = int(Flag.TENSOR), int(Flag.TOPIC), int(Flag.CONTROL)
@@ -92,8 +96,9 @@ def encode(
             flags |= TOPIC
             between += topic
         check = crc32(data, crc32(between)) if flags & CRC else 0
+        kind = socket_type | (REFERENCE_BIT if flags & BY_REFERENCE else 0)
         head = HEADER.pack(
-            MAGIC, VERSION, socket_type, flags, own_sequence or sequence, len(topic or b""), len(data), check
+            MAGIC, VERSION, kind, flags & 0xFF, own_sequence or sequence, len(topic or b""), len(data), check
         )
         if len(data) <= JOINED:
             chunks.append(b"".join((head, between, data)))
@@ -148,13 +153,17 @@ def check_header(
     topic_length: int,
     data_length: int,
     max_message: int,
+    references: bool = False,
 ) -> None:
     """Refuses what must not be believed, before anything is allocated for it. Raises ProtocolError."""
     if magic != MAGIC:
         raise ProtocolError("magic", f"magic {magic:#010x}", hint="is the peer another protocol?")
     if version != VERSION:
         raise ProtocolError("version", f"version {version} of the wire format, {VERSION} is spoken here")
-    if socket_type > _LAST_TYPE:
+    refers = bool(socket_type & REFERENCE_BIT)
+    if refers and (not references or flags & CONTROL or data_length != REFERENCE_SIZE):
+        raise ProtocolError("flags", "a reference to a payload that this connection cannot have")
+    if socket_type & ~REFERENCE_BIT > _LAST_TYPE:
         raise ProtocolError("flags", f"socket type {socket_type}")
     if flags & EXTENDED and not flags & TENSOR:
         raise ProtocolError("flags", "an extended tensor header without a tensor")
@@ -182,6 +191,7 @@ class Decoder:
 
     def __init__(self, pool: Pool, max_message: int) -> None:
         self.max_message = max_message
+        self.carrier: Carrier | None = None
         self.messages: deque[list[Frame]] = deque()
         self.head: _Head | None = None
         #: indices of frames of the newest message whose data a sink of this very call chose
@@ -210,9 +220,11 @@ class Decoder:
             magic, version, kind, flags, sequence, topic_length, length, checksum = HEADER.unpack_from(
                 data, position
             )
-            check_header(magic, version, kind, flags, topic_length, length, self.max_message)
+            references = self.carrier is not None
+            check_header(magic, version, kind, flags, topic_length, length, self.max_message, references)
             start = position + HEADER_SIZE
-            if not flags & _NOT_PLAIN and start + length <= end and length < LARGE and not self._parts:
+            plain = not flags & _NOT_PLAIN and kind < REFERENCE_BIT and not self._parts
+            if plain and start + length <= end and length < LARGE:
                 # The short way of the common case: one small plain frame that is all here.
                 head = _Head(flags, sequence, kind, length, checksum, None, None)
                 self.messages.append([head.frame(data[start : start + length])])
@@ -232,7 +244,10 @@ class Decoder:
                 self.head = head
                 self._rest = data[start:]
                 return
-            self._add(head.frame(self._small(head, data[start : start + length])))
+            if kind & REFERENCE_BIT:
+                self._add(self._referred(head, data[start : start + length]))
+            else:
+                self._add(head.frame(self._small(head, data[start : start + length])))
             position = start + length
         self._rest = data[position:]
 
@@ -257,6 +272,20 @@ class Decoder:
         lease = self._pool.lease(len(data))
         memoryview(lease)[:] = data
         return lease
+
+    def _referred(self, head: _Head, reference: bytes) -> Frame:
+        """A frame whose payload came beside the connection. The checksum is that of the reference."""
+        head.socket_type &= ~REFERENCE_BIT
+        frame = head.frame(reference)
+        frame.flags &= ~CRC
+        size = REFERENCE.unpack(reference)[3]
+        if size > self.max_message:
+            raise ProtocolError(
+                "too_large", f"{size} bytes, the limit is {self.max_message}", hint="raise maxmsgsize"
+            )
+        assert self.carrier is not None
+        frame.data = self.carrier.fetch(reference)
+        return frame
 
     def _add(self, frame: Frame) -> None:
         if frame.flags & CONTROL:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from transports.errors import Broken
 from transports.twin import fork
-from transports.twin.codec import CONTROL, encode, normalize
+from transports.twin.codec import CONTROL, LARGE, encode, normalize
 from transports.twin.flusher import Flusher, Released
 from transports.wire import Control
 
 if TYPE_CHECKING:
-    from transports.core_contract import OutFrame
+    from transports.core_contract import Carrier, OutFrame
 
 #: bytes that wait for nothing: a burst is gathered up to here
 COALESCE = 64 * 1024
@@ -115,6 +115,11 @@ class Outgoing:
         self._credit_listed = False
 
     @property
+    def carrier(self) -> Carrier | None:
+        """Of the receiving half, which has one."""
+        return None
+
+    @property
     def fd(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
 
@@ -128,13 +133,41 @@ class Outgoing:
         hold: bool = False,
         released: Released | None = None,
     ) -> bool:
-        message = self._take(normalize(frames), force, released)
+        message = self._offer(normalize(frames), force, hold, released)
         if message is None:
             return False
         if message.borrowed and not hold:
             self._own(message)
         self._settle(message)
         return True
+
+    def _offer(
+        self,
+        frames: list[OutFrame],
+        force: bool,
+        hold: bool,
+        released: Released | None,
+        several: bool = False,
+    ) -> Message | None:
+        """As `_take`, with large payloads beside the connection if somebody carries them."""
+        carrier = self.carrier
+        if carrier is None or force or not any(len(frame[4]) >= LARGE for frame in frames):
+            return self._take(frames, force, released)
+        with self._lock:
+            self._check()
+            if self._crowded(0) and not self._makes_room(0):
+                return None
+        carried = carrier.place(frames, hold, released, several)
+        if carried is None:
+            return self._take(frames, force, released)
+        placed, released, saved = carried
+        try:
+            message = self._take(placed, True, released)
+        except BaseException:
+            carrier.take_back(placed)
+            raise
+        self.sent_bytes += saved
+        return message
 
     def _take(self, frames: list[OutFrame], force: bool, released: Released | None) -> Message | None:
         """Queues a normalized message, still pointing into its memory, and writes if it is time.
@@ -350,7 +383,7 @@ class Outgoing:
         with self._lock:
             taken = [m for m in self._queue if not m.begun and not m.control]
             self._queue = deque(m for m in self._queue if m.begun or m.control)
-            result = [m.frames for m in taken]
+            result = [m.frames if self.carrier is None else self.carrier.take_back(m.frames) for m in taken]
             error = self.broken or Broken("taken back before it was sent")
             for message in taken:
                 self._leave(message, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from collections.abc import Callable
 from functools import lru_cache
 from pickle import PickleBuffer
 from typing import Any
@@ -18,6 +19,7 @@ HUGE = 2 << 20
 #: a block is at most a quarter larger than what was asked for: four size classes an octave
 _STEPS = 4
 _SMALLEST = 256
+_NO_GIL_FROM = 64 * 1024
 
 
 class _Byte(ctypes.Union):
@@ -60,8 +62,8 @@ class Lease:
 
 
 @lru_cache(maxsize=256)
-def _lease_class(nbytes: int) -> Any:
-    # The methods of Lease that ctypes must answer are taken from the array, not from Lease.
+def _exporter(base: type, nbytes: int) -> Any:
+    # The methods of the base that ctypes must answer are taken from the array instead.
     array = ctypes.Array
     members = {
         "_type_": _Byte,
@@ -72,7 +74,52 @@ def _lease_class(nbytes: int) -> Any:
     if hasattr(array, "__buffer__"):
         members["__buffer__"] = array.__buffer__
     metaclass: Any = type(array)
-    return metaclass("Lease", (Lease, array), members)
+    return metaclass(base.__name__, (base, array), members)
+
+
+class Region:
+    """Writable bytes that belong to somebody else, who hears when the last view of them dies."""
+
+    _released: Callable[[], None] | None
+
+    def __new__(cls, memory: Any, released: Callable[[], None] | None = None) -> Region:
+        view = flat_view(memory)
+        if view.readonly:
+            raise BufferError("the memory of a region is writable")
+        region: Region = _exporter(Region, view.nbytes).from_buffer(view)
+        region._released = released
+        return region
+
+    def __init__(self, memory: Any, released: Callable[[], None] | None = None) -> None:
+        pass
+
+    @property
+    def nbytes(self) -> int:
+        return len(self)
+
+    def __len__(self) -> int:
+        raise TypeError("a region exports its memory by a class of its length")
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        raise TypeError("a region exports its memory by a class of its length")
+
+    def __del__(self) -> None:
+        released = getattr(self, "_released", None)
+        if released is not None:
+            released()
+
+
+def copy_into(target: Any, source: Any) -> None:
+    """Copies one contiguous buffer into another of the same size. Raises BufferError."""
+    to, what = flat_view(target), flat_view(source)
+    if to.readonly or to.nbytes != what.nbytes:
+        raise BufferError(f"{what.nbytes} bytes do not fit {to.nbytes}, or that is read-only")
+    if what.nbytes < _NO_GIL_FROM or what.readonly:
+        to[:] = what
+        return
+    # A foreign function lets the GIL go, a slice assignment does not.
+    array = ctypes.c_char * what.nbytes
+    ctypes.memmove(array.from_buffer(to), array.from_buffer(what), what.nbytes)
 
 
 def size_class(nbytes: int) -> int:
@@ -109,7 +156,7 @@ class Pool:
         try:
             if block is None:
                 block = self._allocate(size)
-            lease: Lease = _lease_class(nbytes).from_buffer(block, _offset(block))
+            lease: Lease = _exporter(Lease, nbytes).from_buffer(block, _offset(block))
         except (MemoryError, OverflowError, OSError) as error:
             raise InternalError(f"no memory for {nbytes} bytes", hint="lower maxmsgsize or rcvhwm") from error
         lease._block = block

@@ -208,6 +208,9 @@ class Receiving(Attachments):
                 with self._lock:
                     self._wake.clear()
                 continue
+            if isinstance(stream, list):  # foreign streams that sleep on this descriptor
+                self._turns.extend(other for other in stream if other not in self._turns)
+                continue
             if half_read is not None and half_read is not stream:
                 half_read._decoder.unplace()
                 half_read = None

@@ -107,7 +107,8 @@ class Sending(Attachments):
             self._full.add(stream)
             return False
         # The list becomes the queue's; another stream of a fan-out needs its own.
-        message = stream._take(frames if self._send_mode != FANOUT else list(frames), False, released)
+        several = self._send_mode == FANOUT
+        message = stream._offer(list(frames) if several else frames, False, hold, released, several)
         if message is None:
             return False
         if message.borrowed and not hold:

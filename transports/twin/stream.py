@@ -16,7 +16,7 @@ from transports.twin.pool import Pool
 from transports.twin.prefixes import Prefixes
 
 if TYPE_CHECKING:
-    from transports.core_contract import Sink
+    from transports.core_contract import Carrier, Sink
     from transports.twin.frame import Frame
 
 #: what one read asks for
@@ -87,6 +87,14 @@ class Stream(Outgoing):
     @max_message.setter
     def max_message(self, value: int) -> None:
         self._decoder.max_message = value
+
+    @property
+    def carrier(self) -> Carrier | None:
+        return self._decoder.carrier
+
+    @carrier.setter
+    def carrier(self, value: Carrier | None) -> None:
+        self._decoder.carrier = value
 
     # -- subscriptions of the peer
 
@@ -216,6 +224,8 @@ class Stream(Outgoing):
             while self._queue:
                 self._leave(self._queue.popleft(), self.broken)
             self._finished = [item for item in self._finished if item[0] not in unsent]
+        if self.carrier is not None:
+            self.carrier.close()
         self._flusher.forget(self)
         owner = self._owner
         if owner is not None:
