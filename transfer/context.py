@@ -18,7 +18,7 @@ from transports.choice import Offer
 from transports.config import load
 from transports.errors import Closed, ContextTerminated, ForkedError
 from transports.reactor import READABLE, Reactor
-from transports.registry import available
+from transports.registry import offer
 
 if TYPE_CHECKING:
     from transfer.socket import SocketMethods
@@ -59,12 +59,9 @@ class Context:
         self.core: Any = core
         self.defaults = defaults
         self.transport_config = load()
-        self.offer = Offer(
-            available(),
-            self.transport_config.protocol,
-            self.transport_config.policy,
-            self.transport_config.protocol_source,
-        )
+        self._offer: Offer | None = None
+        #: what transports keep for all sockets of this context, by name; closed with it
+        self.shared: dict[str, Any] = {}
         self.reactor = Reactor()
         self.pool = core.Pool()
         self.flusher = core.Flusher()
@@ -92,6 +89,13 @@ class Context:
             if found is None or found.closed or found.forked:
                 found = Context._instances[cls] = cls(io_threads)
             return found
+
+    @property
+    def offer(self) -> Offer:
+        """What peers are offered. Found out with the first connection: it looks at the hardware."""
+        if self._offer is None:
+            self._offer = offer(self.transport_config)
+        return self._offer
 
     # -- sockets -------------------------------------------------------------------------------
 
@@ -176,6 +180,8 @@ class Context:
             except (OSError, ValueError):
                 logger.debug("the flusher was closed before its context")
         self.reactor.close()
+        for kept in self.shared.values():
+            kept.close()
         self.flusher.reap()
         self.flusher.close()
         self.pool.close()

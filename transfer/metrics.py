@@ -66,7 +66,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "transfer_handshake_failures_total": Family("counter", "Peers refused, or that refused us.", ("reason",)),
     "transfer_protocol_errors_total": Family("counter", "Connections ended for invalid bytes.", ("reason",)),
     "transfer_fallback_total": Family(
-        "counter", "Peers reached by a lesser transport than wished.", ("reason",)
+        "counter", "Peers reached by a lesser transport than wished.", ("from", "to", "reason")
     ),
     "transfer_transport_unused_total": Family(
         "counter", "Peers where both sides have a better transport than was asked for.", ("transport",)

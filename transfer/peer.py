@@ -51,6 +51,7 @@ class Peer:
         "confirms_ours",
         "endpoint",
         "fd",
+        "foreign",
         "heartbeat",
         "retained",
         "since_ns",
@@ -79,6 +80,8 @@ class Peer:
         self.heartbeat = 0
         #: what the reactor watches, kept because the stream forgets it when it closes
         self.fd = -1
+        #: the stream is not the core's; `fd` is the connection beside it then, or -1
+        self.foreign = False
         #: (number of the message in the stream, its tracker), in order
         self.trackers: deque[tuple[int, Tracker]] = deque()
         #: (number, message) not confirmed yet, for the option `resend`

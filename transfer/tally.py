@@ -36,7 +36,6 @@ _LINK_COUNTS: Final = {
 }
 _LINK_REASONS: Final = {
     "accept_failed": "transfer_handshake_failures_total",
-    "fallback": "transfer_fallback_total",
     "protocol": "transfer_protocol_errors_total",
     "handshake": "transfer_handshake_failures_total",
     "refused": "transfer_handshake_failures_total",
@@ -125,6 +124,8 @@ def socket_counts(socket: Any) -> Iterator[tuple[Key, float]]:
         name, _, reason = word.partition(":")
         if name in _LINK_COUNTS:
             yield (_LINK_COUNTS[name], label), count
+        elif name == "fallback":  # wanted, used instead, why
+            yield ("transfer_fallback_total", tuple(reason.split(":"))), count
         elif name in _LINK_REASONS:
             yield (_LINK_REASONS[name], (reason or "unavailable",)), count
 

@@ -12,6 +12,7 @@ from transports.exchange import Exchange, wished
 from transports.handshake import Handshake
 from transports.hello import Agreement
 from transports.reactor import READABLE, Reactor
+from transports.upgrade import Made, UpgradeFactory
 
 #: connections taken at one wake-up, so that a storm of them leaves room for timers and others
 _BATCH = 64
@@ -33,6 +34,7 @@ class SocketAcceptor:
         *,
         backlog: int,
         handshake_timeout: float,
+        upgrades: UpgradeFactory | None = None,
     ) -> None:
         self._reactor = reactor
         self._base = transport.scheme
@@ -40,6 +42,7 @@ class SocketAcceptor:
         self._on_connected = on_connected
         self._on_failed = on_failed
         self._timeout = handshake_timeout
+        self._upgrades = upgrades
         self._lock = threading.Lock()
         self._closed = False
         self._exchanges: set[Exchange] = set()
@@ -90,7 +93,7 @@ class SocketAcceptor:
             connection, peer = accepted
             try:
                 hello = wished(self._hello(), self.address, self._base)
-                handshake = Handshake(hello, connecting=False, base=self._base)
+                handshake = Handshake(hello, connecting=False, base=self._base, upgrades=self._upgrades)
                 exchange = Exchange(self._reactor, connection, handshake, peer, self._ended)
                 exchange.start(self._timeout)
             except BaseException:
@@ -99,12 +102,13 @@ class SocketAcceptor:
             self._exchanges.add(exchange)
             return True
 
-    def _ended(self, exchange: Exchange, outcome: Agreement | HandshakeError, fd: int) -> None:
+    def _ended(self, exchange: Exchange, outcome: Agreement | HandshakeError, made: Made | None) -> None:
         with self._lock:
             self._exchanges.discard(exchange)
         # A connection that was agreed on while `close` ran is handed out: the peer counts on it.
         if isinstance(outcome, Agreement):
-            self._on_connected(Connected(fd, None, outcome, self.address, exchange.peer))
+            assert made is not None
+            self._on_connected(Connected.of(made, outcome, self.address, exchange.peer))
         elif not self._closed:
             self._on_failed(outcome, exchange.peer)
 

@@ -96,6 +96,17 @@ class Stream(ABC):
     broken: BaseException | None = None
     on_readable: Callable[[], None] | None = None
     on_writable: Callable[[], None] | None = None
+    #: descriptors to sleep on: None from `receive` promises that one of them becomes readable when
+    #: there is something. Streams may share them.
+    wait_fds: tuple[int, ...] = ()
+    device: str = ""
+
+    def beside_ready(self) -> list[Frame]:
+        """Reads the connection beside this stream, if it has one: the control frames that came.
+
+        Raises Broken at the peer's end, ProtocolError.
+        """
+        return []
 
     @abstractmethod
     def send(

@@ -2,45 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from transports.address import POLICIES
 from transports.errors import HandshakeError
 
 #: best first; every pair has the last, since hello travels on it
-RANKING = ("rdma", "ucx", "tcp")
+RANKING = ("local", "rdma", "ucx", "tcp")
 BASE = RANKING[-1]
+LOCAL = RANKING[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """What one side has, and what it wishes.
 
-    transports: the usable ones; the connection's own need not be named. protocol: "auto", or the
-    one wished for. policy: "auto", "prefer", "require". source: what made the wish, for people
-    (the name of a variable, "endpoint", "argument").
+    transports: the usable ones; the connection's own need not be named. What stands behind "tcp" is
+    there for who asks for it by name, and expected to be no better than TCP here. protocol: "auto",
+    or the one wished for. policy: "auto", "prefer", "require". source: what made the wish, for
+    people (the name of a variable, "endpoint", "argument"). lacking: why it does not have the
+    others, transport -> a constant word for counters and a text for people, as one text "word: text".
     """
 
     transports: tuple[str, ...] = ()
     protocol: str = "auto"
     policy: str = "auto"
     source: str = "default"
+    lacking: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def strictness(self) -> int:
         # To name a transport means to prefer it, whatever the policy says.
         return max(POLICIES.index(self.policy), 0 if self.protocol == "auto" else 1)
 
+    @property
+    def better(self) -> frozenset[str]:
+        """What is better than the base on this side."""
+        names = self.transports
+        return frozenset(names[: names.index(BASE)] if BASE in names else names)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """transport: the chosen one. reason: why, in words. unused: better ones that both sides have.
-    fallback: the wish could not be met (to be logged once and counted)."""
+    fallback: the wish could not be met (to be logged once and counted). wanted: what was wished for
+    then, and word: a constant word that says why not, for counters."""
 
     transport: str
     reason: str
     unused: tuple[str, ...] = ()
     fallback: bool = False
+    wanted: str = ""
+    word: str = ""
 
 
 def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = BASE) -> Choice:
@@ -49,24 +63,35 @@ def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = B
     policy: a stricter one from the endpoint, for our side. base: the transport that the
     connection uses already, which both have. A transport named by either side is taken if both
     have it. If the sides name different ones, the stricter side wins; between equals the base
-    wins, since it always works.
+    wins, since it always works. "local" is nobody's to name: it is taken where both have it and
+    nobody names another.
     """
-    strict = max(local.strictness, remote.strictness, POLICIES.index(policy or "auto"))
+    strict = max(strictness(local, remote), POLICIES.index(policy or "auto"))
     both = _common(local, remote, base)
+    better = tuple(name for name in both if name in local.better & remote.better)
     wish, whose = _wish(local, remote, base)
     if wish is None:
         raise HandshakeError("policy", whose, hint="let both sides ask for the same transport")
     if wish == "auto":
-        best = both[0]
-        return Choice(best, f"the best that both have: {', '.join(both)}")
+        best = better[0] if better else base
+        return Choice(best, f"the best that both have: {', '.join((*better, base))}")
     if wish in both:
-        unused = both[: both.index(wish)]
+        rank = RANKING.index(wish) if wish in RANKING else 0
+        unused = tuple(name for name in better if name in RANKING[:rank])
         return Choice(wish, f"{wish} was asked for by {whose}", unused)
-    lacking = "this side" if wish not in local.transports else "the peer"
-    reason = f"{wish} was asked for by {whose}, and {lacking} does not have it"
+    here = wish not in local.transports
+    word, _, why = (local if here else remote).lacking.get(wish, "").partition(": ")
+    reason = f"{wish} was asked for by {whose}, and {'this side' if here else 'the peer'} does not have it"
+    if why:
+        reason += f" ({why})"
     if strict >= POLICIES.index("require"):
         raise HandshakeError("policy", reason, hint="the policy prefer falls back to another transport")
-    return Choice(both[0], reason, fallback=True)
+    return Choice(better[0] if better else base, reason, fallback=True, wanted=wish, word=word or "missing")
+
+
+def strictness(local: Offer, remote: Offer) -> int:
+    """The stricter end's policy, as an index into POLICIES."""
+    return max(local.strictness, remote.strictness)
 
 
 def _common(local: Offer, remote: Offer, base: str) -> tuple[str, ...]:

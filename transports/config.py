@@ -5,6 +5,7 @@
 | TRANSFER_PROTOCOL | auto, tcp, rdma, ucx | the transport wished for; wins over the next |
 | MC_RPC_PROTOCOL | auto, tcp, rdma, ucx | the same, read by Mooncake processes too |
 | MC_RPC_POLICY | auto, prefer, require | what to do when the wish cannot be met |
+| TRANSFER_LOCAL | on, off | whether peers on one host may use shared memory |
 | TRANSFER_CORE | auto, native, twin | the compiled core, or its Python twin |
 """
 
@@ -19,6 +20,7 @@ from transports.errors import OptionError
 
 PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
 CORES = ("auto", "native", "twin")
+SWITCH = ("on", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,11 @@ def load(environ: Mapping[str, str] | None = None) -> TransportConfig:
 def core_choice(environ: Mapping[str, str] | None = None) -> str:
     """ "auto", "native" or "twin", from TRANSFER_CORE. Raises OptionError."""
     return _choice(os.environ if environ is None else environ, ("TRANSFER_CORE",), CORES)[0]
+
+
+def local_enabled(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether TRANSFER_LOCAL allows the same-host transport; it does if unset. Raises OptionError."""
+    return _choice(os.environ if environ is None else environ, ("TRANSFER_LOCAL",), SWITCH)[0] == "on"
 
 
 def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, str]:

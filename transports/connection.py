@@ -12,25 +12,30 @@ of the reactor, of the acceptor and of the connector.
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from transports.address import Address
 from transports.base import Stream, Transport
 from transports.errors import TransferError
 from transports.hello import Agreement, Hello
 from transports.reactor import Reactor
+from transports.upgrade import Made, UpgradeFactory
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A connection after its handshake. Whoever gets it owns `fd` or `stream` from that moment.
+    """A connection after its handshake. Whoever gets it owns it from that moment.
 
-    fd: a connected, non-blocking stream socket, detached from Python's socket object, for
-        `core.Stream(fd, ...)`; -1 if there is a `stream`. Nothing behind the hello was read from it.
-    stream: the foreign stream of a transport without descriptors (inproc), else None.
+    fd: a connected, non-blocking stream socket, detached from Python's socket object. Without a
+        `stream` it is for `core.Stream(fd, ...)`; nothing behind the hello was read from it. With
+        one it is the connection beside it, which belongs to the stream: for watching only.
+        -1: the stream has none (inproc).
+    stream: a foreign stream, else None.
+    carrier: carries large payloads beside `fd`, else None. See core_contract.Carrier.
     agreement: what both sides agreed on; `agreement.remote` is the peer's hello.
     endpoint: the bound or connected endpoint that it came by.
     peer: where the peer is, as text, for people ("127.0.0.1:40312").
@@ -41,6 +46,21 @@ class Connected:
     agreement: Agreement
     endpoint: Address
     peer: str
+    carrier: Any = None
+
+    @classmethod
+    def of(cls, made: Made, agreement: Agreement, endpoint: Address, peer: str) -> Connected:
+        """From what the handshake made."""
+        return cls(made.fd, made.stream, agreement, endpoint, peer, made.carrier)
+
+    def discard(self) -> None:
+        """Closes it, when nobody wants it any more."""
+        if self.carrier is not None:
+            self.carrier.close()
+        if self.stream is not None:
+            self.stream.close()
+        elif self.fd >= 0:
+            os.close(self.fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +155,7 @@ def serve(
     on_failed: OnRefused,
     backlog: int = 1024,
     handshake_timeout: float = 30.0,
+    upgrades: UpgradeFactory | None = None,
 ) -> Acceptor:
     """Binds `address` now, in the calling thread, and accepts until `close`.
 
@@ -153,6 +174,7 @@ def serve(
         on_failed,
         backlog=backlog,
         handshake_timeout=handshake_timeout,
+        upgrades=upgrades,
     )
 
 
@@ -167,6 +189,7 @@ def reach(
     on_delayed: OnDelayed | None = None,
     on_retried: OnRetried | None = None,
     options: ConnectOptions | None = None,
+    upgrades: UpgradeFactory | None = None,
 ) -> Connector:
     """Begins to connect and returns at once. Raises AddressError for a wildcard."""
     options = ConnectOptions() if options is None else options
@@ -175,5 +198,14 @@ def reach(
     from transports.connector import SocketConnector  # which needs the names above
 
     return SocketConnector(
-        reactor, transport, address, hello, on_connected, on_failed, on_delayed, on_retried, options
+        reactor,
+        transport,
+        address,
+        hello,
+        on_connected,
+        on_failed,
+        on_delayed,
+        on_retried,
+        options,
+        upgrades,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -26,6 +25,7 @@ from transports.handshake import Handshake
 from transports.hello import Agreement
 from transports.reactor import EDGE, WRITABLE, Reactor, Timer
 from transports.tcp import connect_error, describe
+from transports.upgrade import Made, UpgradeFactory
 
 
 class _State(Enum):
@@ -53,6 +53,7 @@ class SocketConnector:
         on_delayed: OnDelayed | None,
         on_retried: OnRetried | None,
         options: ConnectOptions,
+        upgrades: UpgradeFactory | None = None,
     ) -> None:
         if address.is_wildcard:
             raise AddressError(f"{address} can be bound, not connected to", hint="name a host and a port")
@@ -65,6 +66,7 @@ class SocketConnector:
         self._on_delayed = on_delayed
         self._on_retried = on_retried
         self._options = options
+        self._upgrades = upgrades
         self._backoff = Backoff(options.reconnect_first, options.reconnect_limit)
         # Guards what follows; callbacks of the owner are never called under it.
         self._lock = threading.Lock()
@@ -173,20 +175,25 @@ class SocketConnector:
         self._state = _State.SHAKING
         base = self._transport.scheme
         try:
-            handshake = Handshake(wished(self._hello(), self.address, base), connecting=True, base=base)
+            hello = wished(self._hello(), self.address, base)
+            handshake = Handshake(hello, connecting=True, base=base, upgrades=self._upgrades)
             self._exchange = Exchange(
                 self._reactor, connection, handshake, peer,
-                lambda exchange, outcome, fd: self._ended(number, exchange, outcome, fd),
+                lambda exchange, outcome, made: self._ended(number, exchange, outcome, made),
             )  # fmt: skip
             self._exchange.start(self._options.handshake_timeout)
         except BaseException:
             connection.close()
             raise
 
-    def _ended(self, number: int, exchange: Exchange, outcome: Agreement | HandshakeError, fd: int) -> None:
+    def _ended(
+        self, number: int, exchange: Exchange, outcome: Agreement | HandshakeError, made: Made | None
+    ) -> None:
         if isinstance(outcome, HandshakeError):
             self._failed(number, outcome)
             return
+        assert made is not None
+        connected = Connected.of(made, outcome, self.address, exchange.peer)
         with self._lock:
             current = self._is_current(number, _State.SHAKING)
             if current:
@@ -194,9 +201,9 @@ class SocketConnector:
                 self._state = _State.CONNECTED
                 self._since = time.monotonic()
         if current:
-            self._on_connected(Connected(fd, None, outcome, self.address, exchange.peer))
+            self._on_connected(connected)
         else:
-            os.close(fd)
+            connected.discard()
 
     def _late(self, number: int) -> None:
         seconds = self._options.connect_timeout

@@ -47,6 +47,7 @@ __all__ = [
     "SocketBase",
     "Stream",
     "Turn",
+    "address_of",
     "copy_into",
 ]
 
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         SocketBase,
         Stream,
         Turn,
+        address_of,
         copy_into,
     )
 
@@ -77,4 +79,5 @@ else:
     SocketBase = _module.SocketBase
     Stream = _module.Stream
     Turn = _module.Turn
+    address_of = _module.address_of
     copy_into = _module.copy_into

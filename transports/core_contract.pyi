@@ -44,6 +44,9 @@ class Region:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+def address_of(memory: Any) -> int:
+    """Where the bytes of a contiguous buffer begin."""
+
 def copy_into(target: Any, source: Any) -> None:
     """Copies one contiguous buffer into another of the same size; 64 KiB and more without the GIL.
 

@@ -174,6 +174,28 @@ class OutOfDescriptors(InternalError):
     errno = _errno.EMFILE
 
 
+class DeviceError(InternalError):
+    """A device for RDMA cannot be used. `reason` is a short constant word: no_device, permission,
+    memlock, device_full, no_pyverbs, library, version, link, device."""
+
+    errno = _errno.ENODEV
+
+    def __init__(self, reason: str, message: str, *, hint: str = "", errno: int | None = None) -> None:
+        self.reason = reason
+        super().__init__(message, hint=hint, errno=errno)
+
+
+class RegistrationError(InternalError):
+    """Memory could not be registered with a device. `reason` is a short constant word: memlock, keys,
+    memory, read_only, address, permission, peermem, unsupported, register."""
+
+    errno = _errno.ENOMEM
+
+    def __init__(self, reason: str, message: str, *, hint: str = "", errno: int | None = None) -> None:
+        self.reason = reason
+        super().__init__(message, hint=hint, errno=errno)
+
+
 # --- facts ----------------------------------------------------------------------------------
 
 

@@ -12,13 +12,14 @@ from transports.errors import HandshakeError
 from transports.handshake import Handshake
 from transports.hello import Agreement, Hello
 from transports.reactor import EDGE, ERROR, HANGUP, PEER_CLOSED, READABLE, WRITABLE, Reactor
+from transports.upgrade import Made
 from transports.wire import HEADER_SIZE
 
 #: where the system has no edge-triggered readiness, an incomplete header is looked at this often (s)
 _LOOK_AGAIN = 0.01
 
-#: (the exchange, what came of it, the descriptor: the receiver's from now on, or -1 after an error)
-OnEnd = Callable[["Exchange", Agreement | HandshakeError, int], object]
+#: (the exchange, what came of it, what carries the data: the receiver's from now on, None after an error)
+OnEnd = Callable[["Exchange", Agreement | HandshakeError, Made | None], object]
 
 
 class Exchange:
@@ -55,6 +56,7 @@ class Exchange:
         with self._lock:
             if not self._done:
                 self._finish()
+                self._handshake.abandon()
                 self._socket.close()
 
     # ------------------------------------------------------------------------------------------
@@ -83,7 +85,7 @@ class Exchange:
             ended = self._ended()
         self._tell(ended)
 
-    def _tell(self, ended: tuple[Agreement | HandshakeError, int] | None) -> None:
+    def _tell(self, ended: tuple[Agreement | HandshakeError, Made | None] | None) -> None:
         if ended is not None:
             self._on_end(self, *ended)
 
@@ -127,7 +129,7 @@ class Exchange:
     def _wanted(self) -> int:
         return READABLE | PEER_CLOSED | EDGE | (WRITABLE if self._handshake.output else 0)
 
-    def _ended(self) -> tuple[Agreement | HandshakeError, int] | None:
+    def _ended(self) -> tuple[Agreement | HandshakeError, Made | None] | None:
         """What to tell `on_end`, or None if the exchange goes on."""
         outcome = self._handshake.outcome
         if outcome is None or self._handshake.output:
@@ -135,9 +137,9 @@ class Exchange:
             return None
         self._finish()
         if isinstance(outcome, Agreement):
-            return outcome, self._socket.detach()
+            return outcome, self._handshake.made(self._socket.detach())
         self._socket.close()
-        return outcome, -1
+        return outcome, None
 
     def _go_on(self) -> None:
         wanted = self._wanted()

@@ -6,6 +6,7 @@ It reads exactly what belongs to the handshake, so that nothing of the first mes
     peeking  -> show it the first header with `look`, without taking it off the connection
     wants    -> how many bytes it takes next; give it at most so many with `feed`
     outcome  -> None, an Agreement, or the HandshakeError; then what `output` still holds is sent
+    made(fd) -> after an Agreement: what carries the data (see upgrade.py, whose dialogue comes between)
 
 Reasons of a HandshakeError: those of `hello.REASONS`, which may come from either side; `refused` for
 a peer's reason that we do not know; `no_hello` (a message where the hello was due); and the driver's
@@ -14,8 +15,11 @@ own: `timeout`, `closed` (without a byte), `truncated` (in the middle), `broken`
 
 from __future__ import annotations
 
-from transports.choice import BASE
-from transports.errors import HandshakeError
+from dataclasses import replace
+
+from transports.address import POLICIES
+from transports.choice import BASE, Choice, strictness
+from transports.errors import HandshakeError, TransferError
 from transports.hello import (
     MAX_HELLO,
     Agreement,
@@ -26,6 +30,7 @@ from transports.hello import (
     negotiate,
     plain_peer,
 )
+from transports.upgrade import Declined, Dialogue, Made, Refusal, Upgrade, UpgradeFactory
 from transports.wire import (
     HEADER,
     HEADER_SIZE,
@@ -46,10 +51,17 @@ class Handshake:
     """One connection's handshake, from our side. Not thread-safe.
 
     local: our hello, with a nonce of its own. connecting: whether we connected (and speak first).
-    base: the transport that carries this.
+    base: the transport that carries this. upgrades: makes our part in changing to a faster one.
     """
 
-    def __init__(self, local: Hello, *, connecting: bool, base: str = BASE) -> None:
+    def __init__(
+        self,
+        local: Hello,
+        *,
+        connecting: bool,
+        base: str = BASE,
+        upgrades: UpgradeFactory | None = None,
+    ) -> None:
         self.local = local
         self.connecting = connecting
         #: True until the first header was looked at: it may be that of a plain peer's first message
@@ -61,6 +73,9 @@ class Handshake:
         self._base = base
         self._input = bytearray()
         self._socket_type: SocketType | None = None  # of the peer, once its header is here
+        self._upgrades = upgrades
+        self._agreed: Agreement | None = None
+        self._dialogue: Dialogue | None = None  # about a faster transport, once hellos are exchanged
 
     def begin(self) -> None:
         """The connecting side's hello goes to `output`."""
@@ -88,6 +103,9 @@ class Handshake:
     def feed(self, data: bytes) -> None:
         """Takes what was read: at least one byte and at most `wants`."""
         assert data and len(data) <= self.wants and not self.peeking and self.outcome is None
+        if self._dialogue is not None:
+            self._feed_dialogue(data)
+            return
         self._input += data
         self.wants -= len(data)
         if self.wants:
@@ -123,10 +141,73 @@ class Handshake:
         agreement = negotiate(self.local, remote, base=self._base)
         if not self.connecting:
             self.output += encode(self.local)
-        self.outcome = agreement
+        if agreement.choice.transport == self._base:
+            self.outcome = agreement
+        else:
+            self._begin_upgrade(agreement)
+
+    def _begin_upgrade(self, agreement: Agreement) -> None:
+        self._agreed = agreement
+        upgrade: Upgrade
+        try:
+            if self._upgrades is None:
+                raise Declined("unavailable", f"nothing here sets up {agreement.choice.transport}")
+            upgrade = self._upgrades(agreement, self.connecting)
+        except TransferError as error:
+            upgrade = Refusal(error, connecting=self.connecting)
+        self._dialogue = Dialogue(upgrade, self.local.socket_type)
+        self._dialogue.begin()
+        self._after_step()
+
+    def _feed_dialogue(self, data: bytes) -> None:
+        assert self._dialogue is not None
+        try:
+            self._dialogue.feed(data)
+        except HandshakeError as error:
+            self._fail(error, tell=False)
+        else:
+            self._after_step()
+
+    def _after_step(self) -> None:
+        assert self._dialogue is not None and self._agreed is not None
+        self.output += self._dialogue.output
+        self._dialogue.output.clear()
+        self.wants = self._dialogue.wants
+        ended = self._dialogue.outcome
+        if ended is None:
+            return
+        self.wants = 0
+        if ended is True:
+            self.outcome = self._agreed
+            return
+        assert isinstance(ended, Declined)
+        self.abandon()
+        wanted = self._agreed.choice.transport
+        reason = f"{wanted} could not be set up: {str(ended).partition(chr(10))[0]}"
+        if strictness(self.local.offer, self._agreed.remote.offer) >= POLICIES.index("require"):
+            # The peer comes to the same by itself, once what is in `output` has told it.
+            self.outcome = HandshakeError("policy", reason, hint=ended.hint)
+            self.outcome.__cause__ = ended
+            return
+        choice = Choice(self._base, reason, fallback=True, wanted=wanted, word=ended.reason)
+        self.outcome = replace(self._agreed, choice=choice)
+
+    def made(self, fd: int) -> Made:
+        """What carries the data, after an Agreement. `fd`: the connection, the result's from now on."""
+        if self._dialogue is None:
+            return Made(fd)
+        dialogue, self._dialogue = self._dialogue, None
+        return dialogue.upgrade.made(fd)
+
+    def abandon(self) -> None:
+        """Frees what an upgrade took, if there is one. Idempotent."""
+        dialogue, self._dialogue = self._dialogue, None
+        if dialogue is not None:
+            dialogue.upgrade.close()
 
     def _fail(self, error: HandshakeError, *, tell: bool) -> None:
         self.outcome = error
+        self.abandon()
         self.peeking = False
         self.wants = 0
         self.output.clear()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from transports.address import POLICIES
-from transports.choice import BASE, Choice, Offer, choose
+from transports.choice import BASE, LOCAL, Choice, Offer, choose
 from transports.errors import HandshakeError
 from transports.wire import HEADER, MAGIC, VERSION, Control, Flag, SocketType
 
@@ -27,13 +27,27 @@ from transports.wire import HEADER, MAGIC, VERSION, Control, Flag, SocketType
 MAX_HELLO = 16 * 1024
 MAX_TEXT = 1024
 MAX_LIST = 64
+#: of the text that says why a transport is missing
+MAX_WHY = 200
 MAX_ROUTING_ID = 255
 #: above it a JSON number is not exact everywhere
 _MAX_NUMBER = 1 << 53
 
 #: words that a refusal may carry; others are shown as "refused"
 REASONS = frozenset(
-    {"version", "socket_type", "token", "self_connect", "policy", "hello", "magic", "length", "flags", "busy"}
+    {
+        "version",
+        "socket_type",
+        "token",
+        "self_connect",
+        "policy",
+        "hello",
+        "magic",
+        "length",
+        "flags",
+        "busy",
+        "upgrade",
+    }
 )
 _WORD = re.compile(r"[a-z][a-z0-9_.:-]{0,63}\Z")
 
@@ -132,10 +146,18 @@ def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: s
     if remote.plain:
         choice = Choice(base, "the peer speaks plain version 1, without hello")
     else:
-        choice = choose(local.offer, remote.offer, policy, base)
+        mine, theirs = local.offer, remote.offer
+        if not local.host_id or local.host_id != remote.host_id:
+            mine, theirs = _elsewhere(mine), _elsewhere(theirs)
+        choice = choose(mine, theirs, policy, base)
     return Agreement(
         version, local.features & remote.features, replace(remote, token=None), choice, remote.plain
     )
+
+
+def _elsewhere(offer: Offer) -> Offer:
+    """What is left of an offer for a peer on another host, or in another network namespace."""
+    return replace(offer, transports=tuple(name for name in offer.transports if name != LOCAL))
 
 
 def _check_token(local: Hello, remote: Hello) -> None:
@@ -169,6 +191,7 @@ def encode(hello: Hello) -> bytes:
         "protocol": hello.offer.protocol,
         "policy": hello.offer.policy,
         "source": hello.offer.source,
+        "lacking": {name: why[:MAX_WHY] for name, why in hello.offer.lacking.items()},
         "lazy": hello.lazy,
         "extra": dict(hello.extra),
     }
@@ -219,7 +242,7 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
         _hex(fields, "nonce", 64).hex(),
         token,
         _limits(fields),
-        Offer(transports, protocol, policy, _string(fields, "source")),
+        Offer(transports, protocol, policy, _string(fields, "source"), _texts(fields, "lacking")),
         _boolean(fields, "lazy"),
         _mapping(fields, "extra"),
     )
@@ -303,6 +326,13 @@ def _mapping(fields: Mapping[str, Any], key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         _bad(f"{key!r} is not an object")
     return value
+
+
+def _texts(fields: Mapping[str, Any], key: str) -> dict[str, str]:
+    value = _mapping(fields, key)
+    if len(value) > MAX_LIST:
+        _bad(f"{key!r} is not a short object")
+    return {_word({key: name}, key, ""): _string(value, name) for name in value}
 
 
 def _limits(fields: Mapping[str, Any]) -> dict[str, int]:

@@ -10,9 +10,12 @@ import errno
 import importlib
 from importlib import metadata
 
+from transports import probe
 from transports.base import Transport
-from transports.config import SocketOptions
+from transports.choice import BASE, Offer
+from transports.config import SocketOptions, TransportConfig
 from transports.errors import AddressError
+from transports.upgrade import Declined, Upgrade
 
 ENTRY_POINTS = "transfer.transports"
 
@@ -23,6 +26,13 @@ _BUILTIN = {
     "ucx": "transports.tcp:TcpTransport",
     "ipc": "transports.ipc:IpcTransport",
     "inproc": "transports.inproc:InprocTransport",
+}
+
+#: what carries the data of a pair that met by TCP -> module:class
+_UPGRADES = {
+    "local": "transports.local.upgrade:LocalUpgrade",
+    "rdma": "transports.verbs.upgrade:VerbsUpgrade",
+    "ucx": "transports.ucx.upgrade:UcxUpgrade",
 }
 
 _loaded: dict[str, type[Transport]] = {}
@@ -46,9 +56,26 @@ def schemes() -> tuple[str, ...]:
     return tuple(sorted({*_BUILTIN, *(point.name for point in metadata.entry_points(group=ENTRY_POINTS))}))
 
 
-def available() -> tuple[str, ...]:
-    """The transports that this process can offer to a peer for the data, best first."""
-    return ("tcp",)  # rdma and ucx are offered by the releases that have them
+def offer(config: TransportConfig) -> Offer:
+    """What this process offers to a peer for the data, best first, and why it lacks the others.
+
+    What is no better than TCP here stands behind it, for those who ask by name.
+    """
+    found = {name: probe.probe(name) for name in probe.names()}
+    better = [name for name, seen in found.items() if seen.usable and seen.better]
+    others = [name for name, seen in found.items() if seen.usable and not seen.better]
+    lacking = {name: f"{seen.word}: {seen.reason}" for name, seen in found.items() if not seen.usable}
+    return Offer((*better, BASE, *others), config.protocol, config.policy, config.protocol_source, lacking)
+
+
+def upgrade(name: str) -> type[Upgrade]:
+    """What sets a transport up over a TCP connection. Raises Declined for one that nobody brings."""
+    if name not in _UPGRADES:
+        raise Declined("unavailable", f"nothing here sets up {name}")
+    module, _, attribute = _UPGRADES[name].partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    assert isinstance(found, type) and issubclass(found, Upgrade)
+    return found
 
 
 def _load(scheme: str) -> type[Transport]:

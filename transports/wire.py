@@ -77,3 +77,4 @@ class Control(IntEnum):
     REFUSED = 7
     GOODBYE = 8
     ATTACH = 9
+    UPGRADE = 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ class Arrivals(Controls):
         """The reactor has a connection for us, after its handshake."""
         socket = self._socket()
         if socket is None or self.closing or (record.outgoing and record not in self.endpoints):
-            _discard(made)
+            made.discard()
             return
         if record.outgoing and record.connector is None:  # `connect` has not returned yet
             self.context.reactor.call_soon(self._connected, record, made)
@@ -48,7 +47,7 @@ class Arrivals(Controls):
                 self._attach(socket, queue.stream)
             return
         except Closed:
-            _discard(made)
+            made.discard()
             return
         if record.outgoing:
             record.peer = peer
@@ -67,7 +66,7 @@ class Arrivals(Controls):
     def _settled(self, socket: SocketMethods, peer: Peer) -> None:
         """Messages can reach the peer: whoever waits for that is told."""
         peer.attached = True
-        if peer.fd < 0 and not self.receives:
+        if peer.foreign and not self.receives:
             peer.stream.on_readable = partial(self._read, peer)
             self._read(peer)  # what came before
         self._count("connected")
@@ -102,10 +101,12 @@ class Arrivals(Controls):
                 stream = made.stream
             elif queue is not None:
                 stream = queue.stream
+                stream.carrier = made.carrier
                 stream.open(made.fd)
                 stream.credits = credits
             else:
                 stream = self._new_stream(socket, made.fd, credits)
+                stream.carrier = made.carrier
             peer = queue
             if peer is None or made.stream is not None:
                 peer = Peer(stream, record, remote.socket_type)
@@ -114,6 +115,7 @@ class Arrivals(Controls):
             peer.address = made.peer
             peer.agreement = made.agreement
             peer.fd = made.fd
+            peer.foreign = made.stream is not None
             peer.confirms = "credit" in features and _confirms(remote.socket_type)
             peer.since_ns = time.monotonic_ns()
             peer.confirms_ours = credits
@@ -162,14 +164,23 @@ class Arrivals(Controls):
     def _watch(self, peer: Peer) -> None:
         """The reactor reads what a send-only socket gets, and sees a peer's end also while the
         application is busy elsewhere."""
-        if peer.fd < 0:
-            return
-        if self.receives:
+        if peer.foreign:
+            self._watch_foreign(peer)
+        elif self.receives:
             events = PEER_CLOSED | EDGE
             if events != EDGE and PEER_CLOSED:
                 self.context.reactor.register(peer.fd, events, partial(self._ended, peer))
         else:
             self.context.reactor.register(peer.fd, READABLE, partial(self._read, peer))
+
+    def _watch_foreign(self, peer: Peer) -> None:
+        """The connection beside a foreign stream tells of its end and carries control frames; what
+        the stream itself sleeps on is the reactor's where the application does not receive."""
+        if peer.fd >= 0:
+            self.context.reactor.register(peer.fd, READABLE, partial(self._read_beside, peer))
+        if not self.receives:
+            for fd in self._share_foreign(peer, 1):
+                self.context.reactor.register(fd, READABLE, partial(self._read_sharing, fd))
 
     def _explain_choice(self, peer: Peer) -> None:
         """Says once why a better transport is not used."""
@@ -183,8 +194,9 @@ class Arrivals(Controls):
                 f"(decided by {self.context.transport_config.protocol_source})"
             )
         if agreement.choice.fallback:
-            self._count("fallback")
-            self.context.log_once(f"fell back to {agreement.choice.transport}: {agreement.choice.reason}")
+            choice = agreement.choice
+            self._count(f"fallback:{choice.wanted}:{choice.transport}:{choice.word}")
+            self.context.log_once(f"fell back to {choice.transport}: {choice.reason}")
 
 
 def _confirms(socket_type: SocketType) -> bool:
@@ -194,10 +206,3 @@ def _confirms(socket_type: SocketType) -> bool:
 
 def _number(value: Any) -> int:
     return value if type(value) is int and 0 < value < 2**31 else 0
-
-
-def _discard(made: Connected) -> None:
-    if made.stream is not None:
-        made.stream.close()
-    elif made.fd >= 0:
-        os.close(made.fd)

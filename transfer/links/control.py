@@ -42,6 +42,20 @@ class Controls(Losses):
         except (Broken, ProtocolError) as error:
             self.lost(stream, error)
 
+    def _read_beside(self, peer: Peer, events: int) -> None:
+        """The connection beside a foreign stream: control frames, and the peer's end."""
+        try:
+            for frame in peer.stream.beside_ready():
+                self.on_control(peer.stream, frame)
+        except (Broken, ProtocolError) as error:
+            self.lost(peer.stream, error)
+
+    def _read_sharing(self, fd: int, events: int) -> None:
+        """Something came for the foreign streams of a send-only socket that share a descriptor."""
+        for peer in list(self.peers.values()):
+            if peer.foreign and fd in peer.stream.wait_fds:
+                self._read(peer)
+
     def _ended(self, peer: Peer, events: int) -> None:
         """The peer closed its side. What it sent before is still to be read by the application,
         who finds the end behind it; only a new connection need not wait for that."""

@@ -34,10 +34,12 @@ from transports.errors import (
     TransferError,
 )
 from transports.identity import make_hello
+from transports.upgrade import Surroundings, Upgrade
 from transports.wire import Control
 
 if TYPE_CHECKING:
     from transfer.socket import SocketMethods
+    from transports.hello import Agreement
 
 logger = logging.getLogger("transfer")
 
@@ -62,6 +64,7 @@ class Links(Arrivals):
                 on_failed=partial(self._refused, record),
                 backlog=socket.backlog,
                 handshake_timeout=_handshake_timeout(socket),
+                upgrades=self._upgrade,
             )
         except TransferError as error:
             self.emit(EventKind.BIND_FAILED, endpoint, error=error)
@@ -92,6 +95,7 @@ class Links(Arrivals):
                 on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
                 on_retried=partial(self._retried, str(address)),
                 options=self._connect_options(socket),
+                upgrades=self._upgrade,
             )
         except BaseException:
             self._forget(record)
@@ -233,6 +237,8 @@ class Links(Arrivals):
             if tracker is not None:
                 tracker._fail(Closed("the socket was closed before the message found a peer"))
         unsent += self.end(peers, deadline)
+        for kept in self.own.values():
+            kept.close()
         with self._lock:
             self.peers.clear()
         self.emit(EventKind.CLOSED)
@@ -277,6 +283,25 @@ class Links(Arrivals):
             lazy=not socket.immediate,
             extra=extra,
         )
+
+    def _upgrade(self, agreement: Agreement, connecting: bool) -> Upgrade:
+        """Our part in changing to the transport that was chosen. Raises Declined."""
+        socket = self._owner()
+        around = Surroundings(
+            core=self.context.core,
+            reactor=self.context.reactor,
+            flusher=self.context.flusher,
+            pool=self.context.pool,
+            socket_type=self.pattern.socket_type,
+            max_message=socket.largest_message,
+            send_high_water=socket.sndhwm,
+            send_high_water_bytes=socket.sndhwm_bytes,
+            credits=self.pattern.confirms and "credit" in agreement.features,
+            checksum=socket.checksum,
+            shared=self.context.shared,
+            own=self.own,
+        )
+        return registry.upgrade(agreement.choice.transport)(around, agreement, connecting=connecting)
 
     @staticmethod
     def _transport_options(socket: SocketMethods) -> SocketOptions:

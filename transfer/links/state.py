@@ -53,6 +53,10 @@ class LinkState:
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self._timers: dict[str, Any] = {}
+        #: what transports keep for all connections of this socket, by name; closed with it
+        self.own: dict[str, Any] = {}
+        #: descriptors of foreign streams that the reactor watches for us, and for how many of them
+        self._foreign_fds: dict[int, int] = {}
         self.sends = pattern.send_mode is not SendMode.NONE or pattern.ordered
         self.receives = pattern.receive_mode is not ReceiveMode.NONE
 
@@ -98,8 +102,24 @@ class LinkState:
     def _unwatch(self, peer: Peer) -> None:
         if peer.fd >= 0:
             self.context.reactor.unregister(peer.fd)
-        elif peer.agreement is not None:
+        if peer.foreign:
             peer.stream.on_readable = None
+            if not self.receives:
+                self._share_foreign(peer, -1)
+
+    def _share_foreign(self, peer: Peer, change: int) -> list[int]:
+        """One stream more or less that sleeps on its descriptors; those that are new."""
+        new = []
+        with self._lock:
+            for fd in peer.stream.wait_fds:
+                count = self._foreign_fds.get(fd, 0) + change
+                if count == change == 1:
+                    new.append(fd)
+                if count > 0:
+                    self._foreign_fds[fd] = count
+                elif self._foreign_fds.pop(fd, 0):
+                    self.context.reactor.unregister(fd)
+        return new
 
     def _notify(self) -> None:
         socket = self._socket()

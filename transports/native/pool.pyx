@@ -161,6 +161,11 @@ cdef void tell(released) noexcept:
     released()
 
 
+def address_of(memory):
+    """Where the bytes of a contiguous buffer begin."""
+    return <size_t>HeldBuffer(memory).view.buf
+
+
 def copy_into(target, source):
     """Copies the bytes of one buffer into another of the same size, without the GIL.
 

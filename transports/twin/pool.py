@@ -109,6 +109,22 @@ class Region:
             released()
 
 
+class _BufferInfo(ctypes.Structure):
+    # Py_buffer: the only way to the address of memory that may not be written.
+    _fields_ = [("address", ctypes.c_void_p), ("owner", ctypes.py_object), ("rest", ctypes.c_char * 128)]
+
+
+def address_of(memory: Any) -> int:
+    """Where the bytes of a contiguous buffer begin."""
+    view = flat_view(memory)
+    info = _BufferInfo()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(info), 0)
+    try:
+        return int(info.address or 0)
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(info))
+
+
 def copy_into(target: Any, source: Any) -> None:
     """Copies one contiguous buffer into another of the same size. Raises BufferError."""
     to, what = flat_view(target), flat_view(source)

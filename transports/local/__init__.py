@@ -1,0 +1,1 @@
+"""Same host: small frames on an abstract Unix socket, large payloads in shared memory."""

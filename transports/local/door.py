@@ -1,0 +1,129 @@
+"""Where peers on this host come in: one abstract Unix socket for each context."""
+
+from __future__ import annotations
+
+import array
+import os
+import secrets
+import socket
+import struct
+import time
+from collections import OrderedDict
+
+from transports.errors import InternalError
+from transports.upgrade import Declined
+
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+TOKEN_SIZE = 16
+#: connections that were made and not yet asked for; older ones are dropped
+_MOST_WAITING = 64
+_PATIENCE = 30.0
+
+#: (the connection for the frames, the one for descriptors)
+Pair = tuple[socket.socket, socket.socket]
+
+
+class Door:
+    """A listener in the abstract name space: nothing stays behind, whatever ends the process.
+
+    A peer connects, and says a token that it was told over TCP; with it comes the peer's end of a
+    second socket, for descriptors. Not thread-safe: the reactor's thread alone uses it.
+    """
+
+    def __init__(self) -> None:
+        self.name = f"transfer-{secrets.token_hex(16)}"
+        self._pid = os.getpid()
+        self._waiting: OrderedDict[bytes, tuple[float, Pair]] = OrderedDict()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.setblocking(False)
+            self._listener.bind("\0" + self.name)
+            self._listener.listen(1024)
+        except OSError as error:
+            self._listener.close()
+            raise InternalError(f"no abstract Unix socket to be had: {error}") from error
+
+    def take(self, token: bytes) -> Pair:
+        """The connection of the peer that was told this token. Raises Declined if it is not there."""
+        self._accept_all()
+        found = self._waiting.pop(token, None)
+        if found is None:
+            raise Declined("unreachable", "the peer did not come in by the Unix socket")
+        return found[1]
+
+    def close(self) -> None:
+        """Idempotent. In a forked child it closes the child's copies only."""
+        self._listener.close()
+        while self._waiting:
+            _close(self._waiting.popitem()[1][1])
+
+    def _accept_all(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # nobody is there any more, or no descriptor is left: the peer falls back
+                break
+            greeted = _greeting(connection)
+            if greeted is None:
+                connection.close()
+            else:
+                self._waiting[greeted[0]] = time.monotonic(), (connection, greeted[1])
+        now = time.monotonic()
+        for token, (since, pair) in list(self._waiting.items()):
+            if now - since > _PATIENCE or len(self._waiting) > _MOST_WAITING:
+                del self._waiting[token]
+                _close(pair)
+
+
+def enter(name: str, token: bytes) -> Pair:
+    """Connects to a peer's door. Raises Declined."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.setblocking(False)
+        ours.setblocking(False)
+        connection.connect("\0" + name)
+        if not same_user(connection):
+            raise Declined("other_user", "the Unix socket belongs to another user")
+        connection.sendmsg(
+            [token], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))]
+        )
+    except OSError as error:
+        _close((connection, ours))
+        raise Declined("unreachable", f"the peer's Unix socket cannot be reached: {error}") from error
+    except BaseException:
+        _close((connection, ours))
+        raise
+    finally:
+        theirs.close()
+    return connection, ours
+
+
+def same_user(connection: socket.socket) -> bool:
+    """Whether the other end of a Unix socket runs under our user."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(data)[1] == os.getuid())
+
+
+def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:
+    """(token, the socket for descriptors), or None for whoever does not greet as it should."""
+    descriptors: list[int] = []
+    try:
+        connection.setblocking(False)
+        if same_user(connection):
+            token, descriptors, _, _ = socket.recv_fds(connection, TOKEN_SIZE, 1, socket.MSG_DONTWAIT)
+            if len(token) == TOKEN_SIZE and len(descriptors) == 1:
+                beside = socket.socket(fileno=descriptors.pop())
+                beside.setblocking(False)
+                return token, beside
+    except OSError:
+        pass
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return None
+
+
+def _close(pair: Pair) -> None:
+    for end in pair:
+        end.close()

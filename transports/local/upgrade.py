@@ -1,0 +1,59 @@
+"""From TCP to the same-host way."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Any
+
+from transports.errors import ProtocolError
+from transports.local.carrier import LocalCarrier
+from transports.local.door import TOKEN_SIZE, Door, Pair, enter
+from transports.upgrade import Made, Upgrade, text_of
+
+_NAME = "local.door"
+
+
+class LocalUpgrade(Upgrade):
+    """The accepting side tells its Unix socket's name and a token; the other one comes in by it.
+
+    The TCP connection ends then: a Unix socket tells of the peer's end by itself.
+    """
+
+    _token = b""
+    _pair: Pair | None = None
+
+    def offer(self) -> dict[str, Any]:
+        self._token = secrets.token_bytes(TOKEN_SIZE)
+        return {"name": self._door().name, "token": self._token.hex()}
+
+    def accept(self, offer: dict[str, Any]) -> dict[str, Any]:
+        try:
+            token = bytes.fromhex(text_of(offer, "token"))
+        except ValueError as error:
+            raise ProtocolError("upgrade", "the token is not hexadecimal") from error
+        if len(token) != TOKEN_SIZE:
+            raise ProtocolError("upgrade", f"a token of {len(token)} bytes")
+        self._pair = enter(text_of(offer, "name", 100), token)
+        return {}
+
+    def finish(self, answer: dict[str, Any]) -> None:
+        self._pair = self._door().take(self._token)
+
+    def made(self, fd: int) -> Made:
+        assert self._pair is not None
+        (connection, beside), self._pair = self._pair, None
+        os.close(fd)
+        return Made(connection.detach(), carrier=LocalCarrier(beside, self.around))
+
+    def close(self) -> None:
+        pair, self._pair = self._pair, None
+        for end in pair or ():
+            end.close()
+
+    def _door(self) -> Door:
+        door = self.around.shared.get(_NAME)
+        if door is None:
+            door = self.around.shared[_NAME] = Door()
+        assert isinstance(door, Door)
+        return door

@@ -1,0 +1,73 @@
+"""Which faster transports this process could use: looked at once, cheaply, never fatal.
+
+Each transport brings a `probe()` of its own; what it says is told to peers in the hello, shown by
+`transfer doctor`, and named when a wish cannot be met.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+logger = logging.getLogger("transfer")
+
+#: transport -> module with `probe()`; best first
+_PROBES = {
+    "local": "transports.local.probe",
+    "rdma": "transports.verbs.probe",
+    "ucx": "transports.ucx.probe",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What was found of one transport.
+
+    usable: it can be offered to peers. word: a constant word for why not ("no_device", "memlock").
+    reason: the same for people. hint: what to do about it. better: it is expected to beat TCP here;
+    else it is only used where somebody names it. details: for `transfer doctor`.
+    """
+
+    usable: bool
+    reason: str = ""
+    word: str = ""
+    hint: str = ""
+    better: bool = True
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+_found: dict[str, Probe] = {}
+_lock = threading.Lock()
+
+
+def probe(name: str) -> Probe:
+    """What is known of a transport; looked at once for each process. Never raises."""
+    with _lock:
+        if name not in _found:
+            _found[name] = _look(name)
+        return _found[name]
+
+
+def _look(name: str) -> Probe:
+    try:
+        found = importlib.import_module(_PROBES[name]).probe()
+    except Exception as error:  # a broken driver stack must not keep anybody from using TCP
+        logger.debug("probing %s failed", name, exc_info=True)
+        return Probe(False, f"looking for it failed: {error!r}", "probe_failed")
+    assert isinstance(found, Probe)
+    return found
+
+
+def forget() -> None:
+    """Looks again at the next question: for tests, and for a child after fork."""
+    with _lock:
+        _found.clear()
+
+
+def names() -> tuple[str, ...]:
+    """Every transport that can be probed, best first."""
+    return tuple(_PROBES)

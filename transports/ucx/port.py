@@ -1,0 +1,172 @@
+"""A socket's UCX worker, which the streams to all its peers share, and what wakes whom.
+
+UCX makes progress only inside calls. Whoever sends or receives makes it; beside them the context's
+reactor does, as long as a stream has something under way that its application does not wait for.
+
+The worker's descriptor tells of the next event only if the worker was armed after the last one was
+taken. So whoever took events arms it before he leaves, and tells the receivers for whom something came.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from transports.errors import Broken, ForkedError
+from transports.reactor import READABLE, Reactor
+from transports.ucx.driver import Fabric, Worker, forked
+
+if TYPE_CHECKING:
+    from transports.ucx.stream import UcxStream
+
+#: pieces of progress that one call makes for others
+STEPS = 64
+#: how many retired tags are looked after: what their peers sent late is thrown away
+_RETIRED = 64
+#: the bits of a tag that say whose it is; the others say what kind of message
+OWNER = ~3 & ((1 << 64) - 1)
+
+
+class Port:
+    """Owns a worker. `with port:` holds its lock; every call that is not said to take it needs it.
+
+    reactor: makes progress for streams that want it; None: only callers do. What must be called
+    without the lock (callbacks of streams) goes into `calls`, and is called on leaving.
+    """
+
+    def __init__(self, fabric: Fabric, reactor: Reactor | None = None) -> None:
+        self.worker: Worker = fabric.worker()
+        self.wait_fds = (self.worker.fd,)
+        self.calls: list[Callable[[], object]] = []
+        self.streams: list[UcxStream] = []
+        self._process = fabric.process
+        self._lock = threading.Lock()
+        self._reactor = reactor
+        self._eager: set[UcxStream] = set()  # those that want progress whoever makes it
+        self._watched = -1  # a descriptor of our own for the reactor: the worker's may be watched by others
+        self._retired: list[int] = []
+        self._owner_mask = self.worker.mask(OWNER)
+        #: requests of closed streams that are not over yet, with the memory that they use
+        self._graves: list[tuple[Any, Any]] = []
+        self._closing = False
+        self.closed = False
+
+    def __enter__(self) -> Port:
+        if os.getpid() != self._process:
+            raise forked()
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        calls = self.calls
+        if calls:
+            self.calls = []
+        self._lock.release()
+        for call in calls:
+            call()
+
+    @property
+    def is_forked(self) -> bool:
+        return os.getpid() != self._process
+
+    # -- streams -------------------------------------------------------------------------------------
+
+    def join(self, stream: UcxStream) -> None:
+        """A stream begins. Raises Broken if the socket was closed meanwhile."""
+        if self.closed or self._closing:
+            raise Broken("the socket was closed")
+        self.streams.append(stream)
+        self._sweep()
+
+    def leave(self, stream: UcxStream, owner: int, left: list[tuple[Any, Any]]) -> None:
+        """A stream ended: its tag, and its requests that are not over, with the memory they use."""
+        self.streams.remove(stream)
+        self.want(stream, False)
+        self._graves += left
+        self._retired = [*self._retired[1 - _RETIRED :], owner]
+        self._sweep()
+        if self._closing and not self.streams:
+            self._end()
+
+    def _sweep(self) -> None:
+        """Throws away what came for streams that are gone, and lets go of memory that is free."""
+        worker = self.worker
+        for owner in self._retired:
+            while (found := worker.find(worker.tag(owner), mask=self._owner_mask, remove=True)) is not None:
+                worker.discard(found)
+        self._graves = [grave for grave in self._graves if not grave[0].completed]
+
+    def close(self) -> None:
+        """Ends the worker with its last stream. Takes the lock. Idempotent."""
+        if self.is_forked:
+            return
+        with self:
+            self._closing = True
+            if not self.streams:
+                self._end()
+
+    def _end(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._eager.clear()
+        self._unwatch()
+        self.worker.close()
+        self._graves.clear()  # without its worker UCX touches no memory any more
+
+    # -- progress -------------------------------------------------------------------------------------
+
+    def want(self, stream: UcxStream, progress: bool) -> None:
+        """Whether the stream wants progress also while nobody waits for it."""
+        if progress:
+            self._eager.add(stream)
+            if self._reactor is not None and self._watched < 0:
+                self._watched = os.dup(self.worker.fd)
+                self._reactor.register(self._watched, READABLE, self._serve)
+                self.rearm()
+        elif stream in self._eager:
+            self._eager.discard(stream)
+            if not self._eager:
+                self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._watched >= 0:
+            assert self._reactor is not None
+            self._reactor.unregister(self._watched)
+            os.close(self._watched)
+            self._watched = -1
+
+    def _serve(self, _events: int = 0) -> None:
+        """In the reactor: something happened. Takes the lock."""
+        try:
+            with self:
+                if not self.closed:
+                    self.advance()
+        except ForkedError:
+            return
+
+    def advance(self) -> None:
+        """Makes progress for all: finished requests, room, messages of whom nobody waits for."""
+        step = self.worker.step
+        for _ in range(STEPS):
+            if not step():
+                break
+        for stream in self.streams[:]:
+            stream.look()
+        self.rearm()
+
+    def rearm(self) -> None:
+        """So that the descriptor tells of the next event; receivers hear of what is there already."""
+        worker = self.worker
+        for _ in range(STEPS):
+            if worker.arm():
+                break
+            worker.step()
+        else:
+            if self._reactor is not None:
+                self._reactor.call_soon(self._serve)
+        for stream in self.streams:
+            if stream.on_readable is not None and stream.has_arrived():
+                self.calls.append(stream.on_readable)

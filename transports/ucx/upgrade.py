@@ -1,0 +1,114 @@
+"""How two peers that met by TCP come to a UCX stream: they tell each other their workers' addresses."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+import zlib
+from typing import Any
+
+from transports.errors import ForkedError, ProtocolError, TransferError
+from transports.ucx import driver
+from transports.ucx.packing import APART
+from transports.ucx.port import Port
+from transports.ucx.stream import UcxStream
+from transports.upgrade import Declined, Made, Upgrade, number_of, text_of
+
+#: of what this transport says over UCX
+VERSION = 1
+_MAX_ADDRESS = 8 * 1024
+_OWN = "ucx"
+
+
+class UcxUpgrade(Upgrade):
+    """See `transports.upgrade.Upgrade`. All connections of a socket share a port."""
+
+    _endpoint: driver.Endpoint | None = None
+    _theirs = 0
+    _ours = 0
+
+    def offer(self) -> dict[str, Any]:
+        return self._card()
+
+    def accept(self, offer: dict[str, Any]) -> dict[str, Any]:
+        self._connect(offer)
+        return self._card()
+
+    def finish(self, answer: dict[str, Any]) -> None:
+        self._connect(answer)
+
+    def made(self, fd: int) -> Made:
+        endpoint, self._endpoint = self._endpoint, None
+        assert endpoint is not None
+        stream = UcxStream(self._port(), endpoint, fd, self._ours, self._theirs, self.around)
+        return Made(fd, stream, None, stream.device)
+
+    def close(self) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            with self._port():
+                endpoint.close()
+
+    # ------------------------------------------------------------------------------------------------
+
+    def _port(self) -> Port:
+        """The socket's port, made with its first connection. Raises Declined."""
+        port: Port | None = self.around.own.get(_OWN)
+        if port is None:
+            try:
+                port = Port(driver.fabric(), self.around.reactor)
+            except ForkedError as error:
+                raise Declined("forked", str(error)) from error
+            except TransferError as error:
+                raise Declined("ucx", str(error), hint=error.hint) from error
+            self.around.own[_OWN] = port
+        return port
+
+    def _card(self) -> dict[str, Any]:
+        """What the peer needs of us. A tag is random, so that nobody else's message is taken for the peer's."""
+        port = self._port()
+        self._ours = self._ours or secrets.randbits(62) << 2
+        address = port.worker.address
+        return {
+            "version": VERSION,
+            "ucx": driver.fabric().version,
+            "apart": APART,
+            "tag": f"{self._ours:016x}",
+            "address": base64.b64encode(address).decode(),
+            "check": zlib.crc32(address),
+        }
+
+    def _connect(self, card: dict[str, Any]) -> None:
+        """Raises ProtocolError for what makes no sense, Declined where the two do not fit."""
+        version, apart = number_of(card, "version", 1 << 16), number_of(card, "apart", 1 << 40)
+        theirs, ours = text_of(card, "ucx", 64), driver.fabric().version
+        if version != VERSION or apart != APART:
+            raise Declined("version", f"the peer speaks version {version} over UCX, this side {VERSION}")
+        if theirs.split(".")[:2] != ours.split(".")[:2]:
+            # Addresses of another release may be laid out otherwise, and UCX would not notice.
+            raise Declined("version", f"UCX is {theirs} at the peer and {ours} here")
+        address = _bytes_of(card)
+        try:
+            self._theirs = int(text_of(card, "tag", 16), 16)
+        except ValueError as error:
+            raise ProtocolError("upgrade", "'tag' is not a number") from error
+        if self._theirs & 3:
+            raise ProtocolError("upgrade", "'tag' has bits that are not the peer's")
+        port = self._port()
+        try:
+            with port:
+                self._endpoint = port.worker.connect(address)
+        except TransferError as error:
+            raise Declined("unreachable", str(error), hint=error.hint) from error
+
+
+def _bytes_of(card: dict[str, Any]) -> bytes:
+    """The peer's address, undamaged; whether it is one only UCX can say. Raises ProtocolError."""
+    try:
+        address = base64.b64decode(text_of(card, "address", _MAX_ADDRESS * 4 // 3 + 4), validate=True)
+    except binascii.Error as error:
+        raise ProtocolError("upgrade", "'address' is not base64") from error
+    if number_of(card, "check", (1 << 32) - 1) != zlib.crc32(address):
+        raise ProtocolError("upgrade", "'address' was damaged")
+    return address
