@@ -17,6 +17,7 @@ from transfer.tally import Tally
 from transports.choice import Offer
 from transports.config import load
 from transports.errors import Closed, ContextTerminated, ForkedError
+from transports.probe import probe
 from transports.reactor import READABLE, Reactor
 from transports.registry import offer
 
@@ -111,6 +112,36 @@ class Context:
         from transfer.socket import socket_class
 
         return socket_class(self.core)
+
+    def empty(self, shape: Any, dtype: Any = "float32", *, like: Any = None) -> Any:
+        """An uninitialised tensor in memory that a peer on this host can be given without a copy.
+
+        shape: a number or numbers, elements. dtype: a name, or numpy's or torch's type. like: as in
+        `recv_tensor` (numpy by default, `torch` for torch). Sending it by `send_tensor` returns a
+        tracker: until that is done the peer sees the same memory, so write nothing before. A peer
+        elsewhere gets the bytes as of any other tensor. The memory is the context's again when the
+        tensor and all views of it are dead. Raises UsageError, NotATensor, InternalError (no memory).
+        """
+        from transfer.tensors.empty import empty
+
+        self.check()
+        return empty(self._allocate_shared, shape, dtype, like)
+
+    def _allocate_shared(self, nbytes: int) -> Any:
+        if not nbytes or not probe("local").usable:
+            return self.pool.lease(nbytes)
+        from transports.local.blocks import NAME, Blocks
+
+        with self._lock:
+            blocks = self.shared.get(NAME)
+            if blocks is None:
+                blocks = self.shared[NAME] = Blocks(self.core)
+        return blocks.allocate(nbytes)
+
+    def is_shared(self, data: Any) -> bool:
+        """Whether these bytes lie in memory of `empty`, all of them."""
+        blocks = self.shared.get("local.blocks")
+        return blocks is not None and bool(blocks.holds(data))
 
     @property
     def sockets(self) -> list[SocketMethods]:

@@ -18,6 +18,7 @@ from transports.errors import Again, Broken
 
 if TYPE_CHECKING:
     from patterns.base import OutFrame
+    from transfer.context import Context
     from transports.core_contract import SocketBase
 else:
     SocketBase = object
@@ -27,6 +28,7 @@ class Sending(SocketBase):
     """The sending half of a socket. The plain message of one part never comes here."""
 
     if TYPE_CHECKING:
+        context: Context
         _links: Links
         _pattern: Pattern
         _requester: Requester | None
@@ -61,8 +63,11 @@ class Sending(SocketBase):
     def _send_outframes(
         self, frames: list[OutFrame], flags: int = 0, track: bool = False, copy: bool | None = None
     ) -> Tracker | None:
-        """For the tensor methods. copy None: memory is held only while the kernel takes it."""
+        """For the tensor methods. copy None: memory is held only while the kernel takes it, unless
+        it is of `Context.empty`."""
         hold = copy is False
+        if copy is None and self.context.shared:
+            hold = any(self.context.is_shared(frame[4]) for frame in frames)
         if flags & SNDMORE or self._partial:
             return self._send_part(frames, flags, hold, track or hold)
         return self._send_message(frames, flags, hold, track or hold)

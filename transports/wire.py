@@ -78,3 +78,4 @@ class Control(IntEnum):
     GOODBYE = 8
     ATTACH = 9
     UPGRADE = 10
+    RDMA = 11  # credits and the like of the rdma transport, see verbs/beside.py

@@ -264,7 +264,7 @@ def test_policy_prefer_falls_back_and_says_so_once(context, caplog):
         assert peer.transport == "tcp"
         assert "rdma" in peer.reason
     assert caplog.text.count("fell back to tcp") == 2  # each end says it once
-    assert push._links.counts["fallback"] == 1
+    assert push._links.counts["fallback:rdma:tcp:no_device"] == 1
 
 
 @pytest.mark.parametrize("kind", [transfer.PAIR, transfer.DEALER])

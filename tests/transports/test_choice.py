@@ -13,7 +13,8 @@ ALL = RANKING
 
 
 def test_the_best_that_both_have():
-    assert choose(Offer(ALL), Offer(ALL)).transport == "rdma"
+    assert choose(Offer(ALL), Offer(ALL)).transport == "local"
+    assert choose(Offer(ALL), Offer(ALL[1:])).transport == "rdma"
     assert choose(Offer(ALL), Offer(("ucx", "tcp"))).transport == "ucx"
     assert choose(Offer(("rdma",)), Offer(("ucx",))).transport == "tcp"
     assert choose(Offer(), Offer()).transport == "tcp"
@@ -21,9 +22,29 @@ def test_the_best_that_both_have():
 
 def test_a_named_transport_is_taken_and_better_ones_are_told():
     choice = choose(Offer(ALL, "tcp", source="MC_RPC_PROTOCOL"), Offer(ALL))
-    assert (choice.transport, choice.unused, choice.fallback) == ("tcp", ("rdma", "ucx"), False)
+    assert (choice.transport, choice.unused, choice.fallback) == ("tcp", ("local", "rdma", "ucx"), False)
     assert "MC_RPC_PROTOCOL" in choice.reason and "this side" in choice.reason
     assert "the peer" in choose(Offer(ALL), Offer(ALL, "ucx")).reason
+
+
+def test_what_stands_behind_tcp_is_for_who_asks():
+    both = Offer(("tcp", "ucx"))
+    assert choose(both, both).transport == "tcp"
+    assert choose(Offer(("ucx", "tcp")), both).transport == "tcp"
+    choice = choose(Offer(("tcp", "ucx"), "ucx"), both)
+    assert (choice.transport, choice.unused, choice.fallback) == ("ucx", (), False)
+    assert choose(Offer(("local", "tcp", "ucx"), "ucx"), Offer(("local", "tcp", "ucx"))).unused == ("local",)
+
+
+def test_why_a_wish_is_not_met():
+    lacking = {"rdma": "no_device: this machine has no verbs devices"}
+    for choice in (
+        choose(Offer(("tcp",), "rdma", lacking=lacking), Offer(ALL)),
+        choose(Offer(ALL), Offer(("tcp",), "rdma", lacking=lacking)),
+    ):
+        assert (choice.wanted, choice.word) == ("rdma", "no_device")
+        assert "no verbs devices" in choice.reason
+    assert choose(Offer(("tcp",)), Offer(ALL, "ucx")).word == "missing"
 
 
 def test_naming_means_prefer():
@@ -59,7 +80,7 @@ def test_ipc_stays_ipc():
 
 def test_names_of_later_releases_do_no_harm():
     assert choose(Offer(("warp", "tcp")), Offer(("warp", "tcp"))).transport == "tcp"
-    assert choose(Offer(ALL), Offer((*ALL, "warp"), "warp")).transport == "rdma"
+    assert choose(Offer(ALL), Offer((*ALL, "warp"), "warp")).transport == "local"
 
 
 offers = st.builds(

@@ -48,8 +48,8 @@ class TensorMethods:
 
         Dense memory (C, Fortran or any order of axes) is not copied from 64 KiB on; `copy=False`
         asks for that whatever the size, and then the memory must not change until the returned
-        tracker is done. A tensor on a device is staged through host memory. Raises NotATensor,
-        Again, and what the pattern raises.
+        tracker is done; so does memory of `Context.empty`. A tensor on a device is staged through
+        host memory. Raises NotATensor, Again, and what the pattern raises.
         """
         bits, header, buffer = export(tensor)
         if topic is not None:

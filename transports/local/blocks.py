@@ -13,6 +13,7 @@ from typing import Any
 
 from transports.local.segments import PAGE, make_memfd
 
+NAME = "local.blocks"  # in Surroundings.shared
 #: bytes of blocks kept for reuse
 KEPT = 256 << 20
 
@@ -76,6 +77,12 @@ class Blocks:
             block = self._blocks[index]
             offset = address - block.address
             return (block, offset) if offset + nbytes <= block.size else None
+
+    def holds(self, data: Any) -> bool:
+        """Whether a contiguous buffer lies in a block."""
+        if type(data) is bytes:
+            return False
+        return self.find(self._core.address_of(data), memoryview(data).nbytes) is not None
 
     def share(self, block: Block, change: int) -> None:
         """One message more or less refers to the block."""

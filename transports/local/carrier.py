@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from transports.errors import Broken, ProtocolError, TransferError
-from transports.local.blocks import Block, Blocks
+from transports.local.blocks import NAME as BLOCKS, Block, Blocks
 from transports.local.mappings import MOST_MAPPED, MappedBlock, MappedSegment
 from transports.local.segments import FREE, Arena, Segment, Slot
 from transports.reactor import READABLE
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 Released = Callable[[BaseException | None], None]
 
-BLOCKS = "local.blocks"  # in Surroundings.shared
 #: payloads from here on are carried; what is smaller costs less on the socket
 THRESHOLD = 64 * 1024
 #: bytes of one connection's segments, unless its messages are larger
