@@ -372,19 +372,20 @@ class Outgoing:
     def _send_credit(self) -> bool:
         """Tells the peer how much was consumed. False: not now, output is queued."""
         with self._lock:
-            if self.broken is None and self._socket is not None and self.credits:
-                if self._queue:
-                    return False
-                if self._credited != self.received:
-                    self._credited = self.received
-                    data = _CREDIT.pack(Control.CREDIT, self._credited)
-                    frames: list[OutFrame] = [(CONTROL, 0, None, None, data)]
-                    chunks = encode(frames, self._socket_type, 0, self.checksum)
-                    message = Message(frames, chunks, len(data), None)
-                    self._queue.append(message)
-                    self._pending_bytes += message.left
-                    self._write()
+            able = self.broken is None and self._socket is not None and self.credits
+            if able and self._queue:
+                return False
+            # Before the count is read: what is consumed while this writes lists the stream again.
             self._credit_listed = False
+            if able and self._credited != self.received:
+                self._credited = self.received
+                data = _CREDIT.pack(Control.CREDIT, self._credited)
+                frames: list[OutFrame] = [(CONTROL, 0, None, None, data)]
+                chunks = encode(frames, self._socket_type, 0, self.checksum)
+                message = Message(frames, chunks, len(data), None)
+                self._queue.append(message)
+                self._pending_bytes += message.left
+                self._write()
         self._settle()
         return True
 
