@@ -184,16 +184,10 @@ def encode(hello: Hello) -> bytes:
 
 
 def encode_refusal(socket_type: SocketType, error: HandshakeError) -> bytes:
-    """The refusal of a hello as one frame, in the words of the side that will read it."""
-    body = json.dumps({"reason": error.reason, "message": mirrored(error).message[:MAX_TEXT]}).encode()
+    """The refusal of a hello as one frame."""
+    message = str(error).split("\n", 1)[0][:MAX_TEXT]
+    body = json.dumps({"reason": error.reason, "message": message}).encode()
     return frame(socket_type, bytes([Control.REFUSED]) + body)
-
-
-def mirrored(error: HandshakeError) -> HandshakeError:
-    """The error as the other side has to read it: what is "this side" here is "the peer" there."""
-    swapped = {"this side": "the peer", "the peer": "this side"}
-    message = re.sub("|".join(swapped), lambda found: swapped[found[0]], error.message)
-    return HandshakeError(error.reason, message, hint=error.hint)
 
 
 def decode_body(data: bytes, socket_type: SocketType) -> Hello:
