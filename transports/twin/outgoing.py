@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -16,7 +15,7 @@ from transports.errors import Broken
 from transports.twin import fork
 from transports.twin.codec import CONTROL, encode, normalize
 from transports.twin.flusher import Flusher, Released
-from transports.wire import Control
+from transports.wire import CREDIT, Control
 
 if TYPE_CHECKING:
     from transports.core_contract import OutFrame
@@ -28,7 +27,6 @@ PAUSE_NS = 60_000
 #: buffers in one write; the system allows 1024
 MAX_IOV = 512
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
-_CREDIT = struct.Struct("<BQ")
 
 
 class Owner(Protocol):
@@ -379,7 +377,7 @@ class Outgoing:
             self._credit_listed = False
             if able and self._credited != self.received:
                 self._credited = self.received
-                data = _CREDIT.pack(Control.CREDIT, self._credited)
+                data = CREDIT.pack(Control.CREDIT, self._credited)
                 frames: list[OutFrame] = [(CONTROL, 0, None, None, data)]
                 chunks = encode(frames, self._socket_type, 0, self.checksum)
                 message = Message(frames, chunks, len(data), None)
