@@ -10,6 +10,8 @@ from transports.errors import HandshakeError
 #: best first; every pair has the last, since hello travels on it
 RANKING = ("rdma", "ucx", "tcp")
 BASE = RANKING[-1]
+#: what to do when the policy `require` cannot be met
+HINT = "the policy prefer falls back to another transport"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,16 @@ def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = B
     if wish in both:
         unused = both[: both.index(wish)]
         return Choice(wish, f"{wish} was asked for by {whose}", unused)
-    lacking = "this side" if wish not in local.transports else "the peer"
-    reason = f"{wish} was asked for by {whose}, and {lacking} does not have it"
+    reason = f"{wish} was asked for by {whose}, and {_lacking(wish, local, remote)} it"
     if strict >= POLICIES.index("require"):
-        raise HandshakeError("policy", reason, hint="the policy prefer falls back to another transport")
+        raise HandshakeError("policy", reason, hint=HINT)
     return Choice(both[0], reason, fallback=True)
+
+
+def _lacking(wish: str, local: Offer, remote: Offer) -> str:
+    if wish in local.transports:
+        return "the peer does not have"
+    return "this side does not have" if wish in remote.transports else "neither side has"
 
 
 def _common(local: Offer, remote: Offer, base: str) -> tuple[str, ...]:

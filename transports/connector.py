@@ -11,6 +11,7 @@ from enum import Enum
 from transports.address import Address
 from transports.backoff import Backoff
 from transports.base import Transport
+from transports.choice import HINT
 from transports.connection import (
     Connected,
     ConnectOptions,
@@ -210,7 +211,7 @@ class SocketConnector:
 
     def _failed(self, number: int, error: TransferError) -> None:
         if isinstance(error, HandshakeError) and error.reason == "policy":
-            fatal = Fatal(f"{self.address}: {error}", hint=error.hint)
+            fatal = Fatal(f"{self.address}: {error.message}", hint=error.hint or HINT)
             fatal.__cause__ = error
             error = fatal
         with self._lock:

@@ -184,10 +184,17 @@ def encode(hello: Hello) -> bytes:
 
 
 def encode_refusal(socket_type: SocketType, error: HandshakeError) -> bytes:
-    """The refusal of a hello as one frame."""
-    message = str(error).split("\n", 1)[0][:MAX_TEXT]
+    """The refusal of a hello as one frame, in the words of the side that will read it."""
+    message = str(mirrored(error)).split("\n", 1)[0][:MAX_TEXT]
     body = json.dumps({"reason": error.reason, "message": message}).encode()
     return frame(socket_type, bytes([Control.REFUSED]) + body)
+
+
+def mirrored(error: HandshakeError) -> HandshakeError:
+    """The error as the other side has to read it: what is "this side" here is "the peer" there."""
+    swapped = {"this side": "the peer", "the peer": "this side"}
+    message = re.sub("|".join(swapped), lambda found: swapped[found[0]], error.message)
+    return HandshakeError(error.reason, message, hint=error.hint)
 
 
 def decode_body(data: bytes, socket_type: SocketType) -> Hello:
@@ -201,6 +208,7 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
         known = reason if isinstance(reason, str) and reason in REASONS else "refused"
         message = fields.get("message", "")
         shown = message[:MAX_TEXT] if isinstance(message, str) and message.isprintable() else ""
+        shown = shown.removeprefix(f"{known}: ")  # the error says the reason by itself
         raise HandshakeError(known, f"the peer refused: {shown or known}")
     if kind != bytes([Control.HELLO]):
         _bad("the first control frame is no hello")

@@ -26,7 +26,7 @@ from transports.connection import (
 )
 from transports.errors import AddressInUse, Broken, Closed, Fatal, HandshakeError, TransferError
 from transports.exchange import wished
-from transports.hello import negotiate
+from transports.hello import mirrored, negotiate
 from transports.inproc_stream import InprocStream, pair
 from transports.reactor import Reactor, Timer
 from transports.wire import SocketType
@@ -258,10 +258,10 @@ class InprocConnector:
         self._on_connected(Connected(-1, here, ours, self.address, peer))
 
     def _refused(self, error: HandshakeError, acceptor: InprocAcceptor) -> None:
-        acceptor.on_failed(error, str(self.address))
+        acceptor.on_failed(mirrored(error), str(self.address))
         told: TransferError = error
         if error.reason == "policy":
-            told = Fatal(f"{self.address}: {error}", hint=error.hint)
+            told = Fatal(f"{self.address}: {error.message}", hint=error.hint)
             told.__cause__ = error
             self.close()
         try:
