@@ -101,3 +101,6 @@ class _Held:
 
     def _recv_frames(self, flags: int, sink: Any) -> list[Any]:
         return self._frames
+
+    def _unreceive(self, frames: list[Any]) -> None:
+        """It stays with who holds these: nothing was taken from the socket."""
