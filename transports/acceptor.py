@@ -6,7 +6,7 @@ import threading
 
 from transports.address import Address
 from transports.base import Transport
-from transports.connection import Connected, HelloFactory, OnConnected, OnRefused
+from transports.connection import AcceptorOwner, Connected
 from transports.errors import HandshakeError, TransferError
 from transports.exchange import Exchange, wished
 from transports.handshake import Handshake
@@ -27,18 +27,14 @@ class SocketAcceptor:
         reactor: Reactor,
         transport: Transport,
         address: Address,
-        hello: HelloFactory,
-        on_connected: OnConnected,
-        on_failed: OnRefused,
+        owner: AcceptorOwner,
         *,
         backlog: int,
         handshake_timeout: float,
     ) -> None:
         self._reactor = reactor
         self._base = transport.scheme
-        self._hello = hello
-        self._on_connected = on_connected
-        self._on_failed = on_failed
+        self._owner = owner
         self._timeout = handshake_timeout
         self._lock = threading.Lock()
         self._closed = False
@@ -76,7 +72,7 @@ class SocketAcceptor:
                     return
             except TransferError as error:
                 self._rest()
-                self._on_failed(error, str(self.address))
+                self._owner.on_failed(error, str(self.address))
                 return
 
     def _accept(self) -> bool:
@@ -89,7 +85,7 @@ class SocketAcceptor:
                 return False
             connection, peer = accepted
             try:
-                hello = wished(self._hello(), self.address, self._base)
+                hello = wished(self._owner.hello(), self.address, self._base)
                 handshake = Handshake(hello, connecting=False, base=self._base)
                 exchange = Exchange(self._reactor, connection, handshake, peer, self._ended)
                 exchange.start(self._timeout)
@@ -104,9 +100,9 @@ class SocketAcceptor:
             self._exchanges.discard(exchange)
         # A connection that was agreed on while `close` ran is handed out: the peer counts on it.
         if isinstance(outcome, Agreement):
-            self._on_connected(Connected(fd, None, outcome, self.address, exchange.peer))
+            self._owner.on_connected(Connected(fd, None, outcome, self.address, exchange.peer))
         elif not self._closed:
-            self._on_failed(outcome, exchange.peer)
+            self._owner.on_failed(outcome, exchange.peer)
 
     def _rest(self) -> None:
         # The listener stays readable, so without the pause the loop would do nothing but fail.

@@ -19,7 +19,8 @@ from typing import Protocol
 
 from transports.address import Address
 from transports.base import Stream, Transport
-from transports.errors import TransferError
+from transports.choice import HINT
+from transports.errors import Fatal, HandshakeError, TransferError
 from transports.hello import Agreement, Hello
 from transports.reactor import Reactor
 
@@ -99,29 +100,35 @@ class Connector(Protocol):
         """Gives up. Idempotent, never waits; a connection that was handed out lives on."""
 
 
+@dataclass(frozen=True, slots=True)
+class AcceptorOwner:
+    """What whoever serves an endpoint says of itself, and where it is told what happens."""
+
+    hello: HelloFactory
+    on_connected: OnConnected
+    on_failed: OnRefused
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorOwner:
+    """The same of whoever wishes to be connected."""
+
+    hello: HelloFactory
+    on_connected: OnConnected
+    on_failed: OnFailed
+    on_delayed: OnDelayed | None
+    on_retried: OnRetried | None
+
+
 class DirectTransport(Transport):
     """A transport that makes foreign streams and needs no descriptors to meet its peer."""
 
     @abstractmethod
-    def serve(
-        self,
-        reactor: Reactor,
-        address: Address,
-        hello: HelloFactory,
-        on_connected: OnConnected,
-        on_failed: OnRefused,
-    ) -> Acceptor: ...
+    def serve(self, reactor: Reactor, address: Address, owner: AcceptorOwner) -> Acceptor: ...
 
     @abstractmethod
     def reach(
-        self,
-        reactor: Reactor,
-        address: Address,
-        hello: HelloFactory,
-        on_connected: OnConnected,
-        on_failed: OnFailed,
-        on_retried: OnRetried | None,
-        options: ConnectOptions,
+        self, reactor: Reactor, address: Address, owner: ConnectorOwner, options: ConnectOptions
     ) -> Connector: ...
 
 
@@ -140,19 +147,13 @@ def serve(
 
     Raises AddressInUse, AddressNotAvailable, AddressError, OutOfDescriptors.
     """
+    owner = AcceptorOwner(hello, on_connected, on_failed)
     if isinstance(transport, DirectTransport):
-        return transport.serve(reactor, address, hello, on_connected, on_failed)
+        return transport.serve(reactor, address, owner)
     from transports.acceptor import SocketAcceptor  # which needs the names above
 
     return SocketAcceptor(
-        reactor,
-        transport,
-        address,
-        hello,
-        on_connected,
-        on_failed,
-        backlog=backlog,
-        handshake_timeout=handshake_timeout,
+        reactor, transport, address, owner, backlog=backlog, handshake_timeout=handshake_timeout
     )
 
 
@@ -170,10 +171,18 @@ def reach(
 ) -> Connector:
     """Begins to connect and returns at once. Raises AddressError for a wildcard."""
     options = ConnectOptions() if options is None else options
+    owner = ConnectorOwner(hello, on_connected, on_failed, on_delayed, on_retried)
     if isinstance(transport, DirectTransport):
-        return transport.reach(reactor, address, hello, on_connected, on_failed, on_retried, options)
+        return transport.reach(reactor, address, owner, options)
     from transports.connector import SocketConnector  # which needs the names above
 
-    return SocketConnector(
-        reactor, transport, address, hello, on_connected, on_failed, on_delayed, on_retried, options
-    )
+    return SocketConnector(reactor, transport, address, owner, options)
+
+
+def final(address: Address, error: TransferError) -> TransferError:
+    """Fatal in the place of an error that no further attempt can mend: a policy is not met."""
+    if not isinstance(error, HandshakeError) or error.reason != "policy":
+        return error
+    fatal = Fatal(f"{address}: {error.message}", hint=error.hint or HINT)
+    fatal.__cause__ = error
+    return fatal

@@ -11,16 +11,7 @@ from enum import Enum
 from transports.address import Address
 from transports.backoff import Backoff
 from transports.base import Transport
-from transports.choice import HINT
-from transports.connection import (
-    Connected,
-    ConnectOptions,
-    HelloFactory,
-    OnConnected,
-    OnDelayed,
-    OnFailed,
-    OnRetried,
-)
+from transports.connection import Connected, ConnectOptions, ConnectorOwner, final
 from transports.errors import AddressError, Broken, Closed, Fatal, HandshakeError, TransferError
 from transports.exchange import Exchange, wished
 from transports.handshake import Handshake
@@ -48,11 +39,7 @@ class SocketConnector:
         reactor: Reactor,
         transport: Transport,
         address: Address,
-        hello: HelloFactory,
-        on_connected: OnConnected,
-        on_failed: OnFailed,
-        on_delayed: OnDelayed | None,
-        on_retried: OnRetried | None,
+        owner: ConnectorOwner,
         options: ConnectOptions,
     ) -> None:
         if address.is_wildcard:
@@ -60,11 +47,7 @@ class SocketConnector:
         self.address = address
         self._reactor = reactor
         self._transport = transport
-        self._hello = hello
-        self._on_connected = on_connected
-        self._on_failed = on_failed
-        self._on_delayed = on_delayed
-        self._on_retried = on_retried
+        self._owner = owner
         self._options = options
         self._backoff = Backoff(options.reconnect_first, options.reconnect_limit)
         # Guards what follows; callbacks of the owner are never called under it.
@@ -87,9 +70,7 @@ class SocketConnector:
             if self._state is not _State.CONNECTED:
                 return
             self._state = _State.WAITING
-            if time.monotonic() - self._since >= self._backoff.limit:
-                # Else the pauses go on growing: a peer that takes us and drops us is not well.
-                self._backoff.reset()
+            self._backoff.lasted(time.monotonic() - self._since)
         try:
             self._reactor.call_soon(self._retry)
         except Closed:  # the context ends, so nobody waits for this connection
@@ -150,8 +131,8 @@ class SocketConnector:
             self._socket = started
             self._reactor.register(started.fileno(), WRITABLE | EDGE, lambda _events: self._writable(number))
             delayed = _peer_name(started) is None
-        if delayed and self._on_delayed is not None:
-            self._on_delayed()
+        if delayed and self._owner.on_delayed is not None:
+            self._owner.on_delayed()
 
     def _writable(self, number: int) -> None:
         with self._lock:
@@ -174,7 +155,7 @@ class SocketConnector:
         self._state = _State.SHAKING
         base = self._transport.scheme
         try:
-            handshake = Handshake(wished(self._hello(), self.address, base), connecting=True, base=base)
+            handshake = Handshake(wished(self._owner.hello(), self.address, base), connecting=True, base=base)
             self._exchange = Exchange(
                 self._reactor, connection, handshake, peer,
                 lambda exchange, outcome, fd: self._ended(number, exchange, outcome, fd),
@@ -195,7 +176,7 @@ class SocketConnector:
                 self._state = _State.CONNECTED
                 self._since = time.monotonic()
         if current:
-            self._on_connected(Connected(fd, None, outcome, self.address, exchange.peer))
+            self._owner.on_connected(Connected(fd, None, outcome, self.address, exchange.peer))
         else:
             os.close(fd)
 
@@ -210,10 +191,7 @@ class SocketConnector:
         )
 
     def _failed(self, number: int, error: TransferError) -> None:
-        if isinstance(error, HandshakeError) and error.reason == "policy":
-            fatal = Fatal(f"{self.address}: {error.message}", hint=error.hint or HINT)
-            fatal.__cause__ = error
-            error = fatal
+        error = final(self.address, error)
         with self._lock:
             if number != self._attempt or self._state is _State.ENDED:
                 return
@@ -222,7 +200,7 @@ class SocketConnector:
         if exchange is not None:
             exchange.cancel()
         try:
-            self._on_failed(error)
+            self._owner.on_failed(error)
         finally:
             self._retry()
 
@@ -232,8 +210,8 @@ class SocketConnector:
                 return
             pause = self._backoff.next()
             self._timer = self._reactor.call_later(pause, self._begin)
-        if self._on_retried is not None:
-            self._on_retried(pause)
+        if self._owner.on_retried is not None:
+            self._owner.on_retried(pause)
 
     # -- under the lock ------------------------------------------------------------------------
 
