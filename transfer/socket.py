@@ -410,15 +410,21 @@ def socket_class(core: Any) -> type[SocketMethods]:
     return type("Socket", (SocketMethods, core.SocketBase), {"__module__": __name__})
 
 
+def socket_of(module: str, over: Callable[[Any], type]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module with a class `Socket`: it loads the core when that is asked for,
+    and not before, so that a test may bring another one."""
+
+    def look_up(name: str) -> Any:
+        if name != "Socket":
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        from transports import core
+
+        return over(core)
+
+    return look_up
+
+
 if TYPE_CHECKING:
     Socket = SocketMethods
 else:
-
-    def __getattr__(name: str) -> Any:
-        # Only here the core is loaded, so that a test may bring another one.
-        if name == "Socket":
-            from transports import core
-
-            globals()["Socket"] = socket_class(core)
-            return globals()["Socket"]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = socket_of(__name__, socket_class)
