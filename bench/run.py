@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from bench.cases import MODULES, case_named
 from bench.peers import OURS, PEERS
@@ -96,9 +95,3 @@ def plain(size: str) -> str:
     """A size as it is compared: `64 KiB`, `64kib` and `64KB` are one, and so are `64` and `64B`."""
     word = size.lower().replace(" ", "").replace("×", "x").replace("kb", "kib").replace("mb", "mib")
     return f"{word}b" if word.isdigit() else word
-
-
-def medians(samples: list[Sample]) -> Sample:
-    """The median of each number."""
-    keys = samples[0].keys() if samples else ()
-    return {key: median(sample[key] for sample in samples if key in sample) for key in keys}

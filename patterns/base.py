@@ -136,6 +136,13 @@ class Pattern:
         """The message as the caller sees it, or None: it was dropped and counted."""
         return frames
 
+    def unadmit(self, frames: Admitted) -> None:
+        """What `admit` returned last is unread again: the turn it took is given back."""
+
+    def readmit(self, frames: Admitted) -> bool:
+        """The unread message is received now. False: it was dropped and counted."""
+        return True
+
     def drop(self, reason: str, count: int = 1) -> None:
         """Counts dropped messages. `reason` is a constant word, used as a metric label."""
         if count:

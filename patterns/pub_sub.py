@@ -68,10 +68,6 @@ class Publisher(Pattern):
         known = self._subscriptions.get(peer)
         return known is not None and known.remove(prefix)
 
-    def interested(self, topic: bytes) -> list[Peer]:
-        """The peers that get a message of this topic (the compiled fan-out does the same)."""
-        return [peer for peer, known in self._subscriptions.items() if known.matches(topic)]
-
     @property
     def ready(self) -> int:
         """How many peers have told a subscription."""

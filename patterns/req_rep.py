@@ -143,6 +143,17 @@ class Requester(Pattern):
         self.drop("late_reply")
         return None
 
+    def unadmit(self, frames: Admitted) -> None:
+        self.waiting = _number_of(frames)
+
+    def readmit(self, frames: Admitted) -> bool:
+        if self.waiting != _number_of(frames):  # a new request took the place of its one
+            self.drop("late_reply")
+            return False
+        self.waiting = 0
+        self.failure = None
+        return True
+
     def inherit(self, heir: Peer, peer: Peer) -> None:
         if self.waiting and self.peer is peer:
             self.peers[heir] = self.peers[peer]
@@ -204,6 +215,13 @@ class Replier(Pattern):
         self.turn.open = True
         return frames
 
+    def unadmit(self, frames: Admitted) -> None:
+        self.turn.open = False
+
+    def readmit(self, frames: Admitted) -> bool:
+        self.turn.open = True
+        return True
+
     def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
         if not self.turn.open:
             raise StateError("this REP has no request to answer", hint="receive one first")
@@ -224,6 +242,11 @@ class Replier(Pattern):
         """The requester went while its reply was being sent: dropped and counted."""
         self.turn.open = False
         self.drop("requester_gone")
+
+
+def _number_of(frames: Admitted) -> int:
+    first = frames[0]
+    return 0 if isinstance(first, bytes) else first.sequence
 
 
 def _delimiter(frames: Sequence[InFrame]) -> int:

@@ -88,10 +88,6 @@ class Router(Pattern):
     def may_send(self) -> bool:
         return True
 
-    def identity_of(self, peer: Peer) -> bytes:
-        """The identity under which the caller sees this peer; empty if it is not attached."""
-        return self._identities.get(peer, b"")
-
     def admit(self, peer: Peer, frames: Sequence[InFrame]) -> Admitted | None:
         identity = self._identities.get(peer)
         kind = self.peers.get(peer)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transfer.constants import DONTWAIT, POLLERR, POLLIN, POLLOUT
 from transfer.context import Context as _Context
 from transfer.poller import Poller as _Poller
-from transfer.socket import SocketMethods
+from transfer.socket import SocketMethods, socket_of
 from transports.errors import Again
 
 T = TypeVar("T")
@@ -395,11 +395,4 @@ class Context(_Context):
 if TYPE_CHECKING:
     Socket = AsyncMethods
 else:
-
-    def __getattr__(name: str) -> Any:
-        if name == "Socket":
-            from transports import core
-
-            globals()["Socket"] = socket_class(core)
-            return globals()["Socket"]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = socket_of(__name__, socket_class)

@@ -19,6 +19,7 @@ from transports.errors import Again, ProtocolError
 from transports.wire import Flag
 
 if TYPE_CHECKING:
+    from transfer.context import Context
     from transports.core_contract import Frame, OutFrame, Sink, SocketBase
 else:
     SocketBase = object
@@ -43,6 +44,10 @@ class Receiving(SocketBase):
         _rest: deque[Any]
         _values: dict[str, Any]
         _inherited: bool
+        context: Context
+        _ending: threading.Lock
+        #: a message that was read and is to be received again: (its stream, its frames)
+        _returned: deque[tuple[Any, list[Any]]]
         #: `by`: the stream of this thread's newest message, if it came through `_recv_frames`
         _came: threading.local
         _lockstep: bool
@@ -57,6 +62,7 @@ class Receiving(SocketBase):
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """Receives all parts of a message: bytes, or frames if not `copy`."""
         if self._rest:
+            self._check_open()
             parts = list(self._rest)
             self._rest.clear()
             self._ways_changed()
@@ -108,6 +114,7 @@ class Receiving(SocketBase):
 
     def _recv_general(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         if self._rest:
+            self._check_open()
             part = self._rest.popleft()
             if not self._rest:
                 self._ways_changed()
@@ -164,12 +171,17 @@ class Receiving(SocketBase):
     def _recv_frames(self, flags: int = 0, sink: Sink | None = None) -> list[Any]:
         """One whole message by the pattern: frames as they arrived, and `bytes` before them that
         the pattern added (ROUTER). Frames with the LZ4 flag are still compressed."""
-        if self._inherited:
-            self._check_usable()
+        self._check_open()
         timeout = 0 if flags & DONTWAIT else self.receive_timeout
         pattern = self._pattern
         came = self._came
         came.by = None
+        if self._returned:
+            stream, frames = self._returned.popleft()
+            self._ways_changed()
+            if pattern.readmit(frames):
+                came.by = stream
+                return frames
         if not pattern.ordered:
             pattern.expect()
             came.by, frames = self._recv_message(timeout, sink)
@@ -186,6 +198,37 @@ class Receiving(SocketBase):
                 return list(admitted)
             if timeout > 0:
                 timeout = max(0, int((deadline - time.monotonic()) * 1000))
+
+    def _check_open(self) -> None:
+        """Before the pattern has its say: a closed socket is closed, whatever its turn or direction."""
+        if self._inherited or self._ending.locked():
+            self._check_usable()
+
+    def _unreceive(self, frames: list[Any]) -> None:
+        """What `_recv_frames` gave last is something else than was asked for: the next call receives it.
+
+        The core does this for what a sink refuses, but compressed frames are shown to no sink, and
+        an envelope is put before a tensor by the pattern.
+        """
+        self._pattern.unadmit(frames)
+        self._returned.append((self._came.by, [self._owned(frame) for frame in frames]))
+        self._ways_changed()
+        self._notify()  # whoever polls looks again
+
+    def _owned(self, frame: Any) -> Any:
+        """The frame with data of its own: a sink may have had it read into memory of the caller's."""
+        if type(frame) is bytes or isinstance(frame.data, bytes | self.context.core.Lease):
+            return frame
+        lease = self.context.pool.lease(len(frame.data))
+        memoryview(lease)[:] = frame.buffer.cast("B")
+        return self._frame(
+            lease,
+            flags=frame.flags,
+            sequence=frame.sequence,
+            socket_type=frame.socket_type,
+            topic=frame.topic,
+            meta=frame.meta,
+        )
 
     def _recv_reply(self, pattern: Requester, timeout: int, sink: Sink | None) -> list[Any]:
         """Waits in slices, so that the death of the peer ends the wait."""

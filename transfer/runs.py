@@ -178,7 +178,6 @@ class Counts:
     rows: int = 0
     frames: int = 0
     duplicate_rows: int = 0  # sent again by a retry or a speculative copy
-    duplicate_frames: int = 0
     stray_frames: int = 0  # of an attempt whose beginning went to somebody else
     attempts: int = 0
 
@@ -312,7 +311,6 @@ class RunLedger:
     def _duplicate(self, message: Rows) -> bool:
         if self._partitions[message.partition].taken[message.sequence] != (message.rows, message.crc):
             raise self._error("recut", message, "a retry cut other frames than the attempt before it")
-        self.counts.duplicate_frames += 1
         self.counts.duplicate_rows += message.rows
         return False
 

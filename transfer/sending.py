@@ -36,6 +36,7 @@ class Sending(SocketBase):
         _values: dict[str, Any]
         _inherited: bool
         _lockstep: bool
+        _ending: threading.Lock
 
         def _check_usable(self) -> None: ...
         def _ways_changed(self) -> None: ...
@@ -89,7 +90,8 @@ class Sending(SocketBase):
         self, frames: Sequence[OutFrame], flags: int = 0, hold: bool = False, track: bool = False
     ) -> Tracker | None:
         """Sends one whole message by the pattern."""
-        if self._inherited or self._links.fatal is not None:
+        # Before the pattern: a closed socket is closed, whatever its turn or direction.
+        if self._inherited or self._ending.locked() or self._links.fatal is not None:
             self._check_usable()
         timeout = 0 if flags & DONTWAIT else self.send_timeout
         pattern = self._pattern

@@ -103,6 +103,8 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods):
         self._partial: dict[int, list[OutFrame]] = {}
         #: parts of the last message that `recv` has not handed out
         self._rest: deque[Any] = deque()
+        #: messages that were asked for as something else than they are
+        self._returned: deque[tuple[Any, list[Any]]] = deque()
         self._dispatcher: Dispatcher | None = None
         self._ending = threading.Lock()
         self._inherited = False
@@ -209,6 +211,7 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods):
         pattern = self._pattern
         if bits & POLLIN and (
             self._rest
+            or self._returned
             or (pattern.may_receive() and self._readable())
             or (self._requester is not None and self._requester.failure is not None)
         ):
@@ -379,7 +382,7 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods):
             # without a peer the error must say who was awaited, and where
             or (not self._links.peers and pattern.send_mode is not SendMode.FANOUT)
         )
-        receives_in_python = bool(self._rest) or values["conflate"] or self._inherited
+        receives_in_python = bool(self._rest or self._returned) or values["conflate"] or self._inherited
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._general_send = pattern.ordered or in_python
         self._general_recv = pattern.ordered or receives_in_python
@@ -407,15 +410,21 @@ def socket_class(core: Any) -> type[SocketMethods]:
     return type("Socket", (SocketMethods, core.SocketBase), {"__module__": __name__})
 
 
+def socket_of(module: str, over: Callable[[Any], type]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module with a class `Socket`: it loads the core when that is asked for,
+    and not before, so that a test may bring another one."""
+
+    def look_up(name: str) -> Any:
+        if name != "Socket":
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        from transports import core
+
+        return over(core)
+
+    return look_up
+
+
 if TYPE_CHECKING:
     Socket = SocketMethods
 else:
-
-    def __getattr__(name: str) -> Any:
-        # Only here the core is loaded, so that a test may bring another one.
-        if name == "Socket":
-            from transports import core
-
-            globals()["Socket"] = socket_class(core)
-            return globals()["Socket"]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = socket_of(__name__, socket_class)

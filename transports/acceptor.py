@@ -6,13 +6,13 @@ import threading
 
 from transports.address import Address
 from transports.base import Transport
-from transports.connection import Connected, HelloFactory, OnConnected, OnRefused
+from transports.connection import AcceptorOwner, Connected
 from transports.errors import HandshakeError, TransferError
 from transports.exchange import Exchange, wished
 from transports.handshake import Handshake
 from transports.hello import Agreement
 from transports.reactor import READABLE, Reactor
-from transports.upgrade import Made, UpgradeFactory
+from transports.upgrade import Made
 
 #: connections taken at one wake-up, so that a storm of them leaves room for timers and others
 _BATCH = 64
@@ -28,21 +28,15 @@ class SocketAcceptor:
         reactor: Reactor,
         transport: Transport,
         address: Address,
-        hello: HelloFactory,
-        on_connected: OnConnected,
-        on_failed: OnRefused,
+        owner: AcceptorOwner,
         *,
         backlog: int,
         handshake_timeout: float,
-        upgrades: UpgradeFactory | None = None,
     ) -> None:
         self._reactor = reactor
         self._base = transport.scheme
-        self._hello = hello
-        self._on_connected = on_connected
-        self._on_failed = on_failed
+        self._owner = owner
         self._timeout = handshake_timeout
-        self._upgrades = upgrades
         self._lock = threading.Lock()
         self._closed = False
         self._exchanges: set[Exchange] = set()
@@ -79,7 +73,7 @@ class SocketAcceptor:
                     return
             except TransferError as error:
                 self._rest()
-                self._on_failed(error, str(self.address))
+                self._owner.on_failed(error, str(self.address))
                 return
 
     def _accept(self) -> bool:
@@ -92,8 +86,9 @@ class SocketAcceptor:
                 return False
             connection, peer = accepted
             try:
-                hello = wished(self._hello(), self.address, self._base)
-                handshake = Handshake(hello, connecting=False, base=self._base, upgrades=self._upgrades)
+                hello = wished(self._owner.hello(), self.address, self._base)
+                upgrades = self._owner.upgrades
+                handshake = Handshake(hello, connecting=False, base=self._base, upgrades=upgrades)
                 exchange = Exchange(self._reactor, connection, handshake, peer, self._ended)
                 exchange.start(self._timeout)
             except BaseException:
@@ -108,9 +103,9 @@ class SocketAcceptor:
         # A connection that was agreed on while `close` ran is handed out: the peer counts on it.
         if isinstance(outcome, Agreement):
             assert made is not None
-            self._on_connected(Connected.of(made, outcome, self.address, exchange.peer))
+            self._owner.on_connected(Connected.of(made, outcome, self.address, exchange.peer))
         elif not self._closed:
-            self._on_failed(outcome, exchange.peer)
+            self._owner.on_failed(outcome, exchange.peer)
 
     def _rest(self) -> None:
         # The listener stays readable, so without the pause the loop would do nothing but fail.

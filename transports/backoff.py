@@ -34,6 +34,8 @@ class Backoff:
         self._range = min(self.limit, self._range * 2)
         return pause
 
-    def reset(self) -> None:
-        """The peer is well: begin with short pauses again."""
-        self._range = self.first
+    def lasted(self, seconds: float) -> None:
+        """A connection was lost that stood so long: begins with short pauses again if the peer is well.
+        One that takes us and drops us at once is not, and the pauses go on growing."""
+        if seconds >= self.limit:
+            self._range = self.first

@@ -12,6 +12,8 @@ from transports.errors import HandshakeError
 RANKING = ("local", "rdma", "ucx", "tcp")
 BASE = RANKING[-1]
 LOCAL = RANKING[0]
+#: what to do when the policy `require` cannot be met
+HINT = "the policy prefer falls back to another transport"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +81,25 @@ def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = B
         rank = RANKING.index(wish) if wish in RANKING else 0
         unused = tuple(name for name in better if name in RANKING[:rank])
         return Choice(wish, f"{wish} was asked for by {whose}", unused)
-    here = wish not in local.transports
-    word, _, why = (local if here else remote).lacking.get(wish, "").partition(": ")
-    reason = f"{wish} was asked for by {whose}, and {'this side' if here else 'the peer'} does not have it"
+    reason = f"{wish} was asked for by {whose}, and {_lacking(wish, local, remote)} it"
+    lacks = local if wish not in local.transports else remote
+    word, _, why = lacks.lacking.get(wish, "").partition(": ")
     if why:
         reason += f" ({why})"
     if strict >= POLICIES.index("require"):
-        raise HandshakeError("policy", reason, hint="the policy prefer falls back to another transport")
+        raise HandshakeError("policy", reason, hint=HINT)
     return Choice(better[0] if better else base, reason, fallback=True, wanted=wish, word=word or "missing")
 
 
 def strictness(local: Offer, remote: Offer) -> int:
     """The stricter end's policy, as an index into POLICIES."""
     return max(local.strictness, remote.strictness)
+
+
+def _lacking(wish: str, local: Offer, remote: Offer) -> str:
+    if wish in local.transports:
+        return "the peer does not have"
+    return "this side does not have" if wish in remote.transports else "neither side has"
 
 
 def _common(local: Offer, remote: Offer, base: str) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ from typing import Any, Protocol
 
 from transports.address import Address
 from transports.base import Stream, Transport
-from transports.errors import TransferError
+from transports.choice import HINT
+from transports.errors import Fatal, HandshakeError, TransferError
 from transports.hello import Agreement, Hello
 from transports.reactor import Reactor
 from transports.upgrade import Made, UpgradeFactory
@@ -119,29 +120,37 @@ class Connector(Protocol):
         """Gives up. Idempotent, never waits; a connection that was handed out lives on."""
 
 
+@dataclass(frozen=True, slots=True)
+class AcceptorOwner:
+    """What whoever serves an endpoint says of itself, and where it is told what happens."""
+
+    hello: HelloFactory
+    on_connected: OnConnected
+    on_failed: OnRefused
+    upgrades: UpgradeFactory | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorOwner:
+    """The same of whoever wishes to be connected."""
+
+    hello: HelloFactory
+    on_connected: OnConnected
+    on_failed: OnFailed
+    on_delayed: OnDelayed | None
+    on_retried: OnRetried | None
+    upgrades: UpgradeFactory | None = None
+
+
 class DirectTransport(Transport):
     """A transport that makes foreign streams and needs no descriptors to meet its peer."""
 
     @abstractmethod
-    def serve(
-        self,
-        reactor: Reactor,
-        address: Address,
-        hello: HelloFactory,
-        on_connected: OnConnected,
-        on_failed: OnRefused,
-    ) -> Acceptor: ...
+    def serve(self, reactor: Reactor, address: Address, owner: AcceptorOwner) -> Acceptor: ...
 
     @abstractmethod
     def reach(
-        self,
-        reactor: Reactor,
-        address: Address,
-        hello: HelloFactory,
-        on_connected: OnConnected,
-        on_failed: OnFailed,
-        on_retried: OnRetried | None,
-        options: ConnectOptions,
+        self, reactor: Reactor, address: Address, owner: ConnectorOwner, options: ConnectOptions
     ) -> Connector: ...
 
 
@@ -161,20 +170,13 @@ def serve(
 
     Raises AddressInUse, AddressNotAvailable, AddressError, OutOfDescriptors.
     """
+    owner = AcceptorOwner(hello, on_connected, on_failed, upgrades)
     if isinstance(transport, DirectTransport):
-        return transport.serve(reactor, address, hello, on_connected, on_failed)
+        return transport.serve(reactor, address, owner)
     from transports.acceptor import SocketAcceptor  # which needs the names above
 
     return SocketAcceptor(
-        reactor,
-        transport,
-        address,
-        hello,
-        on_connected,
-        on_failed,
-        backlog=backlog,
-        handshake_timeout=handshake_timeout,
-        upgrades=upgrades,
+        reactor, transport, address, owner, backlog=backlog, handshake_timeout=handshake_timeout
     )
 
 
@@ -193,19 +195,18 @@ def reach(
 ) -> Connector:
     """Begins to connect and returns at once. Raises AddressError for a wildcard."""
     options = ConnectOptions() if options is None else options
+    owner = ConnectorOwner(hello, on_connected, on_failed, on_delayed, on_retried, upgrades)
     if isinstance(transport, DirectTransport):
-        return transport.reach(reactor, address, hello, on_connected, on_failed, on_retried, options)
+        return transport.reach(reactor, address, owner, options)
     from transports.connector import SocketConnector  # which needs the names above
 
-    return SocketConnector(
-        reactor,
-        transport,
-        address,
-        hello,
-        on_connected,
-        on_failed,
-        on_delayed,
-        on_retried,
-        options,
-        upgrades,
-    )
+    return SocketConnector(reactor, transport, address, owner, options)
+
+
+def final(address: Address, error: TransferError) -> TransferError:
+    """Fatal in the place of an error that no further attempt can mend: a policy is not met."""
+    if not isinstance(error, HandshakeError) or error.reason != "policy":
+        return error
+    fatal = Fatal(f"{address}: {error.message}", hint=error.hint or HINT)
+    fatal.__cause__ = error
+    return fatal

@@ -10,22 +10,14 @@ from enum import Enum
 from transports.address import Address
 from transports.backoff import Backoff
 from transports.base import Transport
-from transports.connection import (
-    Connected,
-    ConnectOptions,
-    HelloFactory,
-    OnConnected,
-    OnDelayed,
-    OnFailed,
-    OnRetried,
-)
+from transports.connection import Connected, ConnectOptions, ConnectorOwner, final
 from transports.errors import AddressError, Broken, Closed, Fatal, HandshakeError, TransferError
 from transports.exchange import Exchange, wished
 from transports.handshake import Handshake
 from transports.hello import Agreement
 from transports.reactor import EDGE, WRITABLE, Reactor, Timer
 from transports.tcp import connect_error, describe
-from transports.upgrade import Made, UpgradeFactory
+from transports.upgrade import Made
 
 
 class _State(Enum):
@@ -47,26 +39,16 @@ class SocketConnector:
         reactor: Reactor,
         transport: Transport,
         address: Address,
-        hello: HelloFactory,
-        on_connected: OnConnected,
-        on_failed: OnFailed,
-        on_delayed: OnDelayed | None,
-        on_retried: OnRetried | None,
+        owner: ConnectorOwner,
         options: ConnectOptions,
-        upgrades: UpgradeFactory | None = None,
     ) -> None:
         if address.is_wildcard:
             raise AddressError(f"{address} can be bound, not connected to", hint="name a host and a port")
         self.address = address
         self._reactor = reactor
         self._transport = transport
-        self._hello = hello
-        self._on_connected = on_connected
-        self._on_failed = on_failed
-        self._on_delayed = on_delayed
-        self._on_retried = on_retried
+        self._owner = owner
         self._options = options
-        self._upgrades = upgrades
         self._backoff = Backoff(options.reconnect_first, options.reconnect_limit)
         # Guards what follows; callbacks of the owner are never called under it.
         self._lock = threading.Lock()
@@ -88,9 +70,7 @@ class SocketConnector:
             if self._state is not _State.CONNECTED:
                 return
             self._state = _State.WAITING
-            if time.monotonic() - self._since >= self._backoff.limit:
-                # Else the pauses go on growing: a peer that takes us and drops us is not well.
-                self._backoff.reset()
+            self._backoff.lasted(time.monotonic() - self._since)
         try:
             self._reactor.call_soon(self._retry)
         except Closed:  # the context ends, so nobody waits for this connection
@@ -151,8 +131,8 @@ class SocketConnector:
             self._socket = started
             self._reactor.register(started.fileno(), WRITABLE | EDGE, lambda _events: self._writable(number))
             delayed = _peer_name(started) is None
-        if delayed and self._on_delayed is not None:
-            self._on_delayed()
+        if delayed and self._owner.on_delayed is not None:
+            self._owner.on_delayed()
 
     def _writable(self, number: int) -> None:
         with self._lock:
@@ -175,8 +155,8 @@ class SocketConnector:
         self._state = _State.SHAKING
         base = self._transport.scheme
         try:
-            hello = wished(self._hello(), self.address, base)
-            handshake = Handshake(hello, connecting=True, base=base, upgrades=self._upgrades)
+            hello = wished(self._owner.hello(), self.address, base)
+            handshake = Handshake(hello, connecting=True, base=base, upgrades=self._owner.upgrades)
             self._exchange = Exchange(
                 self._reactor, connection, handshake, peer,
                 lambda exchange, outcome, made: self._ended(number, exchange, outcome, made),
@@ -201,7 +181,7 @@ class SocketConnector:
                 self._state = _State.CONNECTED
                 self._since = time.monotonic()
         if current:
-            self._on_connected(connected)
+            self._owner.on_connected(connected)
         else:
             connected.discard()
 
@@ -216,10 +196,7 @@ class SocketConnector:
         )
 
     def _failed(self, number: int, error: TransferError) -> None:
-        if isinstance(error, HandshakeError) and error.reason == "policy":
-            fatal = Fatal(f"{self.address}: {error}", hint=error.hint)
-            fatal.__cause__ = error
-            error = fatal
+        error = final(self.address, error)
         with self._lock:
             if number != self._attempt or self._state is _State.ENDED:
                 return
@@ -228,7 +205,7 @@ class SocketConnector:
         if exchange is not None:
             exchange.cancel()
         try:
-            self._on_failed(error)
+            self._owner.on_failed(error)
         finally:
             self._retry()
 
@@ -238,8 +215,8 @@ class SocketConnector:
                 return
             pause = self._backoff.next()
             self._timer = self._reactor.call_later(pause, self._begin)
-        if self._on_retried is not None:
-            self._on_retried(pause)
+        if self._owner.on_retried is not None:
+            self._owner.on_retried(pause)
 
     # -- under the lock ------------------------------------------------------------------------
 

@@ -152,10 +152,12 @@ class ProtocolError(PeerError):
 
 
 class HandshakeError(PeerError):
-    """Hello was refused, late, or not understood. `reason` is a short constant word."""
+    """Hello was refused, late, or not understood. `reason` is a short constant word; `message` says
+    it in words, without that one."""
 
     def __init__(self, reason: str, message: str = "", *, hint: str = "") -> None:
         self.reason = reason
+        self.message = message or reason
         super().__init__(f"{reason}: {message}" if message else reason, hint=hint)
 
 

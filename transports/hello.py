@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ MAX_LIST = 64
 #: of the text that says why a transport is missing
 MAX_WHY = 200
 MAX_ROUTING_ID = 255
+#: levels of lists and objects inside `extra`
+MAX_DEPTH = 32
 #: above it a JSON number is not exact everywhere
 _MAX_NUMBER = 1 << 53
 
@@ -204,10 +207,17 @@ def encode(hello: Hello) -> bytes:
 
 
 def encode_refusal(socket_type: SocketType, error: HandshakeError) -> bytes:
-    """The refusal of a hello as one frame."""
-    message = str(error).split("\n", 1)[0][:MAX_TEXT]
+    """The refusal of a hello as one frame, in the words of the side that will read it."""
+    message = str(mirrored(error)).split("\n", 1)[0][:MAX_TEXT]
     body = json.dumps({"reason": error.reason, "message": message}).encode()
     return frame(socket_type, bytes([Control.REFUSED]) + body)
+
+
+def mirrored(error: HandshakeError) -> HandshakeError:
+    """The error as the other side has to read it: what is "this side" here is "the peer" there."""
+    swapped = {"this side": "the peer", "the peer": "this side"}
+    message = re.sub("|".join(swapped), lambda found: swapped[found[0]], error.message)
+    return HandshakeError(error.reason, message, hint=error.hint)
 
 
 def decode_body(data: bytes, socket_type: SocketType) -> Hello:
@@ -221,6 +231,7 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
         known = reason if isinstance(reason, str) and reason in REASONS else "refused"
         message = fields.get("message", "")
         shown = message[:MAX_TEXT] if isinstance(message, str) and message.isprintable() else ""
+        shown = shown.removeprefix(f"{known}: ")  # the error says the reason by itself
         raise HandshakeError(known, f"the peer refused: {shown or known}")
     if kind != bytes([Control.HELLO]):
         _bad("the first control frame is no hello")
@@ -244,7 +255,7 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
         _limits(fields),
         Offer(transports, protocol, policy, _string(fields, "source"), _texts(fields, "lacking")),
         _boolean(fields, "lazy"),
-        _mapping(fields, "extra"),
+        _shallow(_mapping(fields, "extra"), "extra"),
     )
 
 
@@ -257,12 +268,20 @@ def _bad(message: str) -> NoReturn:
 
 def _object(data: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_bad)
+        value = json.loads(data.decode("utf-8"), parse_constant=_bad, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise HandshakeError("hello", "the hello is no JSON") from error
     if not isinstance(value, dict):
         _bad("the hello is no JSON object")
     return value
+
+
+def _finite(text: str) -> float:
+    """1e999 is good JSON, becomes infinity, and could not be said to anybody again."""
+    number = float(text)
+    if not math.isfinite(number):
+        _bad("a number that is too large")
+    return number
 
 
 def _string(fields: Mapping[str, Any], key: str, default: str = "") -> str:
@@ -333,6 +352,17 @@ def _texts(fields: Mapping[str, Any], key: str) -> dict[str, str]:
     if len(value) > MAX_LIST:
         _bad(f"{key!r} is not a short object")
     return {_word({key: name}, key, ""): _string(value, name) for name in value}
+
+
+def _shallow(value: dict[str, Any], key: str) -> dict[str, Any]:
+    """What is deeper is read where the stack is short, and ends a repr or a comparison elsewhere."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return value
+    _bad(f"{key!r} has more than {MAX_DEPTH} levels")
 
 
 def _limits(fields: Mapping[str, Any]) -> dict[str, int]:

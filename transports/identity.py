@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import secrets
-import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -45,12 +44,6 @@ def process_epoch() -> str:
 def new_nonce() -> str:
     """128 random bits for one connection, hexadecimal."""
     return secrets.token_hex(16)
-
-
-@functools.cache
-def host_name() -> str:
-    """For people; nothing is decided by it."""
-    return socket.gethostname()
 
 
 def make_hello(

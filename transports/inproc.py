@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -14,19 +15,17 @@ from transports.base import Capabilities, Listener
 from transports.config import SocketOptions
 from transports.connection import (
     Acceptor,
+    AcceptorOwner,
     Connected,
     ConnectOptions,
     Connector,
+    ConnectorOwner,
     DirectTransport,
-    HelloFactory,
-    OnConnected,
-    OnFailed,
-    OnRefused,
-    OnRetried,
+    final,
 )
-from transports.errors import AddressInUse, Broken, Closed, Fatal, HandshakeError, TransferError
+from transports.errors import AddressInUse, Broken, Closed, Fatal, HandshakeError
 from transports.exchange import wished
-from transports.hello import negotiate
+from transports.hello import mirrored, negotiate
 from transports.inproc_stream import InprocStream, pair
 from transports.reactor import Reactor, Timer
 from transports.wire import SocketType
@@ -94,27 +93,13 @@ class InprocTransport(DirectTransport):
         self.options = options  # there is no descriptor that could be told
         self._names = InprocNames()  # for bare streams only
 
-    def serve(
-        self,
-        reactor: Reactor,
-        address: Address,
-        hello: HelloFactory,
-        on_connected: OnConnected,
-        on_failed: OnRefused,
-    ) -> Acceptor:
-        return InprocAcceptor(names_of(reactor), address, hello, on_connected, on_failed)
+    def serve(self, reactor: Reactor, address: Address, owner: AcceptorOwner) -> Acceptor:
+        return InprocAcceptor(names_of(reactor), address, owner)
 
     def reach(
-        self,
-        reactor: Reactor,
-        address: Address,
-        hello: HelloFactory,
-        on_connected: OnConnected,
-        on_failed: OnFailed,
-        on_retried: OnRetried | None,
-        options: ConnectOptions,
+        self, reactor: Reactor, address: Address, owner: ConnectorOwner, options: ConnectOptions
     ) -> Connector:
-        return InprocConnector(reactor, address, hello, on_connected, on_failed, on_retried, options)
+        return InprocConnector(reactor, address, owner, options)
 
     def listen(self, address: Address, *, backlog: int = 1024) -> Listener:
         return InprocListener(self._names, address, backlog)
@@ -159,18 +144,9 @@ class InprocListener(Listener):
 class InprocAcceptor:
     """See `connection.Acceptor`."""
 
-    def __init__(
-        self,
-        names: InprocNames,
-        address: Address,
-        hello: HelloFactory,
-        on_connected: OnConnected,
-        on_failed: OnRefused,
-    ) -> None:
+    def __init__(self, names: InprocNames, address: Address, owner: AcceptorOwner) -> None:
         self.address = address
-        self.hello = hello
-        self.on_connected = on_connected
-        self.on_failed = on_failed
+        self.owner = owner
         self._names = names
         names.bind(address, self)
 
@@ -185,23 +161,18 @@ class InprocConnector:
         self,
         reactor: Reactor,
         address: Address,
-        hello: HelloFactory,
-        on_connected: OnConnected,
-        on_failed: OnFailed,
-        on_retried: OnRetried | None,
+        owner: ConnectorOwner,
         options: ConnectOptions,
     ) -> None:
         self.address = address
         self._reactor = reactor
         self._names = names_of(reactor)
-        self._hello = hello
-        self._on_connected = on_connected
-        self._on_failed = on_failed
-        self._on_retried = on_retried
+        self._owner = owner
         self._backoff = Backoff(options.reconnect_first, options.reconnect_limit)
         self._lock = threading.Lock()
         self._closed = False
         self._connected = False
+        self._since = 0.0
         self._timer: Timer | None = None
         reactor.call_soon(self._begin)
 
@@ -210,6 +181,7 @@ class InprocConnector:
             if self._closed or not self._connected:
                 return
             self._connected = False
+            self._backoff.lasted(time.monotonic() - self._since)
         try:
             self._reactor.call_soon(self._retry)
         except Closed:  # the context ends
@@ -241,7 +213,7 @@ class InprocConnector:
             self._meet(acceptor)
 
     def _meet(self, acceptor: InprocAcceptor) -> None:
-        local, remote = wished(self._hello(), self.address, SCHEME), acceptor.hello()
+        local, remote = wished(self._owner.hello(), self.address, SCHEME), acceptor.owner.hello()
         try:
             ours = negotiate(local, remote, base=SCHEME)
             theirs = negotiate(remote, local, base=SCHEME)
@@ -253,19 +225,18 @@ class InprocConnector:
             if self._closed:
                 return
             self._connected = True
+            self._since = time.monotonic()
         peer = str(self.address)
-        acceptor.on_connected(Connected(-1, there, theirs, acceptor.address, peer))
-        self._on_connected(Connected(-1, here, ours, self.address, peer))
+        acceptor.owner.on_connected(Connected(-1, there, theirs, acceptor.address, peer))
+        self._owner.on_connected(Connected(-1, here, ours, self.address, peer))
 
     def _refused(self, error: HandshakeError, acceptor: InprocAcceptor) -> None:
-        acceptor.on_failed(error, str(self.address))
-        told: TransferError = error
-        if error.reason == "policy":
-            told = Fatal(f"{self.address}: {error}", hint=error.hint)
-            told.__cause__ = error
+        acceptor.owner.on_failed(mirrored(error), str(self.address))
+        told = final(self.address, error)
+        if isinstance(told, Fatal):
             self.close()
         try:
-            self._on_failed(told)
+            self._owner.on_failed(told)
         finally:
             self._retry()
 
@@ -275,5 +246,5 @@ class InprocConnector:
             if self._closed:
                 return
             self._timer = self._reactor.call_later(pause, self._begin)
-        if self._on_retried is not None:
-            self._on_retried(pause)
+        if self._owner.on_retried is not None:
+            self._owner.on_retried(pause)

@@ -6,23 +6,22 @@ Both ends are foreign streams of `core_contract.pyi`. They have no descriptor: w
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transports.base import Stream
 from transports.core import Frame
 from transports.errors import Broken, ProtocolError, TransferError
-from transports.wire import MAX_DATA, Control, Flag, SocketType
+from transports.prefixes import Prefixes
+from transports.wire import CREDIT, MAX_DATA, Control, Flag, SocketType
 
 if TYPE_CHECKING:
     from transports.core_contract import OutFrame
 
 _Released = Callable[[BaseException | None], None]
-_CREDIT = struct.Struct("<BQ")
 
 
 class _Message(NamedTuple):
@@ -63,7 +62,7 @@ class InprocStream(Stream):
         self._room_wanted = False
         self._credit_due = False  # the other end consumed more since we were told last
         self._credit_told = 0
-        self._subscriptions: Counter[bytes] = Counter()
+        self._prefixes = Prefixes()
 
     fd = -1
 
@@ -159,26 +158,18 @@ class InprocStream(Stream):
 
     @property
     def subscriptions(self) -> tuple[bytes, ...]:
-        with self._lock:
-            return tuple(self._subscriptions)
+        return self._prefixes.all
 
     def subscribe(self, prefix: bytes) -> None:
         with self._lock:
-            self._subscriptions[bytes(prefix)] += 1
+            self._prefixes.add(prefix)
 
     def unsubscribe(self, prefix: bytes) -> bool:
         with self._lock:
-            if not self._subscriptions[prefix]:
-                del self._subscriptions[prefix]
-                return False
-            self._subscriptions[prefix] -= 1
-            if not self._subscriptions[prefix]:
-                del self._subscriptions[prefix]
-            return True
+            return self._prefixes.remove(prefix)
 
     def matches(self, topic: bytes) -> bool:
-        with self._lock:
-            return any(topic.startswith(prefix) for prefix in self._subscriptions)
+        return self._prefixes.matches(topic)
 
     # -- under the lock --------------------------------------------------------------------------
 
@@ -308,4 +299,4 @@ def _size(data: Any) -> int:
 
 
 def _credit_frame(socket_type: int, consumed: int) -> Frame:
-    return Frame(_CREDIT.pack(Control.CREDIT, consumed), flags=int(Flag.CONTROL), socket_type=socket_type)
+    return Frame(CREDIT.pack(Control.CREDIT, consumed), flags=int(Flag.CONTROL), socket_type=socket_type)

@@ -23,6 +23,8 @@ TENSOR_HEADER_SIZE = TENSOR_HEADER.size
 EXTENDED_LENGTH = struct.Struct("<I")
 EXTENDED_MIN = 16
 EXTENDED_MAX = 4096
+#: data of a credit: Control.CREDIT, messages consumed on this connection in all
+CREDIT = struct.Struct("<BQ")
 MAX_TOPIC = 64 * 1024
 MAX_CONTROL = 64 * 1024
 #: default limit for one frame's data, in bytes

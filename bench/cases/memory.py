@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from bench.cases.timing import expect, throughput
+from bench.cases.timing import expect, sending_side, throughput
 from bench.peers import Role, peer_named
 from bench.scene import Clock, Link, Outcome, play
 from bench.work import MIB, Case, Failed, Metric, Sample, Work
@@ -43,15 +43,7 @@ def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
 def sender(peer: str, work: Work, link: Link) -> Outcome:
     channel = peer_named(peer).open(Role.PUSH, work, link.hear())
     channel.ready(1)
-    send, payload = channel.send, bytes(work.size)
-    expect(link, "warm")
-    clock = Clock()
-    for _ in range(work.count):
-        send(payload)
-    expect(link, "done")
-    outcome = clock.stop()
-    link.tell("over")
-    return outcome
+    return sending_side(channel, work, bytes(work.size), link)
 
 
 def measure(work: Work, peer: str) -> Sample:

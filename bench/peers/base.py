@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from bench.work import PATIENCE, Skipped, Work
@@ -76,6 +77,17 @@ class Peer(ABC):
     def open_async(self, role: Role, work: Work, address: str = "") -> Channel:
         """Like `open` for PUSH and PULL; `send` and `recv` return awaitables."""
         raise Skipped(f"{self.name} has no asyncio interface")
+
+
+def use_bare(channel: Channel, work: Work) -> Channel:
+    """A socket's own send and recv, without copies where the work asks for that (pyzmq's names)."""
+    socket = channel.socket
+    if work.copies:
+        channel.send, channel.recv = socket.send, socket.recv
+    else:
+        channel.send = partial(socket.send, copy=False)
+        channel.recv = partial(socket.recv, copy=False)
+    return channel
 
 
 def patience_of(work: Work) -> float:

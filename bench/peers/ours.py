@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import Any
 
-from bench.peers.base import Channel, Peer, Role, host_of, patience_of
+from bench.peers.base import Channel, Peer, Role, host_of, patience_of, use_bare
 from bench.work import PATIENCE, Skipped, Work
 
 KINDS = {
@@ -41,13 +40,7 @@ class Transfer(Peer):
 
     def open(self, role: Role, work: Work, address: str = "") -> Channel:
         socket = self._socket(self._transfer.Context.instance(), role, work)
-        channel = self._place(socket, work, address)
-        if work.copies:
-            channel.send, channel.recv = socket.send, socket.recv
-        else:
-            channel.send = partial(socket.send, copy=False)
-            channel.recv = partial(socket.recv, copy=False)
-        return channel
+        return use_bare(self._place(socket, work, address), work)
 
     def open_tensor(self, role: Role, work: Work, address: str = "") -> Channel:
         channel = self.open(role, work, address)

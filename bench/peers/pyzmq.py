@@ -7,7 +7,7 @@ from typing import Any
 
 import zmq
 
-from bench.peers.base import Channel, Peer, Role, host_of, patience_of
+from bench.peers.base import Channel, Peer, Role, host_of, patience_of, use_bare
 from bench.work import Skipped, Work
 
 KINDS = {
@@ -29,13 +29,7 @@ class Pyzmq(Peer):
 
     def open(self, role: Role, work: Work, address: str = "") -> Channel:
         socket = self._socket(self._context(work), role, work)
-        channel = self._place(socket, work, address)
-        if work.copies:
-            channel.send, channel.recv = socket.send, socket.recv
-        else:
-            channel.send = partial(socket.send, copy=False)
-            channel.recv = partial(socket.recv, copy=False)
-        return channel
+        return use_bare(self._place(socket, work, address), work)
 
     def open_async(self, role: Role, work: Work, address: str = "") -> Channel:
         import zmq.asyncio

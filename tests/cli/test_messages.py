@@ -156,6 +156,45 @@ def test_a_subscriber_gets_its_topics_only(opened, start):
     assert sub.end()[:2] == (0, b"weather\tyes\n")
 
 
+@pytest.mark.parametrize("how", ["lines", "json"])
+def test_a_subscriber_tells_the_topics_of_tensors(opened, start, how):
+    sub = start(
+        "sub", "--bind", ANY, "--topic", "we", "--count", 4, "--timeout", 30, *["--json"][: how == "json"]
+    )
+    pub = opened(transfer.PUB, sub.bound())
+    pub.compression = "lz4"
+    pub.wait_for_peers(1, timeout=30)
+    pub.send_tensor(np.zeros(3, "f4"), topic="sports")
+    pub.send_tensor(np.zeros((2, 3), "f4"), topic="weather/now")
+    pub.send_tensor(np.zeros(30_000, "f4"), topic="weather/compressed")
+    pub.send_tensors({"x": np.zeros(3, "f4")}, meta={"step": 1}, topic="weights")
+    pub.send_multipart([b"weather", b"text"])
+    code, output, said = sub.end()
+    assert code == 0, said
+    if how == "lines":
+        assert output.decode().splitlines() == [
+            "weather/now\tfloat32 2×3 (24 B)",
+            "weather/compressed\tfloat32 30000 (120000 B)",
+            "weights\tx: float32 3 (12 B)",
+            "weather\ttext",
+        ]
+    else:
+        told = [json.loads(line) for line in output.splitlines()]
+        topics = ["weather/now", "weather/compressed", "weights", None]
+        assert [one.get("topic") for one in told] == topics
+
+
+def test_a_puller_takes_what_is_compressed(opened, start):
+    """It finds out what a message is by asking, and must not lose it by that."""
+    pull = start("pull", "--bind", ANY, "--count", 3, "--timeout", 30, "--raw")
+    push = opened(transfer.PUSH, pull.bound())
+    push.compression = "lz4"
+    push.send(b"a" * 5000)
+    push.send_tensors({"x": np.full(5000, 98, "u1")})
+    push.send_multipart([b"c" * 5000, b"d"])
+    assert pull.end()[:2] == (0, b"a" * 5000 + b"b" * 5000 + b"c" * 5000 + b"d")
+
+
 def test_requests_are_answered(opened, start):
     rep = start("rep", "--bind", ANY, "-d", "a", "-d", "b", "--count", 3, "--show", "--timeout", 30)
     req = opened(transfer.REQ, rep.bound())

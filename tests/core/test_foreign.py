@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from tests.core.conftest import FANOUT, FILTERED
+from tests.core.conftest import FANOUT, FILTERED, ROUND_ROBIN
 from tests.core.raw import CONTROL, MORE, TOPIC, Raw, read_frame
 from transports import base
 from transports.errors import Again, Broken, Closed
@@ -177,6 +177,35 @@ def test_round_robin_over_foreign_and_own(kit):
     socket = kit.pusher(stream, own)
     takers = [socket._send_frames([(0, 0, None, None, b"x")], 0) for _ in range(10)]
     assert takers.count(stream) == takers.count(own) == 5
+
+
+class Leaving(Foreign):
+    """Full; while it is asked, as while an offer lets the interpreter's lock go, other streams leave."""
+
+    def __init__(self, socket, others) -> None:
+        super().__init__(limit=0)
+        self.socket = socket
+        self.others = others
+
+    def send(self, frames, **_) -> bool:
+        for stream in self.others:
+            self.socket._detach(stream)
+        return False
+
+
+@pytest.mark.parametrize("itself", [False, True])
+def test_streams_leave_while_a_round_goes_on(kit, itself):
+    socket = kit.socket(send_mode=ROUND_ROBIN)
+    gone = [Foreign() for _ in range(40)]
+    asks = Leaving(socket, gone)
+    if itself:
+        gone.append(asks)
+    for stream in (asks, *gone[:40]):
+        socket._attach(stream, True, False)
+    with pytest.raises(Again):
+        socket._send_frames([(0, 0, None, None, b"x")], 0)
+    assert all(not stream.taken for stream in gone)
+    assert socket._streams() == ([] if itself else [asks])
 
 
 def test_a_full_foreign_stream_wakes_its_sender(kit):

@@ -52,6 +52,31 @@ def test_a_conversation(way):
         kit.close()
 
 
+def test_what_is_consumed_while_a_credit_is_written_is_told_by_the_next():
+    kit = Kit(twin)
+    try:
+        near, far = kit.pair(credits=True)
+        for text in (b"first", b"second"):
+            near.send([plain(text)])
+        near.flush()
+        write, writes = far._write, []
+
+        def write_slowly():
+            if not writes:
+                writes.append(far.receive())
+            write()
+
+        far._write = write_slowly
+        assert far.receive()[0].data == b"first"
+        credit = eventually(near.receive)
+        assert credit[0].data[1:] == (1).to_bytes(8, "little")
+        assert writes[0][0].data == b"second"
+        credit = eventually(near.receive)
+        assert credit[0].data[1:] == (2).to_bytes(8, "little")
+    finally:
+        kit.close()
+
+
 def test_a_block_is_at_most_a_quarter_too_large():
     sizes = [n + d for n in (1 << p for p in range(9, 40)) for d in (-1, 0, 1, n // 3)]
     for size in sizes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from tests.sockets.helpers import TCP, pair_of
-from transfer import PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
+from tests.sockets.helpers import TCP, Thread, eventually, pair_of
+from transfer import DONTWAIT, PUB, PULL, PUSH, REP, REQ, ROUTER, SNDMORE, SUB
 from transports.errors import (
     AddressError,
     AddressInUse,
@@ -21,6 +21,7 @@ from transports.errors import (
     Unroutable,
     UsageError,
 )
+from transports.wire import SocketType
 
 
 def refused(kind, call, hint=True):
@@ -102,17 +103,28 @@ def test_a_tensor_that_does_not_fit(context):
     assert (pull.recv_tensor() == sent).all()
 
 
-@pytest.mark.parametrize("kind", [PUSH, PULL, REQ, REP, PUB, SUB, PAIR], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", list(SocketType), ids=lambda kind: kind.name)
 def test_a_closed_socket(context, kind):
+    """It says so before it says that it is the wrong direction, or not its turn."""
     socket = context.socket(kind)
     socket.bind(TCP)
     endpoint = socket.last_endpoint
     socket.close()
-    sends = (lambda: socket.send(b"x"), lambda: socket.send_tensor(numpy.zeros(1)))
-    receives = (socket.recv, socket.recv_tensor, socket.recv_multipart)
     for call in (
-        *(sends if kind in (PUSH, PUB, PAIR, REQ) else ()),
-        *(receives if kind in (PULL, SUB, PAIR, REP) else ()),
+        lambda: socket.send(b"x"),
+        lambda: socket.send(b"x", SNDMORE),
+        lambda: socket.send(b"x", track=True),
+        lambda: socket.send_multipart([b"a", b"b"]),
+        lambda: socket.send_tensor(numpy.zeros(1)),
+        lambda: socket.send_tensors({"x": numpy.zeros(1)}),
+        socket.recv,
+        lambda: socket.recv(DONTWAIT),
+        socket.recv_multipart,
+        socket.recv_tensor,
+        socket.recv_tensors,
+        lambda: socket.recv_into(bytearray(1)),
+        socket.subscribe,
+        lambda: socket.set_callback(print),
         lambda: socket.bind(TCP),
         lambda: socket.connect(endpoint),
         lambda: socket.unbind(endpoint),
@@ -123,6 +135,38 @@ def test_a_closed_socket(context, kind):
     ):
         refused(Closed, call, hint=False)
     assert socket.close() == 0
+
+
+def test_parts_that_are_left_go_with_their_socket(context):
+    pull, push = pair_of(context, PULL, PUSH)
+    push.send_multipart([b"first", b"left"])
+    assert pull.recv() == b"first"
+    assert pull.rcvmore
+    pull.close()
+    for call in (pull.recv, pull.recv_multipart, lambda: pull.poll(0)):
+        refused(Closed, call, hint=False)
+
+
+def test_a_socket_that_is_closing_takes_no_more(context):
+    """What comes after `close` began might not be flushed, so it is refused."""
+    with context.socket(PULL) as first:
+        first.bind(TCP)
+        endpoint = first.last_endpoint
+    push = context.socket(PUSH, immediate=False, reconnect_ivl=10)
+    push.connect(endpoint)
+    push.send(b"kept back")
+    closing = Thread(push.close, 20_000)
+    assert eventually(lambda: push._ending.locked() and push._general_send)
+    for call in (
+        lambda: push.send(b"late"),
+        lambda: push.send(b"late", track=True),
+        lambda: push.send_tensor(numpy.zeros(1)),
+    ):
+        refused(Closed, call, hint=False)
+    second = context.socket(PULL, rcvtimeo=20_000)
+    second.bind(endpoint)
+    assert second.recv() == b"kept back"
+    assert closing.finish() == 0
 
 
 def test_an_endpoint_that_nobody_serves(context):

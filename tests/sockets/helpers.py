@@ -33,6 +33,15 @@ def eventually(condition, seconds=10.0):
     return value
 
 
+def binds(socket, endpoint):
+    """Whether the endpoint was free: what a closed socket had is given back soon, not at once."""
+    try:
+        socket.bind(endpoint)
+    except transfer.AddressInUse:
+        return False
+    return True
+
+
 class Thread(threading.Thread):
     """A thread whose exception or result comes out of `join`."""
 

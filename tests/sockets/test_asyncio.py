@@ -52,6 +52,21 @@ def test_push_pull(acontext, endpoint):
     run(main())
 
 
+def test_waiting_for_peers_leaves_the_loop_alone(acontext):
+    async def main():
+        with acontext.socket(PULL) as pull, acontext.socket(PUSH) as push:
+            pull.bind(TCP)
+            with pytest.raises(Again):
+                await pull.peers_ready(1, 0.05)
+            waiting = asyncio.create_task(pull.peers_ready(1, 20))
+            await asyncio.sleep(0)
+            push.connect(pull.last_endpoint)  # which only a loop that goes on gets to
+            await waiting
+            assert len(pull.peers()) == 1
+
+    run(main())
+
+
 def test_requests(acontext):
     async def main():
         rep, req = pair_of(acontext, REP, REQ)

@@ -243,9 +243,17 @@ def test_policy_require_fails_at_connect(context):
     pull = context.socket(PULL)
     pull.bind(TCP)
     push = context.socket(PUSH)
-    host = pull.last_endpoint.removeprefix("tcp://")
-    with pytest.raises(transfer.Fatal):
-        push.connect(f"rdma://{host}?policy=require")
+    monitor = pull.get_monitor()
+    endpoint = f"rdma://{pull.last_endpoint.removeprefix('tcp://')}?policy=require"
+    with pytest.raises(transfer.Fatal) as caught:
+        push.connect(endpoint)
+    # The caller's words: what this side asked for, and who refused.
+    asked = f"rdma was asked for by {{}} (the endpoint {endpoint}), and neither side has it"
+    assert str(caught.value).startswith(f"{endpoint}: the peer refused: {asked.format('this side')}")
+    assert "prefer" in caught.value.hint
+    told = monitor.recv(10)
+    assert (told.kind, told.reason) == ("handshake_failed", "policy")
+    assert asked.format("the peer") in str(told.error)
     with pytest.raises(transfer.Fatal):
         push.send(b"x")
 

@@ -12,7 +12,7 @@ import transfer
 from transfer import PAIR, PULL, PUSH, REP, REQ
 from transports.errors import Again, Closed, ContextTerminated, ForkedError
 
-from .helpers import TCP, Thread, eventually, pair_of
+from .helpers import TCP, Thread, binds, eventually, pair_of
 from .processes import Program
 
 
@@ -158,19 +158,11 @@ def test_unbind_frees_the_port_and_keeps_connections(context):
     endpoint = pull.last_endpoint
     pull.unbind(endpoint)
     other = context.socket(PULL)
-    assert eventually(lambda: _binds(other, endpoint))
+    assert eventually(lambda: binds(other, endpoint))
     push.send(b"x")
     assert pull.recv() == b"x"
     with pytest.raises(transfer.AddressError, match="not bound"):
         pull.unbind(endpoint)
-
-
-def _binds(socket, endpoint):
-    try:
-        socket.bind(endpoint)
-    except transfer.errors.AddressInUse:
-        return False
-    return True
 
 
 def test_disconnect_ends_the_connection(context):

@@ -8,7 +8,7 @@ import transfer
 from transfer import PUB, SUB
 from transports.errors import Again, NotSupported, UsageError
 
-from .helpers import TCP, eventually, pair_of
+from .helpers import TCP, binds, eventually, pair_of
 
 
 def test_a_subscriber_gets_its_prefixes_and_nothing_else(context, endpoint):
@@ -129,18 +129,10 @@ def test_subscriptions_live_on_after_a_reconnect(context):
     pub.wait_for_peers(1, 10)
     pub.close(0)
     again = context.socket(PUB)
-    eventually(lambda: _bound(again, endpoint))
+    assert eventually(lambda: binds(again, endpoint))
     again.wait_for_peers(1, 10)
     again.send(b"key")
     assert sub.recv() == b"key"
-
-
-def _bound(socket, endpoint):
-    try:
-        socket.bind(endpoint)
-    except transfer.errors.AddressInUse:
-        return False
-    return True
 
 
 def test_only_a_sub_subscribes(context):

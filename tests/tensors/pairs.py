@@ -43,6 +43,7 @@ class Pair(contextlib.ExitStack):
 
     def __init__(self, core: ModuleType, *, checksum: bool = False, compress: bool = False) -> None:
         super().__init__()
+        returned: list[Any] = []
 
         class CoreSocket(core.SocketBase, TensorMethods):
             def _send_outframes(self, frames: Any, flags: int, track: bool, copy: bool | None) -> Any:
@@ -52,7 +53,12 @@ class Pair(contextlib.ExitStack):
                 return self._send_frames(frames, timeout, hold=copy is False)
 
             def _recv_frames(self, flags: int, sink: Any) -> Any:
+                if returned:
+                    return returned.pop()
                 return self._recv_message(0 if flags & DONTWAIT else TIMEOUT, sink)[1]
+
+            def _unreceive(self, frames: Any) -> None:
+                returned.append(frames)
 
         self.pool = core.Pool()
         self.flusher = core.Flusher()
@@ -87,6 +93,7 @@ class Loop(TensorMethods):
     def __init__(self, *, compress: bool = False) -> None:
         self.messages: deque[list[Any]] = deque()
         self.compress = compress
+        self._newest: list[Any] = []
 
     def _send_outframes(self, frames: Any, flags: int, track: bool, copy: bool | None) -> None:
         if self.compress:
@@ -107,8 +114,11 @@ class Loop(TensorMethods):
                 memoryview(place).cast("B")[:] = data
             fresh = None if meta is None else bytes(bytearray(meta))
             frames.append(Frame(place, flags=bits, sequence=sequence, topic=topic, meta=fresh))
-        self.messages.popleft()
+        self._newest = self.messages.popleft()
         return frames
+
+    def _unreceive(self, frames: list[Frame]) -> None:
+        self.messages.appendleft(self._newest)
 
 
 def refusal(function: Any, *arguments: Any, **options: Any) -> Any:

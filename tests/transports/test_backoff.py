@@ -10,7 +10,9 @@ from transports.backoff import Backoff
 def test_doubles_up_to_the_limit():
     backoff = Backoff(0.1, 1.0, lambda: 1.0)
     assert [round(backoff.next(), 3) for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    backoff.reset()
+    backoff.lasted(0.9)
+    assert backoff.next() == 1.0, "it was dropped soon"
+    backoff.lasted(1.0)
     assert backoff.next() == 0.1
 
 

@@ -51,6 +51,8 @@ def test_naming_means_prefer():
     choice = choose(Offer(ALL, "rdma"), Offer(("tcp",)))
     assert (choice.transport, choice.fallback) == ("tcp", True)
     assert "the peer does not have it" in choice.reason
+    assert "this side does not have it" in choose(Offer(("tcp",)), Offer(ALL, "rdma")).reason
+    assert "neither side has it" in choose(Offer(("tcp",)), Offer(("tcp",), "rdma")).reason
 
 
 @pytest.mark.parametrize(("ours", "theirs", "policy"), [("require", "auto", None), ("auto", "require", None),

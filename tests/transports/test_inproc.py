@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import struct
 import threading
+import time
 import weakref
 
 import pytest
 
 from transports.address import parse
-from transports.connection import reach, serve
+from transports.connection import ConnectOptions, reach, serve
 from transports.errors import AddressInUse, Broken, ProtocolError
 from transports.identity import make_hello
 from transports.inproc import InprocTransport, names_of
@@ -243,5 +244,30 @@ def test_bound_after_many_wait():
     until(lambda: len(here.connected) == len(there.connected) == 10, "all of them")
     for each in (*connectors, acceptor):
         each.close()
+    reactor.close()
+    close_all(here, there)
+
+
+def test_pauses_are_short_again_after_a_connection_that_stood():
+    reactor = Reactor()
+    here, there, pauses = Side(), Side(), []
+    acceptor = serve(
+        reactor, InprocTransport(), parse("inproc://well"), hello=lambda: make_hello(SocketType.PULL),
+        on_connected=there.connected.append, on_failed=there.refused,
+    )  # fmt: skip
+    connector = reach(
+        reactor, InprocTransport(), parse("inproc://well"), hello=lambda: make_hello(SocketType.PUSH),
+        on_connected=here.connected.append, on_failed=here.refused, on_retried=pauses.append,
+        options=ConnectOptions(reconnect_first=0.001, reconnect_limit=0.2),
+    )  # fmt: skip
+    for losses in range(1, 11):
+        until(lambda: len(here.connected) == losses, "a connection")  # noqa: B023 - used at once
+        if losses == 10:
+            time.sleep(0.25)  # longer than the limit
+        connector.lost()
+    until(lambda: len(pauses) == 10, "the last retry")
+    assert pauses[-1] <= 0.001
+    connector.close()
+    acceptor.close()
     reactor.close()
     close_all(here, there)

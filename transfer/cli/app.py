@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from transfer.cli import EXIT_INTERRUPTED, options
+from transfer.cli.options import Asked, Shown, Sink, Source, Where
 
 if TYPE_CHECKING:
     from transfer.cli.progress import Progress
@@ -56,198 +57,134 @@ def _until_interrupted(progress: Progress) -> Iterator[None]:
     progress.close()
 
 
+def _send(kind: str, where: Where, source: Source, shown: Shown, *, count: int | None, **more: Any) -> None:
+    from transfer.cli.messages import send_all
+    from transfer.cli.progress import Progress
+
+    inputs, ends = source.inputs(), where.ends()
+    progress = Progress(
+        "sent",
+        total_bytes=inputs.total_bytes,
+        total_messages=count,
+        quiet=shown.quiet,
+        as_json=shown.json,
+    )
+    with _until_interrupted(progress):
+        send_all(kind, ends, inputs, progress, count=count, report=_report_bound, **more)
+
+
+def _receive(
+    kind: str, where: Where, sink: Sink, shown: Shown, *, count: int | None, topics: Sequence[str] = ()
+) -> None:
+    from transfer.cli.messages import receive_all
+
+    ends, writer = where.ends(), sink.writer(shown)
+    progress = _progress_of("received", shown, count, lines=sink.out is None)
+    with _until_interrupted(progress):
+        receive_all(kind, ends, writer, progress, count=count, topics=topics, report=_report_bound)
+
+
+def _progress_of(verb: str, shown: Shown, count: int | None, lines: bool) -> Progress:
+    """Of a command whose JSON is the messages themselves. lines: they go to the terminal as text."""
+    from transfer.cli.progress import Progress
+
+    return Progress(verb, total_messages=count, quiet=shown.quiet or shown.json, lines=lines)
+
+
 @app.command()
+@options.grouped
 def push(
-    files: options.Files = None,
-    connect: options.Connect = None,
-    bind: options.Bind = None,
-    data: options.Data = None,
-    lines: options.Lines = False,
-    whole: options.Whole = False,
-    chunk: options.Chunk = None,
-    repeat: options.Repeat = 1,
+    where: Where,
+    source: Source,
+    *,
     count: options.Count = None,
     interval: options.Interval = 0.0,
-    timeout: options.Timeout = None,
     confirm: Annotated[
         bool, typer.Option("--confirm", help="End only when the receivers took everything.")
     ] = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    shown: Shown,
 ) -> None:
     """Send messages to the pullers, each to one of them."""
-    from transfer.cli.inputs import Inputs
-    from transfer.cli.messages import Ends, send_all
-    from transfer.cli.progress import Progress
-
-    inputs = Inputs(files or (), data or (), lines, whole, chunk, repeat)
-    ends = Ends(bind or [], connect or [], timeout)
-    progress = Progress(
-        "sent", total_bytes=inputs.total_bytes, total_messages=count, quiet=quiet, as_json=json
-    )
-    with _until_interrupted(progress):
-        send_all(
-            "PUSH",
-            ends,
-            inputs,
-            progress,
-            interval=interval,
-            confirm=confirm,
-            count=count,
-            report=_report_bound,
-        )
+    _send("PUSH", where, source, shown, count=count, interval=interval, confirm=confirm)
 
 
 @app.command()
-def pull(
-    connect: options.Connect = None,
-    bind: options.Bind = None,
-    out: options.Out = None,
-    raw: options.Raw = False,
-    count: options.Count = None,
-    timeout: options.Timeout = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
+@options.grouped
+def pull(where: Where, sink: Sink, *, count: options.Count = None, shown: Shown) -> None:
     """Receive what pushers send, and print it or write it to files."""
-    from transfer.cli.messages import Ends, receive_all
-    from transfer.cli.outputs import Writer
-    from transfer.cli.progress import Progress
-
-    ends = Ends(bind or [], connect or [], timeout)
-    writer = Writer(folder=out, as_json=json, raw=raw)
-    progress = Progress("received", total_messages=count, quiet=quiet or json, lines=out is None)
-    with _until_interrupted(progress):
-        receive_all("PULL", ends, writer, progress, count=count, report=_report_bound)
+    _receive("PULL", where, sink, shown, count=count)
 
 
 @app.command()
+@options.grouped
 def pub(
-    files: options.Files = None,
-    connect: options.Connect = None,
-    bind: options.Bind = None,
+    where: Where,
+    source: Source,
+    *,
     topic: Annotated[str | None, typer.Option("--topic", help="Subscribers choose by its beginning.")] = None,
     wait: Annotated[int, typer.Option("--wait", min=0, help="Begin when so many subscribers are there.")] = 1,
-    data: options.Data = None,
-    lines: options.Lines = False,
-    whole: options.Whole = False,
-    chunk: options.Chunk = None,
-    repeat: options.Repeat = 1,
     count: options.Count = None,
     interval: options.Interval = 0.0,
-    timeout: options.Timeout = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    shown: Shown,
 ) -> None:
     """Send messages to all subscribers. A slow one loses messages; that is counted, not hidden."""
-    from transfer.cli.inputs import Inputs
-    from transfer.cli.messages import Ends, send_all
-    from transfer.cli.progress import Progress
-
-    inputs = Inputs(files or (), data or (), lines, whole, chunk, repeat)
-    ends = Ends(bind or [], connect or [], timeout)
-    progress = Progress(
-        "sent", total_bytes=inputs.total_bytes, total_messages=count, quiet=quiet, as_json=json
-    )
-    with _until_interrupted(progress):
-        send_all(
-            "PUB",
-            ends,
-            inputs,
-            progress,
-            topic=topic,
-            wait=wait,
-            interval=interval,
-            count=count,
-            report=_report_bound,
-        )
+    _send("PUB", where, source, shown, count=count, interval=interval, topic=topic, wait=wait)
 
 
 @app.command()
+@options.grouped
 def sub(
-    connect: options.Connect = None,
-    bind: options.Bind = None,
+    where: Where,
+    sink: Sink,
+    *,
     topic: Annotated[
         list[str] | None, typer.Option("--topic", help="Only these beginnings; repeat it.")
     ] = None,
-    out: options.Out = None,
-    raw: options.Raw = False,
     count: options.Count = None,
-    timeout: options.Timeout = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    shown: Shown,
 ) -> None:
     """Receive what publishers send."""
-    from transfer.cli.messages import Ends, receive_all
-    from transfer.cli.outputs import Writer
-    from transfer.cli.progress import Progress
-
-    ends = Ends(bind or [], connect or [], timeout)
-    writer = Writer(folder=out, as_json=json, raw=raw)
-    progress = Progress("received", total_messages=count, quiet=quiet or json, lines=out is None)
-    with _until_interrupted(progress):
-        receive_all("SUB", ends, writer, progress, count=count, topics=topic or [""], report=_report_bound)
+    _receive("SUB", where, sink, shown, count=count, topics=topic or [""])
 
 
 @app.command()
-def req(
-    files: options.Files = None,
-    connect: options.Connect = None,
-    bind: options.Bind = None,
-    data: options.Data = None,
-    lines: options.Lines = False,
-    whole: options.Whole = False,
-    chunk: options.Chunk = None,
-    repeat: options.Repeat = 1,
-    count: options.Count = None,
-    out: options.Out = None,
-    raw: options.Raw = False,
-    timeout: options.Timeout = 30.0,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> None:
+@options.grouped
+def req(where: Asked, source: Source, sink: Sink, *, count: options.Count = None, shown: Shown) -> None:
     """Send requests and print the replies."""
-    from transfer.cli.inputs import Inputs
-    from transfer.cli.messages import Ends, ask_all
-    from transfer.cli.outputs import Writer
-    from transfer.cli.progress import Progress
+    from transfer.cli.messages import ask_all
 
-    inputs = Inputs(files or (), data or (), lines, whole, chunk, repeat)
-    ends = Ends(bind or [], connect or [], timeout)
-    writer = Writer(folder=out, as_json=json, raw=raw)
-    progress = Progress("received", total_messages=count, quiet=quiet or json, lines=out is None)
+    inputs, ends, writer = source.inputs(), where.ends(), sink.writer(shown)
+    progress = _progress_of("received", shown, count, lines=sink.out is None)
     with _until_interrupted(progress):
         ask_all(ends, inputs, writer, progress, count=count)
 
 
 @app.command()
+@options.grouped
 def rep(
+    where: Where,
+    *,
     files: Annotated[
         list[str] | None,
         typer.Argument(metavar="[FILE]...", help="Answer with these, round and round; without any: echo."),
     ] = None,
-    connect: options.Connect = None,
-    bind: options.Bind = None,
     data: options.Data = None,
     show: Annotated[bool, typer.Option("--show", help="Print the requests.")] = False,
     count: options.Count = None,
-    timeout: options.Timeout = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    shown: Shown,
 ) -> None:
     """Answer requests, with what was asked or with texts and files."""
     from pathlib import Path
 
     from transfer.cli.inputs import Inputs
-    from transfer.cli.messages import Ends, answer_all
+    from transfer.cli.messages import answer_all
     from transfer.cli.outputs import Writer
-    from transfer.cli.progress import Progress
 
-    ends = Ends(bind or [], connect or [], timeout)
+    ends = where.ends()
     paths = [Path(name) for name in files or ()]
     replies = list(Inputs(paths, data or ())) if paths or data else []
-    writer = Writer(as_json=json) if show or json else None
-    progress = Progress("answered", total_messages=count, quiet=quiet or json, lines=show)
+    writer = Writer(as_json=shown.json) if show or shown.json else None
+    progress = _progress_of("answered", shown, count, lines=show)
     with _until_interrupted(progress):
         answer_all(ends, replies, writer, progress, count=count, report=_report_bound)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.cli.inputs import Inputs, Outgoing
 from transfer.cli.outputs import Incoming, Writer
 from transfer.cli.progress import Progress
+from transfer.tensors import TensorMethods
 from transports.errors import Again, Broken, TensorMismatch, UsageError
 
 if TYPE_CHECKING:
@@ -174,19 +175,41 @@ def receive(socket: Socket) -> Incoming:
     """The next message, whatever it is. Raises Again after the socket's time-out.
 
     A message that is no tensor stays unread when it is asked for as one, so asking is how to find out.
+    Bytes show their topic as their first part, as pyzmq has it.
     """
+    seen = _Topics(socket)
     try:
-        tensor = socket.recv_tensor()
-        return Incoming("tensor", tensor, tensor.nbytes)
+        tensor = socket._sound(seen.recv_tensor)
+        return Incoming("tensor", tensor, tensor.nbytes, seen.topic)
     except TensorMismatch:
         pass
     try:
-        tensors, meta = socket.recv_tensors()
-        return Incoming("tensors", tensors, sum(tensor.nbytes for tensor in tensors.values()), meta=meta)
+        tensors, meta = socket._sound(seen.recv_tensors)
+        nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        return Incoming("tensors", tensors, nbytes, seen.topic, meta)
     except TensorMismatch:
         pass
     parts = socket.recv_multipart()
     return Incoming("bytes", parts, sum(len(part) for part in parts))
+
+
+class _Topics(TensorMethods):
+    """Receives tensors from a socket and keeps the topic of the last, which tensors do not have."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self.topic: bytes | None = None
+
+    def _recv_frames(self, flags: int, sink: Any) -> list[Any]:
+        frames = self._socket._recv_frames(flags, sink)
+        self.topic = frames[0].topic
+        return frames
+
+    def _unreceive(self, frames: list[Any]) -> None:
+        self._socket._unreceive(frames)
+
+    def _send_outframes(self, *frames: Any) -> Any:
+        return self._socket._send_outframes(*frames)
 
 
 def _echo(socket: Socket, request: Incoming) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+if TYPE_CHECKING:
+    from transfer.cli.inputs import Inputs
+    from transfer.cli.messages import Ends
+    from transfer.cli.outputs import Writer
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -78,3 +87,92 @@ Out = Annotated[
     ),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Write the payloads to standard output as they are.")]
+
+
+# --- groups -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a command sends."""
+
+    files: Files = None
+    data: Data = None
+    lines: Lines = False
+    whole: Whole = False
+    chunk: Chunk = None
+    repeat: Repeat = 1
+
+    def inputs(self) -> Inputs:
+        """Raises UsageError."""
+        from transfer.cli.inputs import Inputs
+
+        return Inputs(self.files or (), self.data or (), self.lines, self.whole, self.chunk, self.repeat)
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a command's socket binds and connects, and how long it waits."""
+
+    connect: Connect = None
+    bind: Bind = None
+    timeout: Timeout = None
+
+    def ends(self) -> Ends:
+        """Raises UsageError."""
+        from transfer.cli.messages import Ends
+
+        return Ends(self.bind or [], self.connect or [], self.timeout)
+
+
+@dataclass(frozen=True)
+class Asked(Where):
+    """The same of a command that gives up by itself."""
+
+    timeout: Timeout = 30.0
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where a command puts what it receives."""
+
+    out: Out = None
+    raw: Raw = False
+
+    def writer(self, shown: Shown) -> Writer:
+        """Raises UsageError."""
+        from transfer.cli.outputs import Writer
+
+        return Writer(folder=self.out, as_json=shown.json, raw=self.raw)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command says beside that."""
+
+    json: Json = False
+    quiet: Quiet = False
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer has to see it: each argument that is a group becomes the group's options."""
+    flat: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        if is_dataclass(hints[name]):
+            groups[name] = hints[name]
+            flat += inspect.signature(hints[name], eval_str=True).parameters.values()
+        else:
+            flat.append(parameter.replace(annotation=hints[name]))
+    flat = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in flat]
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{option.name: given.pop(option.name) for option in fields(group)})
+        command(**given)
+
+    called.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    called.__annotations__ = {option.name: option.annotation for option in flat}
+    return called

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from transfer.constants import DONTWAIT
 from transfer.interface.message import Incoming
 from transfer.tensors.arrival import receive_one
 from transfer.tensors.build import NUMPY
-from transports.errors import Again
+from transports.errors import Again, ProtocolError
 from transports.wire import Flag, SocketType
 
 #: bytes that are no UTF-8 stay in a topic as escapes, so that nothing of it is lost
@@ -54,23 +55,36 @@ class Channel:
     # -- in ------------------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> Incoming:
-        """The next message. `timeout` in seconds, negative: endless. Raises Again, Broken, Closed."""
-        sock = self.socket
-        if not sock._pattern.ordered:
-            sock._pattern.expect()
-            stream, frames = sock._recv_message(-1 if timeout < 0 else int(timeout * 1000))
-            return self._understand(stream, frames)
+        """The next message that makes sense. `timeout` in seconds, negative: endless.
+
+        Raises Again, Broken, Closed. What makes none ends its connection, as for any socket; a REQ
+        has no other reply to wait for and raises ProtocolError.
+        """
+        self.socket._check_open()
         deadline = None if timeout < 0 else time.monotonic() + timeout
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not sock.poll(None if left is None else left * 1000):
-                raise Again(f"nothing arrived within {timeout:g} s")
+            stream, frames = self._next(deadline)
+            try:
+                return self._understand(stream, frames)
+            except ProtocolError as error:
+                self.socket._refuse(stream, error)
+
+    def _next(self, deadline: float | None) -> tuple[Any, Sequence[Any]]:
+        sock = self.socket
+        pattern = sock._pattern
+        if not pattern.ordered:
+            pattern.expect()
+            message: tuple[Any, Sequence[Any]] = sock._recv_message(_milliseconds_until(deadline))
+            return message
+        while True:
+            left = _milliseconds_until(deadline)
+            if not sock.poll(None if left < 0 else left):
+                raise Again("nothing arrived in time")
             try:
                 frames = sock._recv_frames(DONTWAIT)
             except Again:
                 continue  # what came was a late reply, to a request that was given up
-            break
-        return self._understand(sock._pattern.peer, frames)
+            return pattern.peer, frames
 
     def _understand(self, stream: Any, frames: Sequence[Any]) -> Incoming:
         peer = getattr(stream, "peer", None)
@@ -93,6 +107,11 @@ class Channel:
             pattern.gone()
 
 
+def _milliseconds_until(deadline: float | None) -> int:
+    """-1: endless."""
+    return -1 if deadline is None else max(0, math.ceil((deadline - time.monotonic()) * 1000))
+
+
 class _Held:
     """Frames that were received already, for the code that makes tensors of them."""
 
@@ -101,3 +120,6 @@ class _Held:
 
     def _recv_frames(self, flags: int, sink: Any) -> list[Any]:
         return self._frames
+
+    def _unreceive(self, frames: list[Any]) -> None:
+        """It stays with who holds these: nothing was taken from the socket."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from transfer import draining
 from transfer.links.arrivals import Arrivals
-from transfer.links.losses import CREDIT
 from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
@@ -35,7 +34,7 @@ from transports.errors import (
 )
 from transports.identity import make_hello
 from transports.upgrade import Surroundings, Upgrade
-from transports.wire import Control
+from transports.wire import CREDIT, Control
 
 if TYPE_CHECKING:
     from transfer.socket import SocketMethods

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import struct
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,18 +15,16 @@ from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transfer.tracker import Tracker
 from transports.errors import Again, Broken, Closed, ProtocolError
-from transports.wire import Control, Flag, SocketType
+from transports.wire import CREDIT, Control, Flag, SocketType
 
 if TYPE_CHECKING:
     from patterns.base import OutFrame
     from transfer.socket import SocketMethods
 
-CREDIT = struct.Struct("<BQ")
+logger = logging.getLogger("transfer")
+
 #: seconds until messages of a lost peer that nobody had room for are offered again
 _RETRY = 0.01
-
-
-logger = logging.getLogger("transfer")
 
 
 class Losses(LinkState):

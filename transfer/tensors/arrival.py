@@ -23,6 +23,8 @@ Sink = Callable[[bytes | None, bytes | None, int], Any]
 class _Receiver(Protocol):
     def _recv_frames(self, flags: int, sink: Sink | None) -> list[Any]: ...
 
+    def _unreceive(self, frames: list[Any]) -> None: ...
+
 
 # --- one tensor -------------------------------------------------------------------------------
 
@@ -30,7 +32,12 @@ class _Receiver(Protocol):
 def receive_one(socket: _Receiver, flags: int, builder: Builder) -> Any:
     """One tensor in memory of the pool. Raises as `TensorMethods.recv_tensor`."""
     sink = _expect_for_numpy if builder is NUMPY else _sink_for(builder)
-    frame, recipe = _single(socket._recv_frames(flags, sink))
+    frames = socket._recv_frames(flags, sink)
+    try:
+        frame, recipe = _single(frames)
+    except TensorMismatch:
+        socket._unreceive(frames)
+        raise
     data = frame.data
     if frame.flags & _LZ4:
         data = _decompressed(data, recipe.nbytes)
@@ -53,8 +60,13 @@ def receive_into(socket: _Receiver, flags: int, target: Target) -> Any:
         placed = target.buffer_for(recipe)
         return placed
 
-    frame, recipe = _single(socket._recv_frames(flags, sink))
-    target.check(recipe)  # again, since a message that was read before shows itself to no sink
+    frames = socket._recv_frames(flags, sink)
+    try:
+        frame, recipe = _single(frames)
+        target.check(recipe)  # again, since a message that was read before shows itself to no sink
+    except TensorMismatch:
+        socket._unreceive(frames)
+        raise
     _take(frame, recipe, target, placed)
     return target.out
 

@@ -10,7 +10,7 @@ from transfer.tensors.build import builder_for
 from transfer.tensors.bundle import OutFrame, frames_of
 from transfer.tensors.export import export
 from transfer.tensors.target import target_for
-from transports.errors import UsageError
+from transports.errors import TensorMismatch, UsageError
 from transports.wire import MAX_TOPIC
 
 
@@ -25,11 +25,15 @@ class FrameSocket(Protocol):
     not asked for compressed frames, and these come out still compressed. If the sink raises
     ProtocolError, the connection ends as after any other, and the wait goes on; if it raises
     something else, the message stays unread and that comes out.
+
+    `_unreceive`: what `_recv_frames` gave just now is received again by the next call.
     """
 
     def _send_outframes(self, frames: list[OutFrame], flags: int, track: bool, copy: bool | None) -> Any: ...
 
     def _recv_frames(self, flags: int, sink: Sink | None) -> list[Any]: ...
+
+    def _unreceive(self, frames: list[Any]) -> None: ...
 
 
 class TensorMethods:
@@ -96,13 +100,17 @@ class TensorMethods:
         `out` maps every name that arrives to memory for it; `like` is as in `recv_tensor`. Small
         tensors of one message share one piece of memory, which lives as long as any of them.
 
-        Raises TensorMismatch when the next message is no such dict (it is then still unread), or
-        when names, dtypes or shapes differ from `out` (still unread too, if the index is short
-        enough for the frame's header, about 50 tensors).
+        Raises TensorMismatch when the next message is no such dict, or when names, dtypes or shapes
+        differ from `out`; it is then still unread.
         """
         targets = None if out is None else {name: target_for(memory) for name, memory in out.items()}
         arrival = BundleArrival(builder_for(like), targets)
-        return arrival.finish(self._recv_frames(flags, arrival.sink))
+        frames = self._recv_frames(flags, arrival.sink)
+        try:
+            return arrival.finish(frames)
+        except TensorMismatch:
+            self._unreceive(frames)
+            raise
 
 
 def _topic(topic: bytes | str) -> bytes:

@@ -30,12 +30,14 @@ cdef class Sending:
 
     cdef Stream push_one(self, bytes data, uint64_t sequence):
         """Round robin over the streams with room: who took it, or None."""
-        cdef Py_ssize_t count = len(self.outs)
         cdef Stream stream
         cdef int answer
-        for _ in range(count):
-            if self.next_out >= count:
+        for _ in range(len(self.outs)):
+            # `push` may let the GIL go, and streams leave meanwhile: the length is asked anew.
+            if self.next_out >= len(self.outs):
                 self.next_out = 0
+                if not self.outs:
+                    break
             stream = <Stream>self.outs[self.next_out]
             self.next_out += 1
             answer = self.push(stream, data, sequence)
@@ -169,12 +171,15 @@ cdef class Sending:
 
     cdef object offer_in_turn(self, frames, bint hold, released):
         """Round robin over native and foreign streams alike."""
-        cdef Py_ssize_t native = len(self.outs)
-        cdef Py_ssize_t count = native + len(self.foreign_outs)
+        cdef Py_ssize_t native
         cdef object stream
-        for _ in range(count):
-            if self.next_out >= count:
+        for _ in range(len(self.outs) + len(self.foreign_outs)):
+            # An offer may let the GIL go, and streams leave meanwhile: lengths are asked anew.
+            native = len(self.outs)
+            if self.next_out >= native + len(self.foreign_outs):
                 self.next_out = 0
+                if not native and not self.foreign_outs:
+                    break
             stream = (self.outs[self.next_out] if self.next_out < native
                       else self.foreign_outs[self.next_out - native])
             self.next_out += 1

@@ -357,7 +357,7 @@ cdef class SocketBase(Receiving):
         if stream in self.foreign_ins:
             for fd in getattr(stream, "wait_fds", ()):
                 self.unwatch_foreign(fd)
-        for streams in (self.outs, self.foreign_outs, self.foreign_ins, self.lazy):
+        for streams in (self.foreign_outs, self.foreign_ins, self.lazy):
             if stream in streams:
                 streams.remove(stream)
         if type(stream) is not Stream:
@@ -385,6 +385,8 @@ cdef class SocketBase(Receiving):
         self.left_was_next = index == self.next_out
         if index < self.next_out:
             self.next_out -= 1
+        # A new list: a fan-out that is walking over the old one would pass over the next stream.
+        self.outs = self.outs[:index] + self.outs[index + 1:]
         return 0
 
     cdef int join_round(self, stream) except -1:
@@ -392,7 +394,7 @@ cdef class SocketBase(Receiving):
             self.outs.append(stream)
             return 0
         self.left = None
-        self.outs.insert(self.left_at, stream)
+        self.outs = self.outs[:self.left_at] + [stream] + self.outs[self.left_at:]
         if self.left_was_next:
             self.next_out = self.left_at
         elif self.left_at <= self.next_out:

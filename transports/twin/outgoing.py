@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -16,7 +15,7 @@ from transports.errors import Broken
 from transports.twin import fork
 from transports.twin.codec import CONTROL, LARGE, encode, normalize
 from transports.twin.flusher import Flusher, Released
-from transports.wire import Control
+from transports.wire import CREDIT, Control
 
 if TYPE_CHECKING:
     from transports.core_contract import Carrier, OutFrame
@@ -28,7 +27,6 @@ PAUSE_NS = 60_000
 #: buffers in one write; the system allows 1024
 MAX_IOV = 512
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
-_CREDIT = struct.Struct("<BQ")
 
 
 class Owner(Protocol):
@@ -405,19 +403,20 @@ class Outgoing:
     def _send_credit(self) -> bool:
         """Tells the peer how much was consumed. False: not now, output is queued."""
         with self._lock:
-            if self.broken is None and self._socket is not None and self.credits:
-                if self._queue:
-                    return False
-                if self._credited != self.received:
-                    self._credited = self.received
-                    data = _CREDIT.pack(Control.CREDIT, self._credited)
-                    frames: list[OutFrame] = [(CONTROL, 0, None, None, data)]
-                    chunks = encode(frames, self._socket_type, 0, self.checksum)
-                    message = Message(frames, chunks, len(data), None)
-                    self._queue.append(message)
-                    self._pending_bytes += message.left
-                    self._write()
+            able = self.broken is None and self._socket is not None and self.credits
+            if able and self._queue:
+                return False
+            # Before the count is read: what is consumed while this writes lists the stream again.
             self._credit_listed = False
+            if able and self._credited != self.received:
+                self._credited = self.received
+                data = CREDIT.pack(Control.CREDIT, self._credited)
+                frames: list[OutFrame] = [(CONTROL, 0, None, None, data)]
+                chunks = encode(frames, self._socket_type, 0, self.checksum)
+                message = Message(frames, chunks, len(data), None)
+                self._queue.append(message)
+                self._pending_bytes += message.left
+                self._write()
         self._settle()
         return True
 

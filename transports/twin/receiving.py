@@ -7,11 +7,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from transports.errors import Again, Broken, ProtocolError
+from transports.prefixes import Prefixes
 from transports.twin.attachment import Attachments, Found, deadline_of
 from transports.twin.codec import CONTROL, copied, place
 from transports.twin.flusher import Flusher
 from transports.twin.pool import Pool
-from transports.twin.prefixes import Prefixes
 from transports.twin.stream import Stream
 
 if TYPE_CHECKING:

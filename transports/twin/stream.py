@@ -8,12 +8,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from transports.errors import Broken, ProtocolError
+from transports.prefixes import Prefixes
 from transports.twin import fork
 from transports.twin.codec import CONTROL, Decoder
 from transports.twin.flusher import Flusher
 from transports.twin.outgoing import Outgoing, failed, interrupted
 from transports.twin.pool import Pool
-from transports.twin.prefixes import Prefixes
 
 if TYPE_CHECKING:
     from transports.core_contract import Carrier, Sink

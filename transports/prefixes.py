@@ -1,4 +1,4 @@
-"""Subscriptions: how often each prefix was subscribed."""
+"""Subscriptions of a stream without compiled code: how often each prefix was subscribed."""
 
 from __future__ import annotations
 

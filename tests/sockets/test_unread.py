@@ -1,0 +1,114 @@
+"""A message that is asked for as something else than it is: it is still unread, by every way.
+
+What the core shows to a sink is refused before it is read. Compressed frames are shown to no sink, and
+a ROUTER puts an envelope before a tensor: these are read first and given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy
+import pytest
+
+import transfer.asyncio
+from transfer import DEALER, POLLIN, PULL, PUSH, REP, REQ, ROUTER
+from transports.errors import Again, StateError, TensorMismatch
+
+from .helpers import TCP, pair_of
+
+TEXT = b"easily compressed " * 1000
+WEIGHTS = numpy.zeros((300, 200))
+OPTIONS = [{}, {"compression": "lz4"}]
+
+
+@pytest.fixture(params=OPTIONS, ids=["plain", "lz4"])
+def options(request):
+    return request.param
+
+
+def refused(*calls):
+    for call in calls:
+        with pytest.raises(TensorMismatch):
+            call()
+
+
+def test_each_kind_of_message(context, options):
+    pull, push = pair_of(context, PULL, PUSH, **options)
+    push.send(TEXT)
+    push.send_tensor(WEIGHTS)
+    push.send_tensors({"packed": WEIGHTS[:9], "own": WEIGHTS}, meta={"step": 1})
+    push.send_tensors({"packed": WEIGHTS[:9]})
+    push.send_multipart([TEXT, TEXT])
+    refused(pull.recv_tensor, pull.recv_tensors)
+    assert pull.poll(0) == pull.events & POLLIN == POLLIN
+    assert pull.recv() == TEXT
+    small = numpy.zeros((3, 3))
+    refused(pull.recv_tensors, lambda: pull.recv_tensor(out=small), lambda: pull.recv_tensor(out=small))
+    got = pull.recv_tensor()
+    assert numpy.array_equal(got, WEIGHTS)
+    got += 1  # it was read twice and is writable all the same
+    wrong = {"packed": small, "own": numpy.ones_like(WEIGHTS)}
+    refused(pull.recv_tensor, lambda: pull.recv_tensors(out=wrong))
+    tensors, meta = pull.recv_tensors()
+    assert numpy.array_equal(tensors["own"], WEIGHTS)
+    assert numpy.array_equal(tensors["packed"], WEIGHTS[:9])
+    assert meta == {"step": 1}
+    refused(pull.recv_tensor)
+    assert numpy.array_equal(pull.recv_tensors()[0]["packed"], WEIGHTS[:9])
+    refused(pull.recv_tensor, pull.recv_tensors)
+    assert pull.recv() == TEXT
+    assert pull.recv_multipart() == [TEXT]
+    with pytest.raises(Again):
+        pull.recv(transfer.DONTWAIT)
+
+
+def test_a_request_and_its_reply(context, options):
+    rep, req = pair_of(context, REP, REQ, **options)
+    for _ in range(2):
+        req.send(TEXT)
+        refused(rep.recv_tensor)
+        with pytest.raises(StateError):
+            rep.send(b"an answer to what was not read")
+        assert rep.recv() == TEXT
+        rep.send(TEXT)
+        refused(req.recv_tensor)
+        with pytest.raises(StateError):
+            req.send(b"a request while a reply is unread")
+        assert req.recv_multipart() == [TEXT]
+
+
+def test_a_reply_that_was_given_up_is_not_taken_for_the_next(context, options):
+    rep, req = pair_of(context, REP, REQ, req_relaxed=True, **options)
+    req.send(b"first")
+    rep.send(TEXT + rep.recv())
+    refused(req.recv_tensor)
+    req.send(b"second")
+    rep.send(TEXT + rep.recv())
+    assert req.recv() == TEXT + b"second"
+
+
+def test_a_tensor_behind_an_envelope(context, options):
+    router, dealer = pair_of(context, ROUTER, DEALER, **options)
+    dealer.send_tensor(WEIGHTS)
+    refused(router.recv_tensor, router.recv_tensors)
+    identity, data = router.recv_multipart()
+    assert data == WEIGHTS.tobytes()
+    router.send_multipart([identity, TEXT])
+    assert dealer.recv() == TEXT
+
+
+def test_in_an_event_loop(core, options):
+    async def main():
+        with transfer.asyncio.Context(core=core) as context:
+            pull, push = (context.socket(kind, **options) for kind in (PULL, PUSH))
+            with pull, push:
+                pull.bind(TCP)
+                push.connect(pull.last_endpoint)
+                await push.send(TEXT)
+                with pytest.raises(TensorMismatch):
+                    await pull.recv_tensor()
+                assert await pull.poll(0) == POLLIN
+                assert await pull.recv() == TEXT
+
+    asyncio.run(main())
