@@ -49,7 +49,6 @@ REASONS = frozenset(
         "length",
         "flags",
         "busy",
-        "upgrade",
     }
 )
 _WORD = re.compile(r"[a-z][a-z0-9_.:-]{0,63}\Z")
