@@ -193,10 +193,11 @@ def encode(hello: Hello) -> bytes:
         "protocol": hello.offer.protocol,
         "policy": hello.offer.policy,
         "source": hello.offer.source,
-        "lacking": {name: why[:MAX_WHY] for name, why in hello.offer.lacking.items()},
         "lazy": hello.lazy,
         "extra": dict(hello.extra),
     }
+    if hello.offer.lacking:
+        fields["lacking"] = {name: why[:MAX_WHY] for name, why in hello.offer.lacking.items()}
     if hello.token is not None:
         fields["token"] = hello.token
     body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
