@@ -6,12 +6,12 @@ A payload inside a block travels to a peer on this host as the block's descripto
 from __future__ import annotations
 
 import bisect
-import mmap
 import os
 import threading
 from typing import Any
 
-from transports.local.segments import PAGE, make_memfd
+from transports.local.memory import make_memfd, mapped
+from transports.local.segments import PAGE
 
 NAME = "local.blocks"  # in Surroundings.shared
 #: bytes of blocks kept for reuse
@@ -25,7 +25,7 @@ class Block:
         self.number = number
         self.size = size
         self.fd = make_memfd(size)
-        self.memory = memoryview(mmap.mmap(self.fd, size))
+        self.memory = mapped(self.fd, size)
         self.address: int = address_of(self.memory)
         self.shares = 0
         self.owned = True  # somebody has an array in it

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 from collections.abc import Callable
 from typing import Any
 
 from transports.errors import ProtocolError
+from transports.local.memory import mapped
 from transports.local.segments import FREE, MOST_SLOTS, PAGE
 
 #: announcements of one peer; a sender that is well needs a few dozen
@@ -27,10 +27,10 @@ def check_descriptor(fd: int, size: int) -> None:
         raise ProtocolError("descriptor", f"the peer sent shared memory that is not {size} bytes long")
 
 
-def _mapped(fd: int, size: int, flags: int) -> memoryview:
+def _mapped(fd: int, size: int, *, private: bool = False) -> memoryview:
     try:
-        return memoryview(mmap.mmap(fd, size, flags))
-    except (OSError, ValueError, OverflowError) as error:
+        return mapped(fd, size, private=private)
+    except OSError as error:
         raise ProtocolError("descriptor", f"{size} bytes of shared memory cannot be mapped") from error
 
 
@@ -43,7 +43,7 @@ class MappedSegment:
         check_descriptor(fd, size)
         self.slot_size = slot_size
         self.size = size
-        self.memory = _mapped(fd, size, mmap.MAP_SHARED)
+        self.memory = _mapped(fd, size)
         self._pid = os.getpid()
         self._out: set[int] = set()
 
@@ -78,9 +78,9 @@ class MappedBlock:
         if not 0 < length <= self.size - offset:
             raise ProtocolError("reference", f"{length} bytes at {offset} of a block of {self.size}")
         if private:
-            return _mapped(self._fd, self.size, mmap.MAP_PRIVATE)[offset : offset + length]
+            return _mapped(self._fd, self.size, private=True)[offset : offset + length]
         if self._memory is None:
-            self._memory = _mapped(self._fd, self.size, mmap.MAP_SHARED)
+            self._memory = _mapped(self._fd, self.size)
         return self._memory[offset : offset + length]
 
     def close(self) -> None:

@@ -8,8 +8,6 @@ payload dies: no message, no system call. A peer that clears one too early harms
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import mmap
 import os
 import threading
@@ -17,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from transports.errors import InternalError
+from transports.local.memory import make_memfd, mapped
 
 PAGE = mmap.PAGESIZE
 #: a segment of small slots has about so many bytes
@@ -24,34 +23,11 @@ SEGMENT = 4 << 20
 MOST_SLOTS = 64
 FREE, USED = 0, 1
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
 
 def slot_size(nbytes: int) -> int:
     """The size of a slot for so many bytes: whole pages, at most a quarter more than asked for."""
     step = max(PAGE, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return -(-nbytes // step) * step
-
-
-def make_memfd(nbytes: int) -> int:
-    """A descriptor of so much shared memory, sealed against any change of its size.
-
-    The memory is there when this returns: a machine without any left says so here, and not by a
-    signal at the first write. Raises InternalError.
-    """
-    fd = os.memfd_create("transfer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, nbytes)
-        os.posix_fallocate(fd, 0, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError as error:
-        os.close(fd)
-        if error.errno in (errno.ENOMEM, errno.ENOSPC):
-            raise InternalError(
-                f"no {nbytes} bytes of shared memory", hint="does a memory limit apply?"
-            ) from error
-        raise
-    return fd
 
 
 class Segment:
@@ -63,7 +39,7 @@ class Segment:
         self.slots = max(1, min(MOST_SLOTS, SEGMENT // size))
         self.size = PAGE + self.slots * size
         self.fd = make_memfd(self.size)
-        self.memory = memoryview(mmap.mmap(self.fd, self.size))
+        self.memory = mapped(self.fd, self.size)
 
     def close_fd(self) -> None:
         """The mapping stays: only the peer needed the descriptor."""
