@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from transports.base import Stream
 from transports.core import Frame
 from transports.errors import Broken, ProtocolError, TransferError
-from transports.prefixes import Prefixes
+from transports.prefixes import Prefixes, Subscribable
 from transports.wire import CREDIT, MAX_DATA, Control, Flag, SocketType
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class _Message(NamedTuple):
     released: _Released | None
 
 
-class InprocStream(Stream):
+class InprocStream(Subscribable, Stream):
     """One end. Made in pairs by `pair`.
 
     Immutable `bytes` go by reference. Other memory is copied once, when it is sent, so that the
@@ -153,23 +153,6 @@ class InprocStream(Stream):
         for callback in wake:
             _call(callback)
         return 0
-
-    # -- subscriptions of the peer ---------------------------------------------------------------
-
-    @property
-    def subscriptions(self) -> tuple[bytes, ...]:
-        return self._prefixes.all
-
-    def subscribe(self, prefix: bytes) -> None:
-        with self._lock:
-            self._prefixes.add(prefix)
-
-    def unsubscribe(self, prefix: bytes) -> bool:
-        with self._lock:
-            return self._prefixes.remove(prefix)
-
-    def matches(self, topic: bytes) -> bool:
-        return self._prefixes.matches(topic)
 
     # -- under the lock --------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
-"""Subscriptions of a stream without compiled code: how often each prefix was subscribed."""
+"""Subscriptions of streams that are not compiled."""
 
 from __future__ import annotations
+
+import threading
 
 
 class Prefixes:
@@ -28,3 +30,25 @@ class Prefixes:
 
     def matches(self, topic: bytes) -> bool:
         return topic.startswith(self.all)
+
+
+class Subscribable:
+    """The part of a stream that knows what its peer subscribed. `_lock` is the stream's."""
+
+    _lock: threading.Lock
+    _prefixes: Prefixes
+
+    @property
+    def subscriptions(self) -> tuple[bytes, ...]:
+        return self._prefixes.all
+
+    def subscribe(self, prefix: bytes) -> None:
+        with self._lock:
+            self._prefixes.add(prefix)
+
+    def unsubscribe(self, prefix: bytes) -> bool:
+        with self._lock:
+            return self._prefixes.remove(prefix)
+
+    def matches(self, topic: bytes) -> bool:
+        return self._prefixes.matches(topic)

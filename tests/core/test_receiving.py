@@ -488,3 +488,20 @@ def test_a_stalled_peer_does_not_write_into_what_another_filled(kit):
     far_stalled.sendall(raw[100_000:])
     _, [frame] = socket._recv_message(10_000)
     assert frame.bytes == b"s" * 150_000 and out == b"a" * 150_000
+
+
+@pytest.mark.parametrize("closed_first", [False, True])
+def test_a_detached_stream_is_forgotten_also_by_its_number(kit, closed_first):
+    gone, _ = kit.raw()
+    socket = kit.puller(gone)
+    if closed_first:
+        gone.close()  # from here on its number may be another's
+    socket._detach(gone)
+    others = [kit.raw() for _ in range(3)]
+    for stream, _ in others:
+        socket._attach(stream, False, True)
+    assert socket._streams() == [stream for stream, _ in others]
+    for number, (stream, far) in enumerate(others):
+        far.sendall(Raw(b"%d" % number).encode())
+        origin, [frame] = socket._recv_message(10_000)
+        assert origin is stream and frame.bytes == b"%d" % number

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import transfer
+from tests.sockets.conftest import KeepingContext
 
 Sample = Callable[..., float | None]
 
@@ -25,15 +26,6 @@ def sample(registry: CollectorRegistry) -> Sample:
         return registry.get_sample_value(name, labels)
 
     return read
-
-
-class KeepingContext(transfer.Context):
-    """Keeps its sockets, so that they end with it and not with the test function."""
-
-    def socket(self, socket_type, **options):
-        made = super().socket(socket_type, **options)
-        self.__dict__.setdefault("kept", []).append(made)
-        return made
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import transfer
 from transfer import PULL, PUSH, REP, REQ
 from transports.errors import Again, Broken
 
-from .helpers import TCP, eventually, pair_of
+from .helpers import TCP, binds, eventually, pair_of
 from .processes import Program
 
 PULLER = """
@@ -161,17 +161,9 @@ def test_a_restarted_peer_is_found_again(context):
         assert pull.recv() == b"%d" % i
         pull.close()
         pull = context.socket(PULL)
-        assert eventually(lambda: _binds(pull, endpoint))  # noqa: B023 - used at once
+        assert eventually(lambda: binds(pull, endpoint))  # noqa: B023 - used at once
         push.wait_for_peers(1, 20)
         assert eventually(lambda: len(push.peers()) == 1)
-
-
-def _binds(socket, endpoint):
-    try:
-        socket.bind(endpoint)
-    except transfer.errors.AddressInUse:
-        return False
-    return True
 
 
 SILENT = """

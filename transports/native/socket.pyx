@@ -365,11 +365,14 @@ cdef class SocketBase(Receiving):
             return
         (<Stream>stream).socket = None
         (<Stream>stream).link.notify_fd = -1
-        for known, other in list(self.by_fd.items()):
-            if other is stream:
-                del self.by_fd[known]
-                if self.generation == native_link.fork_generation:
-                    epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, known, NULL)
+        if self.by_fd.get((<Stream>stream).link.fd) is stream:
+            numbers = [(<Stream>stream).link.fd]
+        else:  # closed before, or never watched
+            numbers = [known for known, other in self.by_fd.items() if other is stream]
+        for known in numbers:
+            del self.by_fd[known]
+            if self.generation == native_link.fork_generation:
+                epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, known, NULL)
         if self.current is stream and not self.receiving:
             (<Stream>stream).park(&self.reader)
             self.current = None
@@ -402,12 +405,11 @@ cdef class SocketBase(Receiving):
         return 0
 
     def _streams(self):
-        cdef list found = []
+        cdef dict found = {}
         for streams in (self.outs, self.by_fd.values(), self.lazy, self.foreign_outs, self.foreign_ins):
             for stream in streams:
-                if stream not in found:
-                    found.append(stream)
-        return found
+                found[stream] = None
+        return list(found)
 
     cdef int lose(self, stream, error) except -1:
         if type(stream) is Stream:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from transports.errors import Broken, ProtocolError
-from transports.prefixes import Prefixes
+from transports.prefixes import Prefixes, Subscribable
 from transports.twin import fork
 from transports.twin.codec import CONTROL, Decoder
 from transports.twin.flusher import Flusher
@@ -25,7 +25,7 @@ READ_AHEAD = 64 * 1024
 READ_BEHIND = 4 * 1024
 
 
-class Stream(Outgoing):
+class Stream(Subscribable, Outgoing):
     """Framing, coalescing and reading over one descriptor. See `core_contract.Stream`.
 
     `_reading` guards the decoder; the order of locks is `_reading`, `_lock`, the flusher's.
@@ -95,23 +95,6 @@ class Stream(Outgoing):
     @carrier.setter
     def carrier(self, value: Carrier | None) -> None:
         self._decoder.carrier = value
-
-    # -- subscriptions of the peer
-
-    @property
-    def subscriptions(self) -> tuple[bytes, ...]:
-        return self._prefixes.all
-
-    def subscribe(self, prefix: bytes) -> None:
-        with self._lock:
-            self._prefixes.add(prefix)
-
-    def unsubscribe(self, prefix: bytes) -> bool:
-        with self._lock:
-            return self._prefixes.remove(prefix)
-
-    def matches(self, topic: bytes) -> bool:
-        return self._prefixes.matches(topic)
 
     # -- receiving
 
