@@ -6,13 +6,15 @@
 | MC_RPC_PROTOCOL | auto, tcp, rdma, ucx | the same, read by Mooncake processes too |
 | MC_RPC_POLICY | auto, prefer, require | what to do when the wish cannot be met |
 | TRANSFER_LOCAL | on, off | whether peers on one host may use shared memory |
+| MC_RDMA_DEVICES, MC_IB_PORT, MC_GID_INDEX, MC_MTU | | see verbs/choosing.py |
 | TRANSFER_CORE | auto, native, twin | the compiled core, or its Python twin |
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from transports.address import POLICIES
@@ -21,6 +23,7 @@ from transports.errors import OptionError
 PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
 CORES = ("auto", "native", "twin")
 SWITCH = ("on", "off")
+RDMA_VARIABLES = ("MC_RDMA_DEVICES", "MC_IB_PORT", "MC_GID_INDEX", "MC_MTU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,36 @@ def core_choice(environ: Mapping[str, str] | None = None) -> str:
 def local_enabled(environ: Mapping[str, str] | None = None) -> bool:
     """Whether TRANSFER_LOCAL allows the same-host transport; it does if unset. Raises OptionError."""
     return _choice(os.environ if environ is None else environ, ("TRANSFER_LOCAL",), SWITCH)[0] == "on"
+
+
+def rdma_wishes(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """The variables about RDMA devices, which Mooncake users know; `verbs/choosing.py` reads them."""
+    environ = os.environ if environ is None else environ
+    return {name: environ[name] for name in RDMA_VARIABLES if environ.get(name)}
+
+
+def ucx_of_the_system(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether ucxx was told to load the system's UCX before the one of its wheel."""
+    environ = os.environ if environ is None else environ
+    return environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "false").lower() != "false"
+
+
+def ucx_option_is_set(name: str) -> bool:
+    """Whether the user's environment has UCX_<name>."""
+    return f"UCX_{name}" in os.environ
+
+
+@contextmanager
+def ucx_variables_kept() -> Iterator[None]:
+    """ucxx sets UCX_* variables when it is imported, which would reach every other user of UCX in
+    this process and its children: they are as before when this ends."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name.startswith("UCX_") and name not in before]:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, str]:

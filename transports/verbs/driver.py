@@ -98,8 +98,8 @@ class CompletionQueue(ABC):
         """The next completion makes `fd` readable. Poll once more after it."""
 
     @abstractmethod
-    def take_events(self) -> None:
-        """Takes what made `fd` readable, without waiting; acknowledges in batches."""
+    def take_event(self) -> bool:
+        """Takes what made `fd` readable, without waiting: one for each `arm`. False: none is there."""
 
     @abstractmethod
     def close(self) -> None:
@@ -166,7 +166,7 @@ class DeviceHandle(ABC):
     def register_dmabuf(
         self, fd: int, offset: int, address: int, length: int, *, local_write: bool, remote_read: bool
     ) -> MemoryRegion:
-        """Memory of a GPU by its dmabuf; `address` is what work requests call it. Raises RegistrationError."""
+        """Memory of a GPU by its dmabuf; work requests call it `address`. Raises RegistrationError."""
 
     @abstractmethod
     def completion_queue(self, depth: int) -> CompletionQueue: ...

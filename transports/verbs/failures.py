@@ -65,7 +65,10 @@ def registration_cause(number: int, size: int, now: Circumstances) -> tuple[str,
             "(LimitMEMLOCK= of a unit, --ulimit memlock=-1 of a container) or give it CAP_IPC_LOCK"
         )
     if number == errno.ENOMEM:
-        return "memory", "the machine or the device has no memory left for it; the locked-memory limit is not it"
+        return (
+            "memory",
+            "the machine or the device has no memory left for it; the locked-memory limit is not it",
+        )
     if number in (errno.EPERM, errno.EACCES):
         return "permission", "a container may need the device and CAP_IPC_LOCK"
     if number in (errno.EOPNOTSUPP, errno.ENOSYS):
@@ -88,7 +91,13 @@ def circumstances(address: int, size: int, pinned: int, regions: int, max_region
     """Looks at this process, after a registration failed."""
     mapped, writable = mapping_of(Path("/proc/self/maps").read_text(), address, size)
     return Circumstances(
-        may_lock(), resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], pinned, regions, max_regions, mapped, writable
+        may_lock(),
+        resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        pinned,
+        regions,
+        max_regions,
+        mapped,
+        writable,
     )
 
 
@@ -123,10 +132,16 @@ def device_failed(number: int, device: str, what: str) -> TransferError:
         hint = "the process needs /dev/infiniband/uverbs*: pass it to the container, or join its group"
         return DeviceError("permission", text, hint=hint, errno=number)
     if number == errno.ENOMEM:
-        hint = "raise `ulimit -l`, or give the process CAP_IPC_LOCK" if not may_lock() else "the device is used up"
+        hint = (
+            "raise `ulimit -l`, or give the process CAP_IPC_LOCK"
+            if not may_lock()
+            else "the device is used up"
+        )
         return DeviceError("memlock" if not may_lock() else "device_full", text, hint=hint, errno=number)
     if number in (errno.ENODEV, errno.ENOENT, errno.ENXIO):
-        return DeviceError("no_device", text, hint="is the module loaded, and the device there? (ibv_devices)")
+        return DeviceError(
+            "no_device", text, hint="is the module loaded, and the device there? (ibv_devices)"
+        )
     return DeviceError("device", text, hint="see the kernel's log (dmesg)", errno=number or None)
 
 
@@ -134,7 +149,9 @@ def import_failed(error: ImportError) -> DeviceError:
     """pyverbs, or a library that it needs, is not there. Tells which."""
     text = str(error)
     if "cannot open shared object" in text:
-        return DeviceError("library", f"pyverbs misses a library: {text}", hint="install rdma-core (libibverbs1)")
+        return DeviceError(
+            "library", f"pyverbs misses a library: {text}", hint="install rdma-core (libibverbs1)"
+        )
     if "version `" in text or "undefined symbol" in text:
         hint = "pyverbs must be of the release of rdma-core: install the distribution's python3-pyverbs"
         return DeviceError("version", f"pyverbs does not fit the libibverbs here: {text}", hint=hint)

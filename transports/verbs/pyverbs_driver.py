@@ -102,7 +102,9 @@ class PyverbsDriver(Driver):
             found = self._library.device.get_device_list()
         except self._library.pyverbs_error.PyverbsError as error:
             raise DeviceError(
-                "no_device", "this machine has no verbs devices", hint="modprobe ib_uverbs; is rdma-core there?"
+                "no_device",
+                "this machine has no verbs devices",
+                hint="modprobe ib_uverbs; is rdma-core there?",
             ) from error
         return sorted(_text(one.name) for one in found)
 
@@ -247,15 +249,15 @@ class _Queue(CompletionQueue):
         except self._errors as error:
             raise Broken("the completion queue cannot be armed") from error
 
-    def take_events(self) -> None:
+    def take_event(self) -> bool:
         try:
-            while True:
-                self._channel.get_cq_event(self._queue)
-                self._unacknowledged += 1
+            self._channel.get_cq_event(self._queue)
         except self._errors:
-            pass  # none is left
+            return False  # the descriptor does not block: none is there
+        self._unacknowledged += 1
         if self._unacknowledged >= _ACK_AFTER:
             self._acknowledge()
+        return True
 
     def _acknowledge(self) -> None:
         self._queue.ack_events(self._unacknowledged)

@@ -1,0 +1,281 @@
+"""The receiving half of a stream: eager buffers into frames, announced payloads READ into our memory."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+
+from transports.base import Stream
+from transports.core import Frame, Region
+from transports.errors import ProtocolError, TransferError
+from transports.verbs import beside
+from transports.verbs.credits import ReceivingCredits
+from transports.verbs.driver import SUCCESS, QueuePair
+from transports.verbs.eager import Splitter, Unit
+from transports.verbs.failures import ACCESS_REFUSED, completion_failed
+from transports.verbs.memory import Block
+from transports.verbs.port import GRANT, READ, Port
+from transports.verbs.rendezvous import Announced, Chunk, Reading, Window
+from transports.wire import Control, Flag
+
+_CREDIT = struct.Struct("<BQ")
+_CONTROL, _MORE, _CRC = int(Flag.CONTROL), int(Flag.MORE), int(Flag.CRC)
+#: buffers are given back in groups, each of which costs one frame on the connection beside
+_GIVE_BACK = GRANT // 4
+#: bytes that are READ before the application asks for them; one payload is always READ
+READ_AHEAD = 64 << 20
+#: the peer hears what was consumed after so many messages, or 20 ms after the last one
+_TELL_AFTER = 256
+
+
+class _Message:
+    """A message that arrives. missing: payloads that are not here yet. buffers: to give back when it
+    is consumed. read: bytes that were READ for it."""
+
+    __slots__ = ("buffers", "frames", "missing", "read")
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.missing = 0
+        self.buffers = 0
+        self.read = 0
+
+
+class Incoming(Stream):
+    """What `VerbsStream` is made of, second half. State is guarded by the port's lock."""
+
+    def _begin_receiving(self, port: Port, pair: QueuePair, max_message: int) -> None:
+        self.credits = False
+        self.last_received_ns = time.monotonic_ns()
+        self._port = port
+        self._lock = port.lock
+        self._pair = pair
+        self._grants = ReceivingCredits(GRANT)
+        self._splitter = Splitter(max_message)
+        self._announced = Announced(max_message)
+        self._window = Window()
+        self._chunks: dict[int, Chunk] = {}
+        self._chunk_number = 0
+        self._read_ahead = 0
+        self._done_numbers: list[int] = []
+        self._inbox: deque[_Message] = deque()
+        self._building = _Message()
+        self._told = 0
+
+    @property
+    def max_message(self) -> int:
+        """The largest data of one frame that is taken, in bytes."""
+        return self._splitter.max_message
+
+    @max_message.setter
+    def max_message(self, value: int) -> None:
+        self._splitter.max_message = self._announced.max_message = value
+
+    # -- Stream --------------------------------------------------------------------------------
+
+    def receive(self) -> list[Frame] | None:
+        if self._pid_differs():
+            self._refuse()
+        port = self._port
+        with self._lock:
+            frames = self._next()
+            if frames is None and self.broken is None:
+                port.reader = self  # type: ignore[assignment]
+                port.progress()
+                frames = self._next()
+                if frames is None and self.broken is None:
+                    port.sleep()
+                    frames = self._next()
+                port.reader = None
+            if frames is None and self.credits and self.consumed != self._told and self.broken is None:
+                self._tell_soon()
+            failure = None if frames is not None else self.broken
+        if port.after:
+            self._run_after()
+        if failure is None:
+            return frames
+        if isinstance(failure, ProtocolError):
+            raise failure
+        raise self._is_broken()
+
+    # -- under the lock ------------------------------------------------------------------------
+
+    def _next(self) -> list[Frame] | None:
+        """The next message, if it is complete; what it occupied goes back to the sender."""
+        if not self._inbox or self._inbox[0].missing:
+            return None
+        message = self._inbox.popleft()
+        self.received += 1
+        self.consumed = self.received
+        for frame in message.frames:
+            self.received_bytes += len(frame)
+        if self.broken is not None:
+            return message.frames
+        if message.read:
+            self._read_ahead -= message.read
+            self._pump_reads()
+        if message.buffers:
+            self._give_back(message.buffers)
+        if self.credits and self.consumed - self._told >= _TELL_AFTER:
+            self._tell_consumed()
+        return message.frames
+
+    def arrived(self, data: memoryview) -> None:
+        """A filled buffer, which is posted again after this call."""
+        self.last_received_ns = time.monotonic_ns()
+        try:
+            self._grants.arrive()
+            for unit in self._splitter.feed(data):
+                self._add(unit)
+        except (ProtocolError, TransferError) as error:
+            self._break(error)
+            return
+        # What belongs to no complete message goes back at once: it might be the one of many parts.
+        if self._inbox and len(data) and not (self._building.frames or self._splitter.inside):
+            self._inbox[-1].buffers += 1
+        else:
+            self._give_back(1)
+        if self._inbox and self is not self._port.reader:
+            self._wake(self.on_readable)
+
+    def _add(self, unit: Unit) -> None:
+        frame, message = unit.frame, self._building
+        if frame.flags & _CONTROL:
+            raise ProtocolError("control", "a control frame among the messages")
+        if unit.refers:
+            announcement = self._announced.take(frame.bytes)
+            frame.flags &= ~_CRC  # it was that of the announcement
+            message.missing += 1
+            self._window.add(Reading(announcement, (message, frame)))
+        message.frames.append(frame)
+        if not frame.flags & _MORE:
+            self._inbox.append(message)
+            self._building = _Message()
+        if unit.refers:
+            self._pump_reads()
+
+    def _pump_reads(self) -> None:
+        """READs the next chunks, as far as the window and the room for payloads go."""
+        window = self._window
+        while (reading := window.first) is not None and self.broken is None:
+            if reading.place is None and not self._place(reading):
+                return
+            chunk = window.take()
+            self._chunk_number = number = (self._chunk_number + 1) & 0xFFFFFFFF
+            self._chunks[number] = chunk
+            block: Block = reading.place
+            said = reading.announcement
+            self._pair.read(
+                READ | number, block.address + chunk.offset, chunk.length, block.lkey,
+                said.address + chunk.offset, said.rkey,
+            )  # fmt: skip
+
+    def _place(self, reading: Reading) -> bool:
+        """Memory for a payload. False: later, the application has enough to read."""
+        length = reading.announcement.length
+        message, _ = reading.owner
+        if self._read_ahead and self._read_ahead + length > READ_AHEAD and message is not self._first_due():
+            return False
+        reading.place = self._port.domain.received.take(length)
+        self._read_ahead += length
+        message.read += length
+        return True
+
+    def _first_due(self) -> _Message:
+        return self._inbox[0] if self._inbox else self._building
+
+    def _read_completed(self, which: int, status: int) -> None:
+        chunk = self._chunks.pop(which)
+        if status != SUCCESS:
+            error: TransferError = completion_failed(status, self.name, "reading from")
+            if status == ACCESS_REFUSED:
+                refused = ProtocolError(
+                    "rendezvous", f"{self.name} announced memory that its device refuses to give"
+                )
+                refused.__cause__ = error
+                error = refused
+            self._break(error)
+            return
+        if self._window.arrived(chunk):
+            self._complete(chunk.reading)
+        self._pump_reads()
+
+    def _complete(self, reading: Reading) -> None:
+        message, frame = reading.owner
+        block: Block = reading.place
+        received = self._port.domain.received
+        frame.data = Region(block.view, lambda: received.give_back(block))
+        message.missing -= 1
+        self.last_received_ns = time.monotonic_ns()
+        number = reading.announcement.number
+        self._announced.done(number)
+        self._say(beside.about(beside.Word.DONE, number))
+        if (
+            self._inbox
+            and message is self._inbox[0]
+            and not message.missing
+            and self is not self._port.reader
+        ):
+            self._wake(self.on_readable)
+
+    def _give_back(self, count: int) -> None:
+        for _ in range(count):
+            self._grants.give_back()
+        total = self._grants.due(_GIVE_BACK)
+        if total is not None:
+            self._say(beside.grant(total))
+
+    def _tell_consumed(self) -> None:
+        self._told = self.consumed
+        self._say(_CREDIT.pack(Control.CREDIT, self.consumed))
+
+    def _asked(self, number: int) -> None:
+        if number in self._announced:
+            self._say(beside.about(beside.Word.HELD, number))
+
+    def _end_receiving(self) -> None:
+        """The queue pair is closed: no payload comes any more. Complete messages can still be read."""
+        kept: deque[_Message] = deque()
+        for message in self._inbox:
+            if message.missing:
+                break
+            kept.append(message)
+        self._inbox = kept
+        self._building = _Message()
+        given = set()
+        for reading in [chunk.reading for chunk in self._chunks.values()] + list(self._window):
+            if reading.place is not None and id(reading) not in given:
+                given.add(id(reading))
+                self._port.domain.received.give_back(reading.place)
+        self._chunks.clear()
+        self._window = Window()
+
+    # -- given by the other half
+
+    name: str
+
+    def _pid_differs(self) -> bool:
+        raise AssertionError
+
+    def _refuse(self) -> None:
+        raise AssertionError
+
+    def _tell_soon(self) -> None:
+        raise AssertionError
+
+    def _is_broken(self) -> TransferError:
+        raise AssertionError
+
+    def _break(self, error: TransferError) -> None:
+        raise AssertionError
+
+    def _say(self, data: bytes) -> None:
+        raise AssertionError
+
+    def _wake(self, callback: Callable[[], None] | None) -> None:
+        raise AssertionError
+
+    def _run_after(self) -> None:
+        raise AssertionError

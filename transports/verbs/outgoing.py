@@ -1,0 +1,385 @@
+"""The sending half of a stream: small frames into eager buffers, large ones announced and kept until
+the peer has READ them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from transports.base import Stream
+from transports.errors import Broken, ProtocolError, TransferError
+from transports.twin.codec import normalize
+from transports.verbs import beside, eager
+from transports.verbs.credits import SendingCredits
+from transports.verbs.domain import check_process
+from transports.verbs.driver import SUCCESS, QueuePair
+from transports.verbs.eager import BUFFER, Waiting
+from transports.verbs.failures import completion_failed
+from transports.verbs.memory import DeviceMemory, Source
+from transports.verbs.port import GRANT, SEND, Port
+from transports.verbs.rendezvous import Announcement, next_number
+from transports.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Flag
+
+if TYPE_CHECKING:
+    from transports.core_contract import OutFrame
+
+_Released = Callable[[BaseException | None], None]
+_CONTROL, _MORE, _CRC = int(Flag.CONTROL), int(Flag.MORE), int(Flag.CRC)
+#: flags that the short way knows
+_SHORT = int(Flag.ACK | Flag.LZ4)
+#: every so many sends one asks for its completion, which frees the buffers before it too
+_SIGNAL_EVERY = GRANT // 4
+#: an announcement that the peer is silent about for so long ends the connection
+RENDEZVOUS_TIMEOUT = 60.0
+
+
+class _Message:
+    """One message that we took. `frames` as they can be sent again. `announced`: numbers of its
+    payloads that the peer has not READ. `posted`: all of it that is eager is with the device."""
+
+    __slots__ = ("announced", "begun", "frames", "nbytes", "posted", "released")
+
+    def __init__(self, frames: list[OutFrame], nbytes: int, released: _Released | None) -> None:
+        self.frames = frames
+        self.nbytes = nbytes
+        self.released = released
+        self.announced: set[int] = set()
+        self.posted = False
+        self.begun = False
+
+
+class _Open:
+    """An announcement that is not done. since: when we last heard of it (time.monotonic)."""
+
+    __slots__ = ("asked", "message", "since", "source")
+
+    def __init__(self, message: _Message, source: Source) -> None:
+        self.message = message
+        self.source = source
+        self.since = time.monotonic()
+        self.asked = False
+
+
+class Outgoing(Stream):
+    """What `VerbsStream` is made of, first half. State is guarded by the port's lock."""
+
+    beside: Any
+    full: bool = False
+
+    def _begin_sending(self, port: Port, pair: QueuePair, granted: int, socket_type: int) -> None:
+        self.socket_type = socket_type
+        self.send_high_water = 1000
+        self.send_high_water_bytes = 64 << 20
+        self.checksum = False
+        self.rendezvous_timeout = RENDEZVOUS_TIMEOUT
+        self.last_sent_ns = 0
+        self._port = port
+        self._lock = port.lock
+        self._pair = pair
+        self._credits = SendingCredits(granted)
+        self._slab = port.domain.staging.take(GRANT * BUFFER)
+        self._slots = [self._slab.view[at : at + BUFFER] for at in range(0, GRANT * BUFFER, BUFFER)]
+        self._posted = 0  # buffers given to the device, and acknowledged by the peer's, in all
+        self._acknowledged = 0
+        self._signaled = 0  # the last one that asks for its completion
+        self._waiting = Waiting()
+        self._unposted: list[_Message] = []
+        self._number = 1
+        self._open: dict[int, _Open] = {}
+
+    # -- Stream --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        frames: Sequence[OutFrame],
+        *,
+        force: bool = False,
+        hold: bool = False,
+        released: _Released | None = None,
+    ) -> bool:
+        check_process(self._pid)
+        if frames and frames[0][0] & _CONTROL:
+            # Control frames need no credit there, and no payload delays them.
+            return bool(self.beside.send(frames, force=force, released=released))
+        with self._lock:
+            if self.broken is not None:
+                raise self._is_broken()
+            if len(frames) == 1 and not self._waiting and self._send_small(frames[0]):
+                taken = True
+            else:
+                taken = self._take(normalize_all(frames), force, hold, released)
+                released = None
+        if self._port.after:
+            self._run_after()
+        if released is not None:
+            released(None)
+        return taken
+
+    def flush(self) -> bool:
+        """True when the peer's device has acknowledged all, and the peer has READ all."""
+        check_process(self._pid)
+        with self._lock:
+            if self.broken is None:
+                self._port.progress()
+                self._pump()
+                if (
+                    self._posted != self._acknowledged
+                    and self._signaled < self._posted
+                    and self._has_buffer()
+                ):
+                    self._post(0, True)  # an empty one, which asks for the completion of all before it
+            done = self.broken is not None or not (self.queued or self._posted != self._acknowledged)
+        self._run_after()
+        return done and (not hasattr(self.beside, "flush") or bool(self.beside.flush()))
+
+    def take_unsent(self) -> list[list[OutFrame]]:
+        """The messages of which nothing was given to the device; what was announced counts as sent."""
+        with self._lock:
+            left = [message for message in self._unposted if not message.begun]
+            self._unposted = []
+            self._waiting = Waiting()
+            for message in left:
+                self.queued -= 1
+                self.queued_bytes -= message.nbytes
+        error = self.broken
+        for message in left:
+            if message.released is not None:
+                message.released(error)
+        return [message.frames for message in left]
+
+    # -- under the lock ------------------------------------------------------------------------
+
+    def _send_small(self, frame: OutFrame) -> bool:
+        """The short way of one plain frame that fits into a free buffer."""
+        flags, sequence, topic, meta, data = frame
+        if type(data) is not bytes or topic is not None or meta is not None or self.checksum:
+            return False
+        size = HEADER_SIZE + len(data)
+        if size > BUFFER or int(flags) & ~_SHORT or not self._has_buffer():
+            return False
+        slot = self._slots[self._posted % GRANT]
+        self.sent += 1
+        self.sent_bytes += len(data)
+        HEADER.pack_into(
+            slot, 0, MAGIC, VERSION, self.socket_type, int(flags), sequence or self.sent, 0, len(data), 0
+        )
+        slot[HEADER_SIZE:size] = data
+        self._post(size, False)
+        return True
+
+    def _take(self, frames: list[OutFrame], force: bool, hold: bool, released: _Released | None) -> bool:
+        size = sum(size_of(frame[4]) for frame in frames)
+        if not force and self._is_full(size):
+            self._port.progress()
+            self._pump()
+            if self._is_full(size):
+                self.full = True
+                return False
+        message = _Message([], size, released)
+        pieces = self._pieces(message, frames, hold)
+        self.sent += 1
+        self.sent_bytes += size
+        self.queued += 1
+        self.queued_bytes += size
+        self._unposted.append(message)
+        for piece in pieces[:-1]:
+            self._waiting.add(piece, None)
+        self._waiting.add(pieces[-1], message)
+        self._pump()
+        return True
+
+    def _pieces(self, message: _Message, frames: list[OutFrame], hold: bool) -> list[bytes]:
+        """Every frame encoded, the large ones announced. If one cannot be, nothing is taken."""
+        pieces = []
+        number, opened = self._number, []
+        try:
+            for left, (flags, sequence, topic, meta, data) in zip(
+                range(len(frames) - 1, -1, -1), frames, strict=True
+            ):
+                bits = int(flags) | (_MORE if left else 0) | (_CRC if self.checksum else 0)
+                kept = data if type(data) is bytes or hold else None
+                refers = (
+                    size_of(data) + len(meta or b"") + len(topic or b"") + HEADER_SIZE > BUFFER
+                    and size_of(data) > 64
+                )
+                if refers:
+                    source = self._port.domain.sources.place(data, kept=kept is not None)
+                    opened.append((number, source))
+                    content: Any = Announcement(source.rkey, number, source.address, size_of(data)).encode()
+                    number = next_number(number)
+                    if kept is None:
+                        kept = source.copy
+                else:
+                    content = data
+                    if kept is None:
+                        kept = bytes(data)
+                message.frames.append((flags, sequence, topic, meta, kept))
+                pieces.append(
+                    eager.encode(
+                        self.socket_type, bits, sequence or self.sent + 1, topic, meta, content, refers
+                    )
+                )
+        except BaseException:
+            for _, source in opened:
+                source.release()
+            raise
+        self._number = number
+        for one, source in opened:
+            self._open[one] = _Open(message, source)
+            message.announced.add(one)
+        if opened:
+            self._watch()
+        return pieces
+
+    def _is_full(self, size: int) -> bool:
+        if not self.queued:
+            return False  # one message is always taken, however large
+        if 0 < self.send_high_water <= self.queued:
+            return True
+        return 0 < self.send_high_water_bytes < self.queued_bytes + size
+
+    def _has_buffer(self) -> bool:
+        """The peer has one for us, and we have one of our own."""
+        if self._posted - self._acknowledged >= GRANT:
+            self._port.progress()
+            if self._posted - self._acknowledged >= GRANT:
+                return False
+        return self._credits.left > 0 and self.broken is None
+
+    def _pump(self) -> None:
+        """Gives the device what waits, as far as there are buffers."""
+        waiting = self._waiting
+        while waiting and self._has_buffer():
+            used, gone = waiting.fill(self._slots[self._posted % GRANT])
+            for message in gone:
+                message.posted = True
+                self._unposted.remove(message)
+                self._finish(message)
+            if self._unposted and waiting.first_is_cut:
+                self._unposted[0].begun = True
+            self._post(used, False)
+
+    def _post(self, used: int, signaled: bool) -> None:
+        slot = self._posted % GRANT
+        self._posted += 1
+        signaled = signaled or self._posted % _SIGNAL_EVERY == 0
+        if signaled:
+            self._signaled = self._posted
+        self._credits.use()
+        self.last_sent_ns = time.monotonic_ns()
+        self._pair.send(
+            SEND | (self._posted & 0xFFFFFFFF),
+            self._slab.address + slot * BUFFER,
+            used,
+            self._slab.lkey,
+            signaled,
+        )
+
+    def _finish(self, message: _Message) -> None:
+        """Is it gone, with all that it announced? Then its memory is the caller's again."""
+        if not message.posted or message.announced:
+            return
+        self.queued -= 1
+        self.queued_bytes -= message.nbytes
+        message.frames = []
+        if message.released is not None:
+            released = message.released
+            self._port.after.append(lambda: released(None))
+        if self.full:
+            self.full = False
+            self._wake(self.on_writable)
+
+    def _send_completed(self, which: int, status: int) -> None:
+        if status != SUCCESS:
+            self._break(completion_failed(status, self.name, "sending to"))
+            return
+        # The lower half of the count that the completed one had; at most GRANT are open.
+        self._acknowledged += (which - self._acknowledged) & 0xFFFFFFFF
+
+    def _granted(self, total: int) -> None:
+        if self._credits.grant(total):
+            self._pump()
+
+    def _done(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            opened = self._open.pop(number, None)
+            if opened is None:
+                raise ProtocolError("rendezvous", f"done with announcement {number}, which is not open")
+            opened.message.announced.discard(number)
+            opened.source.release()
+            self._finish(opened.message)
+
+    def _held(self, number: int) -> None:
+        opened = self._open.get(number)
+        if opened is not None:  # it may have been done in between
+            opened.since = time.monotonic()
+            opened.asked = False
+
+    def _check_announcements(self, now: float) -> None:
+        """Asks after an announcement that nothing was heard of; gives up on a silent peer."""
+        for number, opened in self._open.items():
+            silent = now - opened.since
+            if silent < self.rendezvous_timeout / 2:
+                return  # they are in their order
+            if silent >= self.rendezvous_timeout:
+                raise Broken(f"{self.name} said nothing of an announced payload for {silent:.0f} s")
+            if not opened.asked:
+                opened.asked = True
+                self._say(beside.about(beside.Word.ASK, number))
+
+    def _end_sending(self, error: TransferError) -> None:
+        """The queue pair is closed: nobody reads our memory any more."""
+        touched = []
+        for opened in self._open.values():
+            copy = opened.source.copy
+            if copy is not None and not opened.message.posted:  # it may be sent again, by another way
+                opened.message.frames = [
+                    (*frame[:4], bytes(copy)) if frame[4] is copy else frame
+                    for frame in opened.message.frames
+                ]
+            opened.source.release()
+            if opened.message.posted and opened.message not in touched:
+                touched.append(opened.message)
+        self._open.clear()
+        for message in touched:
+            self.queued -= 1
+            self.queued_bytes -= message.nbytes
+            if message.released is not None:
+                self._port.after.append(lambda released=message.released: released(error))  # type: ignore[misc]
+        self._slots.clear()
+        self._port.domain.staging.give_back(self._slab)
+
+    # -- given by the other half
+
+    _pid: int
+    name: str
+
+    def _is_broken(self) -> TransferError:
+        raise AssertionError
+
+    def _break(self, error: TransferError) -> None:
+        raise AssertionError
+
+    def _say(self, data: bytes) -> None:
+        raise AssertionError
+
+    def _watch(self) -> None:
+        raise AssertionError
+
+    def _wake(self, callback: Callable[[], None] | None) -> None:
+        raise AssertionError
+
+    def _run_after(self) -> None:
+        raise AssertionError
+
+
+def normalize_all(frames: Sequence[OutFrame]) -> list[OutFrame]:
+    """As the codec's, but memory of a device passes as it is."""
+    if any(isinstance(frame[4], DeviceMemory) for frame in frames):
+        return [frame if isinstance(frame[4], DeviceMemory) else normalize([frame])[0] for frame in frames]
+    return normalize(frames)
+
+
+def size_of(data: Any) -> int:
+    return data.nbytes if isinstance(data, DeviceMemory) else len(data)

@@ -1,0 +1,186 @@
+"""The queues of one socket on one device: completion queue with its channel, shared receive queue,
+eager buffers. One thread never takes another socket's completions."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from transports.upgrade import Declined
+from transports.verbs.domain import Domain, Domains
+from transports.verbs.driver import SUCCESS, Completion, QueuePair
+from transports.verbs.eager import BUFFER
+from transports.verbs.memory import Block
+from transports.verbs.rendezvous import WINDOW
+
+if TYPE_CHECKING:
+    from transports.verbs.stream import VerbsStream
+
+#: eager buffers that a peer is granted, and those that we send from, for each peer
+GRANT = 32
+#: peers of one port; a socket with more opens another port
+PEERS = 64
+PORTS = 16
+#: receive buffers beyond what is granted: a connection that breaks may take one with it
+SPARE = 64
+#: requests of one queue pair
+DEPTH = GRANT + WINDOW
+_BATCH = 16
+
+# A work request's number: what it was (upper half), and which (lower half).
+RECEIVE, SEND, READ = 1 << 32, 2 << 32, 3 << 32
+_LOWER = (1 << 32) - 1
+
+
+class Port:
+    """All state of it and of its streams is guarded by `lock`. Owned by `Ports`.
+
+    Methods whose name begins with an underscore or that say so are called under the lock. What must
+    happen outside of it (callbacks) is put into `after` and called by whoever lets the lock go.
+    """
+
+    def __init__(self, domain: Domain) -> None:
+        self.domain = domain
+        self.lock = threading.Lock()
+        self.after: deque[Callable[[], None]] = deque()
+        limits = domain.device.limits
+        self.peers = min(
+            PEERS, (limits.shared_requests - SPARE) // GRANT, (limits.completions - SPARE) // (GRANT + DEPTH)
+        )
+        #: the stream whose `receive` runs at this moment: it needs no call to look
+        self.reader: VerbsStream | None = None
+        self._streams: dict[int, VerbsStream] = {}
+        self._buffers: list[tuple[Block, int, object]] = []  # block, offset in it, as prepared
+        #: queue pairs made and not given up: streams, and upgrades that are not finished
+        self.reserved = 0
+        self._posted = 0
+        self._armed = False
+        self._closed = False
+        self._queue = domain.device.completion_queue(self.peers * (GRANT + DEPTH) + SPARE)
+        try:
+            self._shared = domain.device.shared_receive_queue(self.peers * GRANT + SPARE)
+        except BaseException:
+            self._queue.close()
+            raise
+        self._slabs: list[Block] = []
+
+    @property
+    def fd(self) -> int:
+        """Readable when something may have completed; -1 when closed."""
+        return self._queue.fd
+
+    @property
+    def full(self) -> bool:
+        return self.reserved >= self.peers
+
+    # -- under the lock
+
+    def queue_pair(self) -> QueuePair:
+        """A new one, with its share of receive buffers posted."""
+        self._post_for(self.reserved + 1)
+        pair = self.domain.device.queue_pair(self._queue, self._shared, DEPTH)
+        self.reserved += 1
+        return pair
+
+    def join(self, stream: VerbsStream) -> None:
+        self._streams[stream.number] = stream
+        self.sleep()
+
+    def leave(self, stream: VerbsStream) -> None:
+        """The stream's queue pair is closed already: what it left in the queue goes nowhere."""
+        if self._streams.get(stream.number) is stream:
+            self.progress()
+            del self._streams[stream.number]
+            self.reserved -= 1
+
+    def progress(self) -> None:
+        """Takes all completions that are there, whosoever they are."""
+        while True:
+            found = self._queue.poll(_BATCH)
+            for one in found:
+                self._dispatch(one)
+            if len(found) < _BATCH:
+                return
+
+    def sleep(self) -> None:
+        """Nothing was there: from here on `fd` tells. Takes what came in between."""
+        if self._armed and not self._queue.take_event():
+            return  # an event is still to come
+        self._queue.arm()
+        self._armed = True
+        self.progress()
+
+    def _dispatch(self, one: Completion) -> None:
+        kind, which = one.wr_id & ~_LOWER, one.wr_id & _LOWER
+        stream = self._streams.get(one.number)
+        if kind != RECEIVE:
+            if stream is not None and stream.alive:
+                stream.completed(kind, which, one.status)
+            return
+        block, offset, prepared = self._buffers[which]
+        if stream is not None and stream.alive and one.status == SUCCESS:
+            stream.arrived(block.view[offset : offset + one.length])
+        self._shared.post(prepared)
+
+    def _post_for(self, peers: int) -> None:
+        """Posts as many buffers as so many peers may fill."""
+        while self._posted < peers * GRANT + SPARE:
+            count = min(GRANT, peers * GRANT + SPARE - self._posted)
+            block = self.domain.received.take(count * BUFFER)
+            self._slabs.append(block)
+            for at in range(0, count * BUFFER, BUFFER):
+                prepared = self._shared.prepare(
+                    RECEIVE | len(self._buffers), block.address + at, BUFFER, block.lkey
+                )
+                self._buffers.append((block, at, prepared))
+                self._shared.post(prepared)
+                self._posted += 1
+
+    # -- by the owner
+
+    def close(self) -> None:
+        """Shared receive queue, completion queue, channel. Its streams end. Idempotent."""
+        with self.lock:
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.close()
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._shared.close()
+            self._queue.close()
+            for block in self._slabs:
+                self.domain.received.give_back(block)
+
+
+class Ports:
+    """The ports of one socket: more are opened as peers come, up to a limit. Closed with the socket."""
+
+    def __init__(self, domains: Domains) -> None:
+        self._domains = domains
+        self._lock = threading.Lock()
+        self._ports: list[Port] = []
+        #: hosts whose devices did not answer ours, and when (time.monotonic)
+        self.unreachable: dict[str, float] = {}
+
+    def with_room(self) -> Port:
+        """A port that takes one more peer. Raises DeviceError, RegistrationError, Declined("rdma-full")."""
+        with self._lock:
+            for port in self._ports:
+                if not port.full:
+                    return port
+            if len(self._ports) >= PORTS:
+                raise Declined("rdma-full", f"this socket has {PORTS * PEERS} peers by rdma already")
+            port = Port(self._domains.get())
+            self._ports.append(port)
+            return port
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            ports, self._ports = self._ports, []
+        for port in ports:
+            port.close()

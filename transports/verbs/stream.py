@@ -1,0 +1,259 @@
+"""One connection by rdma: a queue pair for the messages, the TCP connection beside it for control."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from transports.core import Frame
+from transports.errors import Broken, Closed, ProtocolError, TransferError
+from transports.verbs import beside
+from transports.verbs.domain import check_process
+from transports.verbs.driver import QueuePair
+from transports.verbs.failures import FLUSHED, NO_ANSWER
+from transports.verbs.incoming import Incoming
+from transports.verbs.outgoing import Outgoing
+from transports.verbs.port import SEND, Port
+
+#: seconds between two counts of consumed messages that the peer is told
+_TELL = 0.02
+
+
+def _nobody() -> None:
+    """Nobody wants to know."""
+
+
+class VerbsStream(Outgoing, Incoming):
+    """A foreign stream of the core over a connected queue pair. Any thread may call.
+
+    beside: a `core.Stream` over the TCP connection, which belongs to this one; control frames travel
+    there, and its end is the end of the peer. unreachable: called (under the lock) when the peer's device
+    never answered. pair: connected. granted: eager buffers that the peer
+    posted for us. name: of the peer, for people.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        pair: QueuePair,
+        beside: Any,
+        *,
+        reactor: Any,
+        socket_type: int,
+        granted: int,
+        max_message: int,
+        name: str = "the peer",
+        unreachable: Callable[[], None] = _nobody,
+    ) -> None:
+        self.beside = beside
+        self.name = name
+        self.device = str(port.domain.route)
+        self.number = pair.number
+        self.wait_fds = (port.fd,)
+        self._pid = os.getpid()
+        self._closed = False
+        self._unreachable = unreachable
+        self._reactor = reactor
+        self._watching: Any = None
+        self._telling: Any = None
+        self._subscriptions: Counter[bytes] = Counter()
+        with port.lock:
+            self._begin_sending(port, pair, granted, socket_type)
+            self._begin_receiving(port, pair, max_message)
+            port.join(self)
+        self._run_after()
+
+    @property
+    def fd(self) -> int:
+        """The TCP connection."""
+        return int(self.beside.fd)
+
+    def fileno(self) -> int:
+        return self.fd
+
+    @property
+    def alive(self) -> bool:
+        """Completions mean something to it."""
+        return self.broken is None
+
+    # -- Stream --------------------------------------------------------------------------------
+
+    def beside_ready(self) -> list[Frame]:
+        """Reads the TCP connection: the control frames that are not ours. Raises Broken, ProtocolError."""
+        check_process(self._pid)
+        others: list[Frame] = []
+        try:
+            while (frames := self.beside.receive()) is not None:
+                for frame in frames:
+                    data = frame.bytes
+                    if beside.is_ours(data):
+                        self._heard(beside.decode(data))
+                    else:
+                        others.append(frame)
+        except (Broken, ProtocolError) as error:
+            with self._lock:
+                if self.broken is None:
+                    self._port.progress()  # what it sent before its end
+                    self._break(error)
+            self._run_after()
+            if not others:
+                raise
+            # They are told now; the end is still there at the next call.
+        self._run_after()
+        return others
+
+    def _look_after(self) -> None:
+        """In the reactor, while announcements are open: asks after them, gives up on a silent peer."""
+        with self._lock:
+            self._watching = None
+            if self.broken is None and self._open:
+                try:
+                    self._check_announcements(time.monotonic())
+                    self._watch()
+                except Broken as error:
+                    self._break(error)
+        self._run_after()
+
+    def _tell_late(self) -> None:
+        """In the reactor: what was consumed just before the receiver went to sleep."""
+        with self._lock:
+            self._telling = None
+            if self.broken is None:
+                self._tell_consumed()
+
+    def close(self) -> int:
+        if os.getpid() != self._pid:
+            self._closed = True
+            return 0
+        with self._lock:
+            if self._closed:
+                return 0
+            self._closed = True
+            error = Broken("this end closed the connection")
+            self._break(error)
+            lost, self.queued, self.queued_bytes = self.queued, 0, 0
+            for message in self._unposted:
+                if message.released is not None:
+                    self._port.after.append(lambda released=message.released: released(error))  # type: ignore[misc]
+            self._unposted = []
+            self._inbox.clear()
+        self._run_after()
+        self.beside.close()
+        return lost
+
+    @property
+    def subscriptions(self) -> tuple[bytes, ...]:
+        with self._lock:
+            return tuple(self._subscriptions)
+
+    def subscribe(self, prefix: bytes) -> None:
+        with self._lock:
+            self._subscriptions[bytes(prefix)] += 1
+
+    def unsubscribe(self, prefix: bytes) -> bool:
+        with self._lock:
+            if not self._subscriptions[prefix]:
+                del self._subscriptions[prefix]
+                return False
+            self._subscriptions[prefix] -= 1
+            if not self._subscriptions[prefix]:
+                del self._subscriptions[prefix]
+            return True
+
+    def matches(self, topic: bytes) -> bool:
+        with self._lock:
+            return any(topic.startswith(prefix) for prefix in self._subscriptions)
+
+    # -- for the port, under its lock ------------------------------------------------------------
+
+    def completed(self, kind: int, which: int, status: int) -> None:
+        """A send or a READ of ours."""
+        if status == FLUSHED:
+            self._break(Broken(f"the connection to {self.name} failed"))
+        elif kind == SEND:
+            if status == NO_ANSWER and not (self._acknowledged or self._grants.arrived):
+                # The TCP connection lives, or its end would have been seen long before.
+                self._unreachable()
+            self._send_completed(which, status)
+        else:
+            self._read_completed(which, status)
+
+    # -- under the lock ------------------------------------------------------------------------
+
+    def _heard(self, said: beside.Said) -> None:
+        with self._lock:
+            if self.broken is not None:
+                return
+            if said.word == beside.Word.GRANT:
+                self._granted(said.numbers[0])
+            elif said.word == beside.Word.DONE:
+                self._done(said.numbers)
+            elif said.word == beside.Word.ASK:
+                self._asked(said.numbers[0])
+            else:
+                self._held(said.numbers[0])
+
+    def _break(self, error: TransferError) -> None:
+        """The end of the connection: first the queue pair goes, then all memory that it could touch."""
+        if self.broken is not None:
+            return
+        self.broken = error
+        self._pair.close()
+        self._port.leave(self)
+        self._end_sending(error)
+        self._end_receiving()
+        for timer in (self._watching, self._telling):
+            if timer is not None:
+                timer.cancel()
+        self._wake(self.on_readable)
+        self._wake(self.on_writable)
+
+    def _watch(self) -> None:
+        if self._watching is None:
+            self._watching = self._later(self.rendezvous_timeout / 2, self._look_after)
+
+    def _tell_soon(self) -> None:
+        if self._telling is None:
+            self._telling = self._later(_TELL, self._tell_late)
+
+    def _later(self, delay: float, callback: Callable[[], None]) -> Any:
+        try:
+            return self._reactor.call_later(delay, callback)
+        except Closed:
+            return None  # the context ends, and all its streams
+
+    def _say(self, data: bytes) -> None:
+        try:
+            self.beside.send([beside.frame(data)], force=True)
+        except (Broken, ProtocolError):
+            pass  # the reactor finds its end too, and tells
+
+    def _wake(self, callback: Callable[[], None] | None) -> None:
+        if callback is not None:
+            self._port.after.append(callback)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _run_after(self) -> None:
+        """Calls back, with no lock held."""
+        after = self._port.after
+        while after:
+            try:
+                callback = after.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            callback()
+
+    def _is_broken(self) -> TransferError:
+        error = Broken(f"the connection to {self.name} has ended")
+        error.__cause__ = self.broken
+        return error
+
+    def _pid_differs(self) -> bool:
+        return os.getpid() != self._pid
+
+    def _refuse(self) -> None:
+        check_process(self._pid)
