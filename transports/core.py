@@ -42,6 +42,7 @@ __all__ = [
     "Frame",
     "HeldBuffer",
     "Lease",
+    "Mapping",
     "Pool",
     "Region",
     "SocketBase",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         Frame,
         HeldBuffer,
         Lease,
+        Mapping,
         Pool,
         Region,
         SocketBase,
@@ -74,6 +76,7 @@ else:
     Frame = _module.Frame
     HeldBuffer = _module.HeldBuffer
     Lease = _module.Lease
+    Mapping = _module.Mapping
     Pool = _module.Pool
     Region = _module.Region
     SocketBase = _module.SocketBase

@@ -44,6 +44,17 @@ class Region:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class Mapping:
+    """The first `size` bytes of a descriptor's memory, mapped and writable; `private`: as a copy on
+    write. Unmapped when the last view is dead. Raises OSError, ValueError.
+
+    The twin keeps a descriptor of its own for each until Python 3.13, the compiled core none.
+    """
+
+    def __init__(self, fd: int, size: int, *, private: bool = False) -> None: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 def address_of(memory: Any) -> int:
     """Where the bytes of a contiguous buffer begin."""
 

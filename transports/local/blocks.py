@@ -10,7 +10,7 @@ import os
 import threading
 from typing import Any
 
-from transports.local.memory import make_memfd, mapped
+from transports.local.memory import make_memfd
 from transports.local.segments import PAGE
 
 NAME = "local.blocks"  # in Surroundings.shared
@@ -21,12 +21,12 @@ KEPT = 256 << 20
 class Block:
     """One memfd, mapped here. `shares`: how many messages still refer to it."""
 
-    def __init__(self, number: int, size: int, address_of: Any) -> None:
+    def __init__(self, core: Any, number: int, size: int) -> None:
         self.number = number
         self.size = size
         self.fd = make_memfd(size)
-        self.memory = mapped(self.fd, size)
-        self.address: int = address_of(self.memory)
+        self.memory = memoryview(core.Mapping(self.fd, size))
+        self.address: int = core.address_of(self.memory)
         self.shares = 0
         self.owned = True  # somebody has an array in it
 
@@ -62,7 +62,7 @@ class Blocks:
             else:
                 self._trim(KEPT)
                 self._numbers += 1
-                block = Block(self._numbers, size, self._core.address_of)
+                block = Block(self._core, self._numbers, size)
                 index = bisect.bisect(self._addresses, block.address)
                 self._addresses.insert(index, block.address)
                 self._blocks.insert(index, block)

@@ -58,7 +58,7 @@ class LocalCarrier:
         self._blocks: Blocks | None = around.shared.get(BLOCKS)
         self._shared = around.shared
         self._max_message = around.max_message
-        self._arena = Arena(ARENA)
+        self._arena = Arena(self._core, ARENA)
         self._pid = os.getpid()
         # Reentrant: the collector may end a region inside any statement of ours.
         self._lock = threading.RLock()
@@ -192,7 +192,7 @@ class LocalCarrier:
         """The payload as a region that owns its place. Raises ProtocolError for a reference to nothing."""
         number, way, offset, size = REFERENCE.unpack(reference)
         if way == _SLOT:
-            return self._known(self._segments, number).fetch(offset, size, self._core.Region)
+            return self._known(self._segments, number).fetch(offset, size)
         block = self._known(self._mapped_blocks, number)
         view = block.view(offset, size, private=way & 0xFF == _PRIVATE)
         with self._lock:
@@ -283,9 +283,9 @@ class LocalCarrier:
         if len(self._segments) + len(self._mapped_blocks) >= MOST_MAPPED:
             raise ProtocolError("beside", f"more than {MOST_MAPPED} announcements")
         if kind == _SEGMENT and number not in self._segments:
-            self._segments[number] = MappedSegment(descriptors[0], size, slot_size)
+            self._segments[number] = MappedSegment(self._core, descriptors[0], size, slot_size)
         elif kind == _BLOCK and number not in self._mapped_blocks:
-            self._mapped_blocks[number] = MappedBlock(descriptors[0], size)
+            self._mapped_blocks[number] = MappedBlock(self._core, descriptors[0], size)
         else:
             raise ProtocolError("beside", f"announcement {kind} of {number}")
         return []

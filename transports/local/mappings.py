@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
 from typing import Any
 
 from transports.errors import ProtocolError
-from transports.local.memory import mapped
 from transports.local.segments import FREE, MOST_SLOTS, PAGE
 
 #: announcements of one peer; a sender that is well needs a few dozen
@@ -27,27 +25,28 @@ def check_descriptor(fd: int, size: int) -> None:
         raise ProtocolError("descriptor", f"the peer sent shared memory that is not {size} bytes long")
 
 
-def _mapped(fd: int, size: int, *, private: bool = False) -> memoryview:
+def _mapped(core: Any, fd: int, size: int, *, private: bool = False) -> memoryview:
     try:
-        return mapped(fd, size, private=private)
-    except OSError as error:
+        return memoryview(core.Mapping(fd, size, private=private))
+    except (OSError, ValueError, OverflowError) as error:
         raise ProtocolError("descriptor", f"{size} bytes of shared memory cannot be mapped") from error
 
 
 class MappedSegment:
     """A sender's segment of slots (see segments.py), mapped here."""
 
-    def __init__(self, fd: int, size: int, slot_size: int) -> None:
+    def __init__(self, core: Any, fd: int, size: int, slot_size: int) -> None:
         if slot_size < PAGE or slot_size % PAGE or not PAGE < size <= PAGE + MOST_SLOTS * slot_size:
             raise ProtocolError("descriptor", f"a segment of {size} bytes with slots of {slot_size}")
         check_descriptor(fd, size)
         self.slot_size = slot_size
         self.size = size
-        self.memory = _mapped(fd, size)
+        self.memory = _mapped(core, fd, size)
+        self._core = core
         self._pid = os.getpid()
         self._out: set[int] = set()
 
-    def fetch(self, offset: int, length: int, region: Callable[..., Any]) -> Any:
+    def fetch(self, offset: int, length: int) -> Any:
         """The payload as a region, whose end gives the slot back. Raises ProtocolError."""
         index, rest = divmod(offset - PAGE, self.slot_size)
         if rest or index < 0 or not 0 < length <= self.slot_size or offset + length > self.size:
@@ -55,7 +54,7 @@ class MappedSegment:
         if index in self._out:
             raise ProtocolError("reference", "a slot whose payload is still in use here")
         self._out.add(index)
-        return region(self.memory[offset : offset + length], lambda: self._release(index))
+        return self._core.Region(self.memory[offset : offset + length], lambda: self._release(index))
 
     def _release(self, index: int) -> None:
         # A forked child has the mapping too, and its copies of the views end some day.
@@ -67,8 +66,9 @@ class MappedSegment:
 class MappedBlock:
     """A block of a sender's pool (see blocks.py). The descriptor stays, for private mappings."""
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, core: Any, fd: int, size: int) -> None:
         check_descriptor(fd, size)
+        self._core = core
         self.size = size
         self._fd = os.dup(fd)
         self._memory: memoryview | None = None
@@ -78,9 +78,9 @@ class MappedBlock:
         if not 0 < length <= self.size - offset:
             raise ProtocolError("reference", f"{length} bytes at {offset} of a block of {self.size}")
         if private:
-            return _mapped(self._fd, self.size, private=True)[offset : offset + length]
+            return _mapped(self._core, self._fd, self.size, private=True)[offset : offset + length]
         if self._memory is None:
-            self._memory = _mapped(self._fd, self.size)
+            self._memory = _mapped(self._core, self._fd, self.size)
         return self._memory[offset : offset + length]
 
     def close(self) -> None:

@@ -13,9 +13,10 @@ import os
 import threading
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from transports.errors import InternalError
-from transports.local.memory import make_memfd, mapped
+from transports.local.memory import make_memfd
 
 PAGE = mmap.PAGESIZE
 #: a segment of small slots has about so many bytes
@@ -33,13 +34,13 @@ def slot_size(nbytes: int) -> int:
 class Segment:
     """One piece of shared memory, mapped here. It lives as long as a view of it."""
 
-    def __init__(self, number: int, size: int) -> None:
+    def __init__(self, core: Any, number: int, size: int) -> None:
         self.number = number
         self.slot_size = size
         self.slots = max(1, min(MOST_SLOTS, SEGMENT // size))
         self.size = PAGE + self.slots * size
         self.fd = make_memfd(self.size)
-        self.memory = mapped(self.fd, self.size)
+        self.memory = memoryview(core.Mapping(self.fd, self.size))
 
     def close_fd(self) -> None:
         """The mapping stays: only the peer needed the descriptor."""
@@ -77,7 +78,8 @@ class Arena:
     three slots, so that one may be filled while others are in use.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, core: Any, limit: int) -> None:
+        self._core = core
         self.limit = limit
         self.total = 0
         self._lock = threading.Lock()
@@ -111,7 +113,7 @@ class Arena:
             return None
         self._numbers += 1
         try:
-            segment = Segment(self._numbers, size)
+            segment = Segment(self._core, self._numbers, size)
         except (InternalError, OSError):
             return None  # the connection takes the payload, as it would without shared memory
         self.total += segment.size

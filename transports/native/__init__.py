@@ -1,7 +1,7 @@
 """The compiled core. `transports/core.py` decides whether it is used; importing this needs the build."""
 
 from transports.native.flusher import Flusher
-from transports.native.pool import Frame, HeldBuffer, Lease, Pool, Region, address_of, copy_into
+from transports.native.pool import Frame, HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
 from transports.native.socket import SocketBase, Turn
 from transports.native.stream import Stream
 
@@ -10,6 +10,7 @@ __all__ = [
     "Frame",
     "HeldBuffer",
     "Lease",
+    "Mapping",
     "Pool",
     "Region",
     "SocketBase",

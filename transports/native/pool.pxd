@@ -26,6 +26,11 @@ cdef class Region:
     cdef object __weakref__
 
 
+cdef class Mapping:
+    cdef void* address
+    cdef Py_ssize_t size
+
+
 cdef class HeldBuffer:
     cdef Py_buffer view
     cdef bint held

@@ -1,10 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """Memory of the compiled core: pool, lease, held buffer, frame. Contract: core_contract.pyi."""
 
+import os
+
 from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.errno cimport errno
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
@@ -17,6 +20,12 @@ cdef extern from "stdlib.h" nogil:
 cdef extern from "sys/mman.h" nogil:
     int madvise(void* address, size_t length, int advice)
     int MADV_HUGEPAGE
+    int PROT_READ
+    int PROT_WRITE
+    int MAP_SHARED
+    int MAP_PRIVATE
+    void* mmap(void* address, size_t length, int protection, int flags, int fd, long offset)
+    int munmap(void* address, size_t length)
 
 cdef extern from *:
     """
@@ -159,6 +168,28 @@ cdef class Region:
 cdef void tell(released) noexcept:
     # An exception here has nobody to go to: Cython prints it.
     released()
+
+
+cdef class Mapping:
+    """Shared memory, unmapped when the last view dies: by dealloc, since a finalizer or a weak
+    reference would be told too early where views die in a cycle. Keeps no descriptor."""
+
+    def __cinit__(self, int fd, Py_ssize_t size, *, bint private=False):
+        self.size = size
+        self.address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE if private else MAP_SHARED, fd, 0)
+        if <Py_ssize_t>self.address == -1:
+            self.address = NULL
+            raise OSError(errno, os.strerror(errno))
+
+    def __len__(self):
+        return self.size
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.address, self.size, 0, flags)
+
+    def __dealloc__(self):
+        if self.address != NULL:
+            munmap(self.address, self.size)
 
 
 def address_of(memory):

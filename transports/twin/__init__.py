@@ -6,7 +6,7 @@ Same classes, same contract (`transports/core_contract.pyi`), same tests (`tests
 from transports.turn import Turn
 from transports.twin.flusher import Flusher
 from transports.twin.frame import Frame
-from transports.twin.pool import HeldBuffer, Lease, Pool, Region, address_of, copy_into
+from transports.twin.pool import HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
 from transports.twin.socket import SocketBase
 from transports.twin.stream import Stream
 
@@ -15,6 +15,7 @@ __all__ = [
     "Frame",
     "HeldBuffer",
     "Lease",
+    "Mapping",
     "Pool",
     "Region",
     "SocketBase",

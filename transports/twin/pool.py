@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 import threading
 from collections.abc import Callable
 from functools import lru_cache
@@ -107,6 +108,15 @@ class Region:
         released = getattr(self, "_released", None)
         if released is not None:
             released()
+
+
+class Mapping(mmap.mmap):
+    """Shared memory, unmapped when the last view dies: an mmap cannot close under its views."""
+
+    def __new__(cls, fd: int, size: int, *, private: bool = False) -> Mapping:
+        flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+        options: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        return super().__new__(cls, fd, size, flags, **options)
 
 
 class _BufferInfo(ctypes.Structure):

@@ -207,6 +207,7 @@ class Stream(Subscribable, Outgoing):
             while self._queue:
                 self._leave(self._queue.popleft(), self.broken)
             self._finished = [item for item in self._finished if item[0] not in unsent]
+        self._decoder.messages.clear()  # what nobody took lets go of its memory now
         if self.carrier is not None:
             self.carrier.close()
         self._flusher.forget(self)
