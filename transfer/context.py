@@ -38,6 +38,7 @@ class Context:
     io_threads: taken for pyzmq's sake and ignored. metrics_port: serve Prometheus metrics there (a
     number, or "host:port" for one interface). registry: a prometheus registry instead of the default
     one. defaults: of the sockets' options. core: the core's module, for tests that run on the twin.
+    protocol, policy: as MC_RPC_PROTOCOL and MC_RPC_POLICY, and win over them.
     Nothing starts before the first socket is bound or connected.
     """
 
@@ -52,6 +53,8 @@ class Context:
         registry: Any = None,
         defaults: config.Defaults = config.TRANSFER,
         core: types.ModuleType | None = None,
+        protocol: str | None = None,
+        policy: str | None = None,
     ) -> None:
         if core is None:
             from transports import core as default_core
@@ -59,7 +62,7 @@ class Context:
             core = default_core
         self.core: Any = core
         self.defaults = defaults
-        self.transport_config = load()
+        self.transport_config = load(protocol=protocol, policy=policy)
         self._offer: Offer | None = None
         #: what transports keep for all sockets of this context, by name; closed with it
         self.shared: dict[str, Any] = {}

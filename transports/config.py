@@ -23,6 +23,8 @@ from transports.errors import OptionError
 PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
 CORES = ("auto", "native", "twin")
 SWITCH = ("on", "off")
+#: how arguments are called where a variable would be named
+ARGUMENT_PROTOCOL, ARGUMENT_POLICY = "protocol=", "policy="
 RDMA_VARIABLES = ("MC_RDMA_DEVICES", "MC_IB_PORT", "MC_GID_INDEX", "MC_MTU")
 
 
@@ -52,12 +54,20 @@ class SocketOptions:
     keepalive_count: int = -1
 
 
-def load(environ: Mapping[str, str] | None = None) -> TransportConfig:
-    """Reads the environment (or the mapping given). Raises OptionError for a value it does not know."""
+def load(
+    environ: Mapping[str, str] | None = None, *, protocol: str | None = None, policy: str | None = None
+) -> TransportConfig:
+    """Reads the environment (or the mapping given); arguments win. Raises OptionError for a value that
+    it does not know."""
     environ = os.environ if environ is None else environ
-    protocol, protocol_source = _choice(environ, ("TRANSFER_PROTOCOL", "MC_RPC_PROTOCOL"), PROTOCOLS)
-    policy, policy_source = _choice(environ, ("MC_RPC_POLICY",), POLICIES)
-    return TransportConfig(protocol, protocol_source, policy, policy_source)
+    if protocol is not None:
+        environ = {**environ, ARGUMENT_PROTOCOL: protocol}
+    if policy is not None:
+        environ = {**environ, ARGUMENT_POLICY: policy}
+    names = (ARGUMENT_PROTOCOL, "TRANSFER_PROTOCOL", "MC_RPC_PROTOCOL")
+    wished, wished_by = _choice(environ, names, PROTOCOLS)
+    strict, strict_by = _choice(environ, (ARGUMENT_POLICY, "MC_RPC_POLICY"), POLICIES)
+    return TransportConfig(wished, wished_by, strict, strict_by)
 
 
 def core_choice(environ: Mapping[str, str] | None = None) -> str:
@@ -108,7 +118,9 @@ def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[s
             continue
         if value not in allowed:
             raise OptionError(
-                f"the environment variable {name} is {environ[name]!r}",
+                f"the environment variable {name} is {environ[name]!r}"
+                if not name.endswith("=")
+                else f"{name}{environ[name]!r}",
                 hint="unset it, or set it to one of " + ", ".join(allowed),
             )
         return value, name

@@ -210,11 +210,16 @@ def bench(context: typer.Context) -> None:
 
 
 @app.command()
-def doctor(json: options.Json = False) -> None:
-    """Tell what works here, and what to do about what does not."""
-    from transfer.cli.tools import run_doctor
+@options.grouped
+def doctor(between: options.Between, json: options.Json = False) -> None:
+    """Tell what works here, and what to do about what does not; or measure between two machines."""
+    from transfer.cli import tools
 
-    raise typer.Exit(run_doctor(as_json=json))
+    if between.serve is not None:
+        raise typer.Exit(tools.serve_doctor(between.serve, as_json=json))
+    if between.peer is not None:
+        raise typer.Exit(tools.measure_peer(between.peer, between.seconds, between.min_gbps, as_json=json))
+    raise typer.Exit(tools.run_doctor(as_json=json))
 
 
 @app.command()

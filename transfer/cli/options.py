@@ -154,6 +154,27 @@ class Shown:
     quiet: Quiet = False
 
 
+@dataclass(frozen=True)
+class Between:
+    """Of the doctor, who can ask two machines."""
+
+    serve: Annotated[
+        str | None,
+        typer.Option(metavar="ENDPOINT", help="Answer measurements there, e.g. 'tcp://*:7590'."),
+    ] = None
+    peer: Annotated[
+        str | None,
+        typer.Option(metavar="HOST[:PORT]", help="Measure each transport to a doctor that serves there."),
+    ] = None
+    min_gbps: Annotated[
+        float,
+        typer.Option(help="With --peer: fail if what is chosen by itself makes less (Gbit/s)."),
+    ] = 0.0
+    seconds: Annotated[
+        float, typer.Option(min=0.01, max=60, help="With --peer: how long each measurement takes.")
+    ] = 1.0
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer has to see it: each argument that is a group becomes the group's options."""
     flat: list[inspect.Parameter] = []

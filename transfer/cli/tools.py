@@ -58,6 +58,37 @@ def run_doctor(*, as_json: bool) -> int:
     return 0 if fine else 1
 
 
+def serve_doctor(endpoint: str, *, as_json: bool) -> int:
+    """Answers until Ctrl-C."""
+    from transfer.doctor.measuring import serve
+
+    def started(real: str) -> None:
+        print(
+            json.dumps({"endpoint": real}) if as_json else f"answering at {real} (Ctrl-C ends it)", flush=True
+        )
+
+    serve(endpoint, started, lambda: False)
+    return 0
+
+
+def measure_peer(peer: str, seconds: float, floor: float, *, as_json: bool) -> int:
+    """0 when what is chosen by itself works and makes at least `floor` Gbit/s, else 1."""
+    from transfer import doctor
+    from transfer.doctor.measuring import as_checks, endpoint_of, measure
+
+    def next_way(way: str) -> None:
+        if sys.stderr.isatty():
+            print(f"measuring {way} ...", file=sys.stderr)
+
+    checks = list(as_checks(measure(endpoint_of(peer), seconds, next_way), floor))
+    fine = doctor.healthy(checks)
+    if as_json:
+        print(json.dumps({"healthy": fine, "checks": doctor.as_data(checks)}, indent=2))
+    else:
+        _show(checks)
+    return 0 if fine else 1
+
+
 def _show(checks: list[Any]) -> None:
     from rich.console import Console
     from rich.text import Text

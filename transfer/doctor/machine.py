@@ -1,0 +1,163 @@
+"""The machine under everything: Python, the core, the kernel's limits, libraries.
+
+Nothing here loads an optional library: versions come from the packages' metadata.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from transfer.doctor.finding import Check, read
+from transports.errors import TransferError
+
+#: descriptors that a server with many peers wants
+MANY_DESCRIPTORS = 16_384
+#: memory that a registered pool wants to lock, bytes
+MUCH_MEMLOCK = 1 << 30
+
+
+# --- Python and the core ----------------------------------------------------------------------
+
+
+def base() -> Iterator[Check]:
+    version = platform.python_version()
+    python = f"{platform.python_implementation()} {version} ({sys.executable})"
+    fine = sys.version_info >= (3, 11)
+    yield Check("base", "python", "ok" if fine else "fail", python, "" if fine else "Python 3.11 or newer")
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    linux = platform.system() == "Linux"
+    yield Check(
+        "base",
+        "system",
+        "ok" if linux else "warn",
+        system,
+        "" if linux else "only plain TCP and the twin here",
+    )
+    yield _core()
+
+
+def _core() -> Check:
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the twin's: we say it below
+            from transports import core
+    except TransferError as error:
+        return Check("base", "core", "fail", str(error), "unset TRANSFER_CORE, or run `make build`")
+    if core.IMPLEMENTATION == "native":
+        return Check("base", "core", "ok", "native (compiled)")
+    return Check(
+        "base",
+        "core",
+        "warn",
+        f"twin (Python, several times slower): {core.REASON}",
+        "apt install gcc python3-dev, then `make build` or reinstall the package",
+    )
+
+
+# --- limits of the kernel -----------------------------------------------------------------------
+
+
+def limits() -> Iterator[Check]:
+    try:
+        import resource
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < MANY_DESCRIPTORS
+    yield Check(
+        "limits",
+        "open files",
+        "warn" if few else "ok",
+        f"{_limit(soft)} now, {_limit(hard)} at most",
+        f"each peer needs one descriptor; for thousands of peers: ulimit -n {MANY_DESCRIPTORS}"
+        if few
+        else "",
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    little = soft != resource.RLIM_INFINITY and soft < MUCH_MEMLOCK
+    matters = little and any(Path("/sys/class/infiniband").glob("*"))
+    yield Check(
+        "limits",
+        "locked memory",
+        "warn" if matters else "ok",
+        f"{_limit(soft)} bytes now, {_limit(hard)} at most"
+        + ("" if matters or not little else " (only RDMA needs it)"),
+        "RDMA registers memory: ulimit -l unlimited, or LimitMEMLOCK=infinity" if matters else "",
+    )
+    yield from _kernel_values()
+
+
+def _kernel_values() -> Iterator[Check]:
+    backlog = read("/proc/sys/net/core/somaxconn")
+    if backlog.isdigit():
+        short = int(backlog) < 1024
+        yield Check(
+            "limits",
+            "listen backlog",
+            "warn" if short else "ok",
+            backlog,
+            "many peers that connect at once are refused: sysctl net.core.somaxconn=4096" if short else "",
+        )
+    pages = re.search(r"\[(\w+)\]", read("/sys/kernel/mm/transparent_hugepage/enabled"))
+    if pages:
+        never = pages[1] == "never"
+        hint = "large messages page in slowly: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+        yield Check("limits", "huge pages", "warn" if never else "ok", pages[1], hint if never else "")
+
+
+def _limit(value: int) -> str:
+    import resource
+
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+# --- libraries ------------------------------------------------------------------------------------
+
+#: distribution -> (what for, how to get it)
+_OPTIONAL = {
+    "numpy": ("tensors", "pip install 'tensor-transfer[numpy]'"),
+    "ml-dtypes": ("bfloat16 and float8 in numpy", "pip install 'tensor-transfer[numpy]'"),
+    "lz4": ("compression", "pip install 'tensor-transfer[lz4]'"),
+    "torch": ("torch tensors, StreamDataset, the demo", "pip install 'tensor-transfer[torch]'"),
+    "pyspark": ("the Spark sink, the demo", "pip install 'tensor-transfer[spark]'"),
+    "pyarrow": ("the Spark sink, the demo", "pip install 'tensor-transfer[spark]'"),
+    "scikit-learn": ("the demo's data", "pip install 'tensor-transfer[demo]'"),
+    "prometheus-client": ("metrics", "pip install prometheus-client"),
+    "typer": ("this command", "pip install typer"),
+    "rich": ("progress bars", "pip install rich"),
+    "pyzmq": ("the benchmarks", "pip install 'tensor-transfer[bench]'"),
+}
+
+
+def libraries() -> Iterator[Check]:
+    for name, (purpose, remedy) in _OPTIONAL.items():
+        version = _version(name)
+        if version:
+            yield Check("libraries", name, "ok", version)
+        else:
+            yield Check("libraries", name, "off", f"not installed; for {purpose}", remedy)
+    yield _java()
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _java() -> Check:
+    from transfer.spark.session import check_java
+
+    try:
+        return Check("libraries", "java", "ok", f"Java {check_java()}")
+    except TransferError as error:
+        detail, _, hint = str(error).partition("\n  hint: ")
+        return Check("libraries", "java", "off", detail, hint)

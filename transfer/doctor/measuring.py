@@ -1,0 +1,165 @@
+"""What the transports between two machines make: `transfer doctor --serve` on one, `--peer` on the other.
+
+The peer is a ROUTER that answers three words: ping (with what came), data (with nothing), and done
+(with the number of bytes of data that came). Both sides negotiate as any two sockets do.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from transfer.context import Context
+from transfer.doctor.finding import Check
+from transports.errors import TransferError, UsageError
+from transports.wire import SocketType
+
+PORT = 7590
+#: seconds for the connection, and for each answer
+PATIENCE = 10.0
+SMALL = 64
+LARGE = 8 << 20
+#: messages of LARGE bytes on their way
+WINDOW = 4
+
+_PING, _DATA, _DONE = b"ping", b"data", b"done"
+#: what is tried, and the wish that brings it about; local is nobody's to wish for
+_WAYS = {"auto": "auto", "rdma": "rdma", "ucx": "ucx", "tcp": "tcp"}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one way made. Latencies of a round trip of 64 B in seconds, the rate in bytes a second."""
+
+    way: str
+    transport: str
+    reason: str
+    device: str
+    median: float
+    slowest: float  # the 99th percentile
+    rate: float
+
+    @property
+    def gbps(self) -> float:
+        """Gigabits a second, as networks are sold."""
+        return self.rate * 8 / 1e9
+
+
+def endpoint_of(text: str) -> str:
+    """A full endpoint from "host", "host:port" or an endpoint. Raises UsageError."""
+    if not text:
+        raise UsageError("no peer named", hint=f"host, or host:port ({PORT} if none is given)")
+    if "://" in text:
+        return text
+    host = text if text.endswith("]") or ":" not in text else text.rpartition(":")[0]
+    return f"tcp://{text}" if host != text else f"tcp://{text}:{PORT}"
+
+
+# --- the side that answers ------------------------------------------------------------------------
+
+
+def serve(endpoint: str, started: Callable[[str], None], stop: Callable[[], bool]) -> None:
+    """Answers until `stop()` is true; `started` is told the endpoint with its real port."""
+    with Context() as context, context.socket(SocketType.ROUTER) as router:
+        router.bind(endpoint)
+        started(router.last_endpoint)
+        received: dict[bytes, int] = {}
+        while not stop():
+            if router.poll(200):
+                _answer(router, received)
+
+
+def _answer(router: object, received: dict[bytes, int]) -> None:
+    frames = router.recv_multipart(copy=False)  # type: ignore[attr-defined]
+    if len(frames) != 3:
+        return  # not one of ours
+    peer, word, payload = bytes(frames[0]), bytes(frames[1]), frames[2]
+    if word == _PING:
+        router.send_multipart([peer, word, bytes(payload)])  # type: ignore[attr-defined]
+    elif word == _DATA:
+        received[peer] = received.get(peer, 0) + len(payload)
+    elif word == _DONE:
+        told = str(received.pop(peer, 0)).encode()
+        router.send_multipart([peer, word, told])  # type: ignore[attr-defined]
+
+
+# --- the side that asks -----------------------------------------------------------------------------
+
+
+def measure(endpoint: str, seconds: float, done: Callable[[str], None]) -> Iterator[Result | Check]:
+    """A Result for what is chosen by itself and for each transport, or a Check that says why not.
+
+    seconds: of each measurement. done: told which way is next.
+    """
+    for way in _WAYS:
+        done(way)
+        try:
+            yield _measure(way, endpoint, seconds)
+        except TransferError as error:
+            text, _, hint = str(error).partition("\n  hint: ")
+            yield Check("peer", way, "fail" if way in ("auto", "tcp") else "off", text, hint)
+
+
+def _measure(way: str, endpoint: str, seconds: float) -> Result:
+    policy = "auto" if way == "auto" else "require"
+    milliseconds = round(PATIENCE * 1000)
+    with (
+        Context(protocol=_WAYS[way], policy=policy) as context,
+        context.socket(SocketType.DEALER, sndtimeo=milliseconds, rcvtimeo=milliseconds) as dealer,
+    ):
+        dealer.connect(endpoint)
+        dealer.wait_for_peers(1, PATIENCE)
+        trips = _round_trips(dealer, seconds)
+        rate = _stream(dealer, seconds)
+        (peer,) = dealer.peers()
+    trips.sort()
+    slowest = trips[min(len(trips) - 1, int(len(trips) * 0.99))]
+    return Result(way, peer.transport, peer.reason, peer.device, statistics.median(trips), slowest, rate)
+
+
+def _round_trips(dealer: object, seconds: float) -> list[float]:
+    payload = bytes(SMALL)
+    trips: list[float] = []
+    end = time.perf_counter() + seconds
+    while not trips or time.perf_counter() < end:
+        begin = time.perf_counter()
+        dealer.send_multipart([_PING, payload])  # type: ignore[attr-defined]
+        dealer.recv_multipart()  # type: ignore[attr-defined]
+        trips.append(time.perf_counter() - begin)
+    return trips[len(trips) // 10 :]  # the first ones find caches and kernels cold
+
+
+def _stream(dealer: object, seconds: float) -> float:
+    """Bytes a second, counted by the other side."""
+    payload = bytearray(LARGE)
+    total = 0
+    begin = time.perf_counter()
+    while True:
+        for _ in range(WINDOW):
+            dealer.send_multipart([_DATA, payload])  # type: ignore[attr-defined]
+        dealer.send_multipart([_DONE, b""])  # type: ignore[attr-defined]
+        total += int(dealer.recv_multipart()[1])  # type: ignore[attr-defined]
+        spent = time.perf_counter() - begin
+        if spent >= seconds:
+            return total / spent
+
+
+def as_checks(results: Iterator[Result | Check], floor: float) -> Iterator[Check]:
+    """Findings to show. floor: gigabits a second that the way chosen by itself has to make."""
+    for result in results:
+        if isinstance(result, Check):
+            yield result
+            continue
+        slow = result.way == "auto" and result.gbps < floor
+        name = result.way if result.way != "auto" else f"auto ({result.transport})"
+        device = f" on {result.device}" if result.device else ""
+        yield Check(
+            "peer",
+            name,
+            "fail" if slow else "ok",
+            f"{result.gbps:.2f} Gbit/s; round trip {result.median * 1e6:.0f} µs, "
+            f"99 % under {result.slowest * 1e6:.0f} µs{device}",
+            f"less than {floor:g} Gbit/s: {result.reason}" if slow else "",
+        )
