@@ -20,7 +20,6 @@ CHECKS = [
     carrying.check_carries,
     carrying.check_copies_what_may_change,
     carrying.check_holds,
-    carrying.check_pushes_back,
     carrying.check_ends,
     carrying.check_gives_back,
     carrying.check_subscriptions,
@@ -31,6 +30,22 @@ CHECKS = [
 def test_contract(check, made: World, monkeypatch) -> None:
     monkeypatch.setattr(carrying, "meet", lambda subject, **options: meet(made, **options))
     check(None)
+
+
+def test_a_full_stream_takes_nothing_and_tells_when_it_has_room(made: World) -> None:
+    with meet(made, send_high_water=8) as ends:
+        room = threading.Event()
+        ends.connecting.on_writable = room.set
+        sent = 0
+        while ends.connecting.send(plain(sent.to_bytes(4, "little") + bytes(64 << 10))):
+            sent += 1
+            assert sent < 1000, "the high-water mark stops nobody"
+        assert ends.connecting.full and ends.connecting.queued <= 8
+        for number in range(sent):
+            assert receive(ends.accepting)[0].bytes[:4] == number.to_bytes(4, "little")
+        assert room.wait(20) and not ends.connecting.full
+        assert ends.connecting.send(plain(b"room again"))
+        assert receive(ends.accepting)[0].bytes == b"room again"
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,6 @@ class Incoming(Stream):
         return self._inbox[0] if self._inbox else self._building
 
     def _read_completed(self, which: int, status: int) -> None:
-        chunk = self._chunks.pop(which)
         if status != SUCCESS:
             error: TransferError = completion_failed(status, self.name, "reading from")
             if status == ACCESS_REFUSED:
@@ -198,6 +197,7 @@ class Incoming(Stream):
                 error = refused
             self._break(error)
             return
+        chunk = self._chunks.pop(which)
         if self._window.arrived(chunk):
             self._complete(chunk.reading)
         self._pump_reads()

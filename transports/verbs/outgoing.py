@@ -50,7 +50,8 @@ class _Message:
 
 
 class _Open:
-    """An announcement that is not done. since: when we last heard of it (time.monotonic)."""
+    """An announcement that is not done. since: when we last heard of it (time.monotonic). asked: when
+    we asked after it since then, or None."""
 
     __slots__ = ("asked", "message", "since", "source")
 
@@ -58,7 +59,7 @@ class _Open:
         self.message = message
         self.source = source
         self.since = time.monotonic()
-        self.asked = False
+        self.asked: float | None = None
 
 
 class Outgoing(Stream):
@@ -254,6 +255,8 @@ class Outgoing(Stream):
             used, gone = waiting.fill(self._slots[self._posted % GRANT])
             for message in gone:
                 message.posted = True
+                for number in message.announced:
+                    self._open[number].since = time.monotonic()
                 self._unposted.remove(message)
                 self._finish(message)
             if self._unposted and waiting.first_is_cut:
@@ -314,19 +317,21 @@ class Outgoing(Stream):
         opened = self._open.get(number)
         if opened is not None:  # it may have been done in between
             opened.since = time.monotonic()
-            opened.asked = False
+            opened.asked = None
 
     def _check_announcements(self, now: float) -> None:
         """Asks after an announcement that nothing was heard of; gives up on a silent peer."""
+        half = self.rendezvous_timeout / 2
         for number, opened in self._open.items():
-            silent = now - opened.since
-            if silent < self.rendezvous_timeout / 2:
-                return  # they are in their order
-            if silent >= self.rendezvous_timeout:
-                raise Broken(f"{self.name} said nothing of an announced payload for {silent:.0f} s")
-            if not opened.asked:
-                opened.asked = True
+            if not opened.message.posted:
+                return  # it waits for a buffer; and they are in their order
+            if opened.asked is None and now - opened.since >= half:
+                opened.asked = now
                 self._say(beside.about(beside.Word.ASK, number))
+            elif opened.asked is not None and now - opened.asked >= half:
+                raise Broken(
+                    f"{self.name} said nothing of an announced payload for {now - opened.since:.1f} s"
+                )
 
     def _end_sending(self, error: TransferError) -> None:
         """The queue pair is closed: nobody reads our memory any more."""
@@ -345,6 +350,7 @@ class Outgoing(Stream):
         for message in touched:
             self.queued -= 1
             self.queued_bytes -= message.nbytes
+            message.frames = []
             if message.released is not None:
                 self._port.after.append(lambda released=message.released: released(error))  # type: ignore[misc]
         self._slots.clear()

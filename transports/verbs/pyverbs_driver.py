@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 import os
@@ -38,17 +39,43 @@ _ACK_AFTER = 64
 
 _lock = threading.Lock()
 _library: SimpleNamespace | None = None
+#: pyverbs' objects that are open, by id. pyverbs closes what is collected, and a forked child shares the
+#: device's descriptor: its collector would end the parent's connections.
+_open: dict[int, Any] = {}
+_pid = 0
+
+
+def _opened(thing: Any) -> Any:
+    _open[id(thing)] = thing
+    return thing
+
+
+def _close(*things: Any) -> None:
+    """Closes in this order; in a forked child nothing, since all of it is the parent's."""
+    if os.getpid() != _pid:
+        return
+    for thing in things:
+        if _open.pop(id(thing), None) is not None:
+            thing.close()
+
+
+def _keep_for_ever() -> None:
+    """In a forked child: what is never collected is never closed, not even when the child exits."""
+    for thing in _open.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _load() -> SimpleNamespace:
     """pyverbs' modules by name, `enums` too. Raises DeviceError."""
-    global _library
+    global _library, _pid
     with _lock:
         if _library is None:
             root = logging.getLogger()
             handlers, level = list(root.handlers), root.level
             try:
                 _library = _imported()
+                _pid = os.getpid()
+                os.register_at_fork(after_in_child=_keep_for_ever)
             except ImportError as error:
                 raise failures.import_failed(error) from error
             finally:
@@ -119,12 +146,12 @@ class _Device(DeviceHandle):
         self._pinned = 0
         self._regions = 0
         with _mapped(name, "opening the device"):
-            self._context = library.device.Context(name=name)
+            self._context = _opened(library.device.Context(name=name))
             try:
                 attributes = self._context.query_device()
-                self._domain = library.pd.PD(self._context)
+                self._domain = _opened(library.pd.PD(self._context))
             except library.pyverbs_error.PyverbsError:
-                self._context.close()
+                _close(self._context)
                 raise
         self.limits = DeviceLimits(
             queue_pairs=attributes.max_qp,
@@ -177,10 +204,8 @@ class _Device(DeviceHandle):
             return _Pair(self._library, self.name, self._domain, queue, shared, depth)
 
     def close(self) -> None:
-        # pyverbs' own close is idempotent; the order is ours.
         with _mapped(self.name, "closing the device"):
-            self._domain.close()
-            self._context.close()
+            _close(self._domain, self._context)
 
 
 class _Region(MemoryRegion):
@@ -202,6 +227,7 @@ class _Region(MemoryRegion):
             raise failures.registration_failed(
                 error, _number(error), device=device.name, address=address, size=length, now=now
             ) from error
+        _opened(self._region)
         self.address, self.length = address, length
         # Kept apart, since asking a closed region of pyverbs for its keys ends the process.
         self.lkey, self.rkey = self._region.lkey, self._region.rkey
@@ -211,7 +237,7 @@ class _Region(MemoryRegion):
     def close(self) -> None:
         region, self._region = self._region, None
         if region is not None:
-            region.close()
+            _close(region)
             self._device._pinned -= self.length
             self._device._regions -= 1
 
@@ -220,7 +246,7 @@ class _Queue(CompletionQueue):
     def __init__(self, library: SimpleNamespace, context: Any, depth: int) -> None:
         with _lock:
             before = _channels()
-            self._channel = library.cq.CompChannel(context)
+            self._channel = _opened(library.cq.CompChannel(context))
             fd = getattr(self._channel, "fd", None)
             if fd is None:  # rdma-core 44: found among what is new
                 fd = min(_channels() - before)
@@ -228,9 +254,9 @@ class _Queue(CompletionQueue):
         os.set_blocking(self.fd, False)
         self._errors = library.pyverbs_error.PyverbsError
         try:
-            self._queue = library.cq.CQ(context, depth, None, self._channel)
+            self._queue = _opened(library.cq.CQ(context, depth, None, self._channel))
         except self._errors:
-            self._channel.close()
+            _close(self._channel)
             raise
         self._unacknowledged = 0
 
@@ -264,19 +290,18 @@ class _Queue(CompletionQueue):
         self._unacknowledged = 0
 
     def close(self) -> None:
-        if self.fd >= 0:
+        if self.fd >= 0 and os.getpid() == _pid:
             self.fd = -1
             # Destroying a queue waits until all its events are acknowledged.
             self._acknowledge()
-            self._queue.close()
-            self._channel.close()
+            _close(self._queue, self._channel)
 
 
 class _Shared(SharedReceiveQueue):
     def __init__(self, library: SimpleNamespace, domain: Any, depth: int) -> None:
         self._library = library
         attributes = library.srq.SrqAttr(max_wr=depth, max_sge=1)
-        self._queue = library.srq.SRQ(domain, library.srq.SrqInitAttr(attributes))
+        self._queue = _opened(library.srq.SRQ(domain, library.srq.SrqInitAttr(attributes)))
 
     def prepare(self, wr_id: int, address: int, length: int, lkey: int) -> Any:
         wr = self._library.wr
@@ -289,7 +314,7 @@ class _Shared(SharedReceiveQueue):
             raise Broken("a receive buffer could not be posted") from error
 
     def close(self) -> None:
-        self._queue.close()
+        _close(self._queue)
 
 
 class _Pair(QueuePair):
@@ -305,7 +330,7 @@ class _Pair(QueuePair):
         wanted = library.qp.QPInitAttr(
             qp_type=enums.IBV_QPT_RC, scq=queue._queue, rcq=queue._queue, srq=shared._queue, cap=capacity
         )
-        self._pair = library.qp.QP(domain, wanted)
+        self._pair = _opened(library.qp.QP(domain, wanted))
         self.number = self._pair.qp_num
         self._signaled = int(enums.IBV_SEND_SIGNALED)
         self._send = enums.IBV_WR_SEND
@@ -373,7 +398,7 @@ class _Pair(QueuePair):
 
     def close(self) -> None:
         self._kept.clear()
-        self._pair.close()
+        _close(self._pair)
 
 
 def _text(name: Any) -> str:

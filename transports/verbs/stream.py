@@ -192,6 +192,7 @@ class VerbsStream(Outgoing, Incoming):
             elif said.word == beside.Word.DONE:
                 self._done(said.numbers)
             elif said.word == beside.Word.ASK:
+                self._port.progress()  # the announcement may still be there
                 self._asked(said.numbers[0])
             else:
                 self._held(said.numbers[0])

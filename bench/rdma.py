@@ -1,0 +1,343 @@
+"""Measures the rdma transport beside what is below it, in one machine: `python -m bench.rdma`.
+
+| case | ours | beside it |
+|---|---|---|
+| round trip of 64 bytes | two streams, sleeping on the completion channel | the same in bare pyverbs; ib_send_lat |
+| 64 KiB to 16 MiB | announced from a registered region, READ by the other end | ib_read_bw; bare READs |
+
+In the virtual machine of `make test-rdma` the times are those of an emulator; the ratios are fair, and
+the cases take turns, so that a busy host slows all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import select
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from transports import core
+from transports.reactor import READABLE, Reactor
+from transports.upgrade import Surroundings
+from transports.verbs.choosing import choose_route
+from transports.verbs.domain import Domains
+from transports.verbs.driver import Destination, load
+from transports.verbs.memory import address_of
+from transports.verbs.rendezvous import CHUNK, WINDOW
+from transports.verbs.upgrade import VerbsUpgrade
+from transports.wire import SocketType
+
+Pipe = Any
+
+
+# --- bare pyverbs: what the seam does, and nothing else ----------------------------------------------
+
+
+class Bare:
+    """One queue pair with a buffer, driven by hand through the driver's own calls."""
+
+    def __init__(self, link: Pipe, size: int) -> None:
+        route = choose_route()
+        self.device = load().open(route.device)
+        route = route.seen_by(self.device)
+        self.memory = bytearray(size)
+        self.address = address_of(memoryview(self.memory))
+        self.written = self.device.register(self.address, size, local_write=True, remote_read=True)
+        self.queue = self.device.completion_queue(256)
+        self.shared = self.device.shared_receive_queue(64)
+        self.pair = self.device.queue_pair(self.queue, self.shared, 64)
+        link.send((self.pair.number, route.gid, route.lid, self.address, self.written.rkey))
+        number, gid, lid, self.remote, self.rkey = link.recv()
+        self.pair.connect(
+            Destination(number, gid, lid, 7, route.mtu, 16), port=route.port, gid_index=route.gid_index, psn=7
+        )
+        link.send("connected")
+        link.recv()
+
+    def close(self) -> None:
+        self.pair.close()
+        self.written.close()
+        self.shared.close()
+        self.queue.close()
+        self.device.close()
+
+
+def bare_round_trips(link: Pipe, count: int, first: bool) -> list[int]:
+    bare = Bare(link, 1 << 16)
+    buffers = [
+        bare.shared.prepare(index, bare.address + 128 * index, 128, bare.written.lkey) for index in range(32)
+    ]
+    for buffer in buffers:
+        bare.shared.post(buffer)
+    link.send("posted")
+    link.recv()
+    queue, pair, shared = bare.queue, bare.pair, bare.shared
+    poller = select.epoll()
+    poller.register(queue.fd, select.EPOLLIN)
+    queue.arm()
+    out = bare.address + (1 << 15)
+
+    def wait() -> None:
+        while True:
+            got = False
+            for wr_id, status, _, _ in queue.poll(8):
+                assert status == 0, status
+                if wr_id < 1000:
+                    shared.post(buffers[wr_id])
+                    got = True
+            if got:
+                return
+            poller.poll()
+            queue.take_event()
+            queue.arm()
+
+    took = []
+    for index in range(count):
+        begin = time.perf_counter_ns()
+        if first:
+            pair.send(1000, out, 64, bare.written.lkey, index % 8 == 7)
+        wait()
+        if not first:
+            pair.send(1000, out, 64, bare.written.lkey, index % 8 == 7)
+        took.append(time.perf_counter_ns() - begin)
+    link.send("over")
+    link.recv()
+    poller.close()
+    bare.close()
+    return took
+
+
+def bare_reads(link: Pipe, size: int, count: int, first: bool) -> list[float]:
+    """Bytes a second of READs in the chunk and window that the transport uses."""
+    bare = Bare(link, max(size, 1 << 16))
+    speeds = []
+    if first:
+        chunks = [(at, min(CHUNK, size - at)) for at in range(0, size, CHUNK)] * count
+        poller = select.epoll()
+        poller.register(bare.queue.fd, select.EPOLLIN)
+        bare.queue.arm()
+        begin = time.perf_counter()
+        under_way = done = asked = 0
+        while done < len(chunks):
+            while asked < len(chunks) and under_way < WINDOW:
+                at, length = chunks[asked]
+                bare.pair.read(1, bare.address + at, length, bare.written.lkey, bare.remote + at, bare.rkey)
+                asked += 1
+                under_way += 1
+            found = bare.queue.poll(16)
+            for one in found:
+                assert one.status == 0
+            done += len(found)
+            under_way -= len(found)
+            if not found:
+                poller.poll()
+                bare.queue.take_event()
+                bare.queue.arm()
+        speeds.append(size * count / (time.perf_counter() - begin))
+        poller.close()
+    link.send("over")
+    link.recv()
+    bare.close()
+    return speeds
+
+
+# --- ours --------------------------------------------------------------------------------------------
+
+
+class End:
+    """One stream of ours, with a reactor as a context has one."""
+
+    def __init__(self, link: Pipe, connection: Any, connecting: bool) -> None:
+        from transports.choice import Choice
+        from transports.hello import Agreement, Hello
+
+        self.reactor, self.flusher, self.pool = Reactor(), core.Flusher(), core.Pool()
+        self.domains = Domains(core.copy_into)
+        self.around = Surroundings(
+            core, self.reactor, self.flusher, self.pool, SocketType.PAIR,
+            max_message=1 << 34, send_high_water=1000, send_high_water_bytes=1 << 30,
+            shared={"rdma.domains": self.domains},
+        )  # fmt: skip
+        agreement = Agreement(1, frozenset(), Hello(SocketType.PAIR), Choice("rdma", ""))
+        upgrade = VerbsUpgrade(self.around, agreement, connecting=connecting)
+        if connecting:
+            link.send(upgrade.accept(link.recv()))
+        else:
+            link.send(upgrade.offer())
+            upgrade.finish(link.recv())
+        self.stream = upgrade.made(connection.detach()).stream
+        self.reactor.register(self.stream.fd, READABLE, lambda _: self.stream.beside_ready())
+        self.poller = select.epoll()
+        self.poller.register(self.stream.wait_fds[0], select.EPOLLIN)
+
+    def receive(self) -> Any:
+        while (message := self.stream.receive()) is None:
+            self.poller.poll()
+        return message
+
+    def close(self) -> None:
+        self.poller.close()
+        self.reactor.unregister(self.stream.fd)
+        self.stream.close()
+        for kept in self.around.own.values():
+            kept.close()
+        self.domains.close()
+        self.reactor.close()
+        self.flusher.close()
+        self.pool.close()
+
+
+def our_round_trips(link: Pipe, count: int, first: bool, connection: Any) -> list[int]:
+    end = End(link, connection, first)
+    message = [(0, 0, None, None, bytes(64))]
+    send, receive = end.stream.send, end.receive
+    took = []
+    for _ in range(count):
+        begin = time.perf_counter_ns()
+        if first:
+            send(message)
+        receive()
+        if not first:
+            send(message)
+        took.append(time.perf_counter_ns() - begin)
+    link.send("over")
+    link.recv()
+    end.close()
+    return took
+
+
+def our_payloads(link: Pipe, size: int, count: int, first: bool, connection: Any) -> list[float]:
+    """Bytes a second, from the first announcement to the last message in the receiver's hands."""
+    end = End(link, connection, first)
+    speeds = []
+    if first:
+        data = bytearray(size)
+        region = end.domains.register(data)
+        for _ in range(2 + count):
+            end.stream.send([(0, 0, None, None, data)], hold=True)
+        link.send("sent")
+        link.recv()
+        region.close()
+    else:
+        end.receive()  # slabs are registered by now
+        end.receive()
+        begin = time.perf_counter()
+        for _ in range(count):
+            end.receive()
+        speeds.append(size * count / (time.perf_counter() - begin))
+        link.recv()
+        link.send("over")
+    end.close()
+    return speeds
+
+
+# --- two processes -------------------------------------------------------------------------------------
+
+
+def play(work: Callable[..., Any], *arguments: Any, tcp: bool = False) -> Any:
+    """Runs both sides in processes of their own; what the side with something to tell returned."""
+    context = multiprocessing.get_context("fork")  # before any verbs object exists
+    one, other = context.Pipe()
+    connections: tuple[Any, Any] = (None, None)
+    if tcp:
+        from tests.verbs.ends import tcp_pair
+
+        connections = tcp_pair()
+    results = context.SimpleQueue()
+
+    def side(link: Pipe, first: bool) -> None:
+        extra = (connections[0 if first else 1],) if tcp else ()
+        results.put((first, work(link, *arguments, first, *extra)))
+
+    processes = [
+        context.Process(target=side, args=(link, first)) for link, first in ((one, True), (other, False))
+    ]
+    for process in processes:
+        process.start()
+    for connection in connections:
+        if connection is not None:
+            connection.close()
+    told = dict(results.get() for _ in processes)
+    for process in processes:
+        process.join(60)
+    one.close()
+    other.close()
+    return told[True] or told[False]
+
+
+def perftest(*command: str) -> str:
+    """A pair of perftest's programs on this device; the last line of figures, or ""."""
+    if not shutil.which(command[0]):
+        return ""
+    route = choose_route()
+    words = [*command, "-d", route.device, "-x", str(route.gid_index), "-F"]
+    server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        time.sleep(1.5)
+        ran = subprocess.run([*words, "127.0.0.1"], capture_output=True, text=True, timeout=300, check=False)
+    finally:
+        server.wait(30)
+    lines = [line for line in ran.stdout.splitlines() if re.match(r"^\s*\d+\s+\d+\s", line)]
+    return lines[-1] if lines else ""
+
+
+def median_us(took: list[int]) -> float:
+    return statistics.median(took) / 1e3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.rdma", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--rounds", type=int, default=3, help="times that the cases take turns")
+    parser.add_argument("--count", type=int, default=500, help="round trips of a run")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[64 << 10, 1 << 20, 16 << 20])
+    parser.add_argument("--bytes", type=int, default=32 << 20, help="of one bandwidth run")
+    asked = parser.parse_args()
+    report: dict[str, Any] = {"cpus": os.cpu_count(), "round_trip_us": {}, "bytes_per_s": {}}
+    bare, ours, lat = [], [], []
+    for _ in range(asked.rounds):
+        bare.append(median_us(play(bare_round_trips, asked.count)))
+        ours.append(median_us(play(our_round_trips, asked.count, tcp=True)))
+        line = perftest("ib_send_lat", "-e", "-s", "64", "-n", str(asked.count)).split()
+        lat.append(2 * float(line[4]) if len(line) > 4 else float("nan"))
+        print(
+            f"round trip: bare {bare[-1]:.0f} µs, ours {ours[-1]:.0f} µs, ib_send_lat -e {lat[-1]:.0f} µs",
+            flush=True,
+        )
+    report["round_trip_us"] = {"bare": bare, "ours": ours, "ib_send_lat": lat, "ratio": min(ours) / min(bare)}
+    for size in asked.sizes:
+        count = max(2, asked.bytes // size)
+        speeds: dict[str, list[float]] = {"bare": [], "ours": [], "ib_read_bw": []}
+        for _ in range(asked.rounds):
+            speeds["bare"] += play(bare_reads, size, count)
+            speeds["ours"] += play(our_payloads, size, count, tcp=True)
+            chunk = min(size, CHUNK)
+            line = perftest(
+                "ib_read_bw",
+                "-s",
+                str(chunk),
+                "-n",
+                str(max(WINDOW, count * size // chunk)),
+                "-t",
+                str(WINDOW),
+            ).split()
+            speeds["ib_read_bw"].append(float(line[3]) * (1 << 20) if len(line) > 3 else float("nan"))
+            print(
+                f"{size >> 10} KiB: " + ", ".join(f"{k} {v[-1] / 1e6:.1f} MB/s" for k, v in speeds.items()),
+                flush=True,
+            )
+        report["bytes_per_s"][size] = {**speeds, "ratio": max(speeds["ours"]) / max(speeds["ib_read_bw"])}
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Boots the virtual machine and runs the tests on real verbs in it (`make test-rdma` alone)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rdma import vm
+from transports.verbs import choosing
+
+
+@pytest.mark.timeout(vm.TIMEOUT + 60)
+def test_on_real_verbs(record_property) -> None:
+    if choosing.look():
+        pytest.skip("this machine has an RDMA device: the tests run here")
+    try:
+        tools = vm.find_tools()
+    except vm.Missing as missing:
+        pytest.skip(str(missing))
+    ran = vm.run(vm.pytest_command(), tools=tools)
+    assert ran.status is not None, ran.console[-3000:]
+    assert ran.status == 0, ran.output[-8000:]
+    done = ran.counts["tests"] - ran.counts["skipped"]
+    assert done > 50, f"only {done} tests ran: {ran.output[-3000:]}"
+    record_property("verbs_tests", done)
+    print(f"{done} tests on real verbs")
+
+
+def test_the_newest_kernel_with_soft_roce_is_taken(tmp_path) -> None:
+    boot, modules = tmp_path / "boot", tmp_path / "modules"
+    boot.mkdir()
+    for version, has in (("6.1.0-9-amd64", True), ("6.1.0-56-amd64", True), ("6.12.0-1-cloud", False)):
+        (boot / f"vmlinuz-{version}").touch()
+        if has:
+            driver = modules / version / "kernel/drivers/infiniband/sw/rxe"
+            driver.mkdir(parents=True)
+            (driver / "rdma_rxe.ko").touch()
+    assert vm.find_kernel(boot, modules).name == "vmlinuz-6.1.0-56-amd64"
+    with pytest.raises(vm.Missing, match="linux-image"):
+        vm.find_kernel(tmp_path, modules)
+
+
+def test_what_is_missing_is_said_in_one_line(monkeypatch) -> None:
+    monkeypatch.setattr(vm.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(vm.Missing) as missing:
+        vm.find_tools()
+    assert "\n" not in str(missing.value) and "apt-get install" in str(missing.value)

@@ -1,0 +1,223 @@
+"""Runs tests on real verbs: a small virtual machine whose kernel has Soft-RoCE (rdma_rxe).
+
+    python -m tests.rdma.vm                         the suite (`make test-rdma`)
+    python -m tests.rdma.vm -- tests/verbs -k fork  what pytest is told instead
+    python -m tests.rdma.vm --command 'ibv_devinfo' anything else, with the device there
+
+The machine sees this file system read-only, as it is, and writes to one directory for results. It is
+emulated in software, so times in it are never those of RDMA; ratios in one machine are fair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+#: what pytest runs in the machine unless it is told otherwise
+SUITE = ("tests/verbs", "tests/rdma/inside")
+#: seconds from start to end; it boots in half a minute on a quiet machine
+TIMEOUT = 600
+MEMORY = "2G"
+PACKAGES = (
+    "qemu-system-x86 linux-image-amd64 rdma-core ibverbs-utils ibverbs-providers python3-pyverbs "
+    "iproute2 busybox-static"
+)
+_PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
+_RXE = "kernel/drivers/infiniband/sw/rxe"
+#: packets of 4096 bytes need a little more than that on the wire
+_PRELUDE = """\
+modprobe rdma_rxe && modprobe ib_uverbs || exit 97
+ip link set lo up
+ip link add veth0 mtu 4200 type veth peer name veth1 mtu 4200
+ip addr add 10.77.0.1/24 dev veth0
+ip link set veth0 up
+ip link set veth1 up
+rdma link add rxe0 type rxe netdev veth0 || exit 97
+mkdir -p /tmp/site && ln -s {pyverbs} /tmp/site/pyverbs
+export PYTHONPATH=/tmp/site PYTHONDONTWRITEBYTECODE=1 HOME=/tmp HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis
+export RESULTS={results}
+cd {root} || exit 97
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """status: of the command, or None if the machine did not get so far. output: what it wrote.
+    counts: of junit.xml, if there is one: tests, failures, errors, skipped."""
+
+    status: int | None
+    output: str
+    console: str
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What is needed, as found on this machine."""
+
+    vng: str
+    kernel: Path
+
+
+class Missing(Exception):
+    """Something is not installed; the text says what, in one line."""
+
+
+def find_tools() -> Tools:
+    """Raises Missing."""
+    if not shutil.which("qemu-system-x86_64"):
+        raise Missing("QEMU is not installed: apt-get install " + PACKAGES)
+    beside = Path(sys.executable).with_name("vng")
+    vng = str(beside) if beside.exists() else shutil.which("vng")
+    if not vng:
+        raise Missing("virtme-ng is not installed: pip install virtme-ng")
+    for command in ("ip", "rdma", "script"):
+        if not shutil.which(command, path=os.environ.get("PATH", "") + ":/sbin:/usr/sbin"):
+            raise Missing(f"the command {command} is not there: apt-get install iproute2 bsdutils")
+    tag = sysconfig.get_config_var("SOABI") or ""
+    if not list(_PYVERBS.glob(f"device.{tag.rsplit('-linux', 1)[0]}*.so")):
+        raise Missing(f"no pyverbs for this Python ({tag}): apt-get install python3-pyverbs")
+    return Tools(vng, find_kernel())
+
+
+def find_kernel(boot: Path = Path("/boot"), modules: Path = Path("/lib/modules")) -> Path:
+    """The newest installed kernel that has Soft-RoCE. Raises Missing."""
+    found = [
+        path
+        for path in boot.glob("vmlinuz-*")
+        if list((modules / _version(path) / _RXE).glob("rdma_rxe.ko*"))
+    ]
+    if not found:
+        raise Missing("no kernel with rdma_rxe is installed: apt-get install linux-image-amd64")
+    return max(
+        found,
+        key=lambda path: [
+            int(part) if part.isdecimal() else 0 for part in _version(path).replace("-", ".").split(".")
+        ],
+    )
+
+
+def _version(kernel: Path) -> str:
+    return kernel.name.removeprefix("vmlinuz-")
+
+
+def run(command: str, *, timeout: float = TIMEOUT, memory: str = MEMORY, tools: Tools | None = None) -> Ran:
+    """Boots, runs the command with bash in the project's directory, and shuts down.
+
+    What the command writes to $RESULTS/junit.xml is counted. Raises Missing; subprocess.TimeoutExpired.
+    """
+    tools = tools or find_tools()
+    with tempfile.TemporaryDirectory(prefix="transfer-rdma-") as folder:
+        results = Path(folder)
+        prelude = _PRELUDE.format(pyverbs=_PYVERBS, results=shlex.quote(folder), root=shlex.quote(str(ROOT)))
+        (results / "inside.sh").write_text(
+            f"({prelude}{command}\n) > {folder}/output 2>&1\necho $? > {folder}/status.new\n"
+            f"mv {folder}/status.new {folder}/status\nsync\n"
+        )
+        # vng wants a terminal.
+        boot = ["nice", "-n", "5", "script", "-qec", _boot(tools, results, memory), "/dev/null"]
+        environment = {**os.environ, "PATH": f"{Path(tools.vng).parent}:{os.environ.get('PATH', '')}"}
+        with subprocess.Popen(
+            boot, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=environment, start_new_session=True, text=True, errors="replace",
+        ) as machine:  # fmt: skip
+            try:
+                console, _ = machine.communicate(timeout=timeout)
+            except BaseException:
+                # The whole machine: script, vng and QEMU are one session of their own.
+                os.killpg(machine.pid, 9)
+                machine.wait()
+                raise
+        return Ran(_status(results), _read(results / "output"), console, _counts(results / "junit.xml"))
+
+
+def _boot(tools: Tools, results: Path, memory: str) -> str:
+    parts = [tools.vng, "--run", str(tools.kernel), "--user", "root", "--memory", memory, "--cpus", "2"]
+    # The machine's own /dev/kvm cannot be relied on: a nested guest hangs.
+    parts += ["--disable-kvm", f"--rwdir={results}"]
+    # The guest's /tmp is empty: what lies there on the host is passed in by name.
+    parts += [f"--rodir={path}" for path in _shown()]
+    return shlex.join([*parts, "--", "bash", str(results / "inside.sh")])
+
+
+def _shown() -> list[str]:
+    wanted = [ROOT, Path(sys.prefix), Path(sys.base_prefix)]
+    outer = [
+        path for path in wanted if not any(path != other and path.is_relative_to(other) for other in wanted)
+    ]
+    return sorted({str(path) for path in outer if path.is_relative_to("/tmp") or path.is_relative_to("/run")})
+
+
+def pytest_command(arguments: Sequence[str] = SUITE) -> str:
+    """One interpreter for all tests: the first import of numpy takes half a minute in there."""
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return shlex.join(words) + ' --junitxml="$RESULTS/junit.xml"'
+
+
+def _status(results: Path) -> int | None:
+    text = _read(results / "status").strip()
+    return int(text) if text else None
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _counts(path: Path) -> dict[str, int]:
+    if not path.exists():
+        return {}
+    counts: dict[str, int] = {}
+    for suite in ElementTree.parse(path).getroot().iter("testsuite"):
+        for name in ("tests", "failures", "errors", "skipped"):
+            counts[name] = counts.get(name, 0) + int(suite.get(name, 0))
+    return counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.rdma.vm", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--command", help="a shell command to run instead of pytest")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT, help="seconds for all (default %(default)s)"
+    )
+    parser.add_argument("--memory", default=MEMORY, help="of the machine (default %(default)s)")
+    parser.add_argument("--check", action="store_true", help="only say whether all that is needed is there")
+    parser.add_argument("arguments", nargs="*", help="for pytest, behind --")
+    asked = parser.parse_args()
+    try:
+        tools = find_tools()
+        if asked.check:
+            print(f"ready: {tools.kernel.name}, {tools.vng}")
+            return 0
+        command = asked.command or pytest_command(asked.arguments or SUITE)
+        ran = run(command, timeout=asked.timeout, memory=asked.memory, tools=tools)
+    except Missing as error:
+        print(f"the rdma tests cannot run here: {error}", file=sys.stderr)
+        return 3
+    except subprocess.TimeoutExpired:
+        print(f"the virtual machine did not end within {asked.timeout:.0f} s", file=sys.stderr)
+        return 4
+    print(ran.output, end="")
+    if ran.status is None:
+        print(
+            "the virtual machine did not run the command; its console says:\n" + ran.console[-3000:],
+            file=sys.stderr,
+        )
+        return 5
+    if ran.counts:
+        print("on real verbs:", ", ".join(f"{count} {name}" for name, count in ran.counts.items()))
+    return ran.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

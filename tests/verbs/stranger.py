@@ -1,0 +1,94 @@
+"""A peer that drives its queue pair by hand, and so can say anything."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from tests.verbs.ends import World, agreement, tcp_pair
+from transports.verbs import eager
+from transports.verbs.driver import Destination
+from transports.verbs.eager import BUFFER
+from transports.verbs.port import GRANT, Port
+from transports.verbs.rendezvous import Announcement
+from transports.verbs.upgrade import VerbsUpgrade
+from transports.wire import HEADER, HEADER_SIZE, SocketType
+
+
+class Stranger:
+    """Connected to one socket of a world; `victim` is the stream at that socket."""
+
+    def __init__(self, made: World, around: Any = None, said: dict[str, Any] | None = None) -> None:
+        own = made.socket()
+        self.domain = own.shared["rdma.domains"].get()
+        self.port = Port(self.domain)
+        self.pair = self.port.queue_pair()
+        self.block = self.domain.staging.take(BUFFER)
+        self.announced = 0
+        near, far = tcp_pair()
+        self.beside: socket.socket = near
+        near.setblocking(True)
+        near.settimeout(20)
+        upgrade = VerbsUpgrade(around or made.socket(), agreement(own), connecting=False)
+        try:
+            offer = upgrade.offer()
+            route = self.domain.route
+            answer = {
+                "number": self.pair.number, "gid": route.gid, "lid": route.lid, "psn": 7, "mtu": route.mtu,
+                "reads": 4, "buffers": GRANT, "buffer": BUFFER, **(said or {}),
+            }  # fmt: skip
+            destination = Destination(
+                offer["number"], offer["gid"], offer["lid"], offer["psn"], min(offer["mtu"], route.mtu), 4
+            )
+            self.pair.connect(destination, port=route.port, gid_index=route.gid_index, psn=7)
+            upgrade.finish(answer)
+            self.victim = made.adopt(upgrade.made(far.detach()))
+        except BaseException:
+            upgrade.close()
+            far.close()
+            self.close()
+            raise
+
+    def post(self, data: bytes) -> None:
+        """One eager buffer, credit or not."""
+        self.block.view[: len(data)] = data
+        self.pair.send(2 << 32, self.block.address, len(data), self.block.lkey, True)
+
+    def message(self, data: bytes) -> None:
+        self.post(eager.encode(SocketType.PAIR, 0, 1, None, None, data, False))
+
+    def announce(self, address: int, rkey: int, length: int, number: int | None = None) -> None:
+        self.announced = self.announced + 1 if number is None else number
+        said = Announcement(rkey, self.announced, address, length).encode()
+        self.post(eager.encode(SocketType.PAIR, 0, 1, None, None, said, True))
+
+    def say(self, data: bytes) -> None:
+        """A control frame on the connection beside."""
+        self.beside.sendall(HEADER.pack(0x5A4D5121, 1, SocketType.PAIR, 8, 0, 0, len(data), 0) + data)
+
+    def hear(self) -> bytes:
+        """The next control frame on the connection beside."""
+        head = self._exactly(HEADER_SIZE)
+        return self._exactly(HEADER.unpack(head)[6])
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self.beside.recv(size - len(data))
+            assert part, "the connection beside has ended"
+            data += part
+        return data
+
+    def drain(self) -> list[Any]:
+        """Completions of its own."""
+        return self.port._queue.poll(16)
+
+    def die(self) -> None:
+        """As a process ends: all at once, without a word."""
+        self.pair.close()
+        self.beside.close()
+
+    def close(self) -> None:
+        self.die()
+        self.port.reserved = 0
+        self.port.close()
