@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import platform
 import sys
 from typing import Any
@@ -80,6 +81,8 @@ def measure_peer(peer: str, seconds: float, floor: float, *, as_json: bool) -> i
         if sys.stderr.isatty():
             print(f"measuring {way} ...", file=sys.stderr)
 
+    # That a better transport is not used is what was asked for here.
+    logging.getLogger("transfer").setLevel(logging.ERROR)
     checks = list(as_checks(measure(endpoint_of(peer), seconds, next_way), floor))
     fine = doctor.healthy(checks)
     if as_json:

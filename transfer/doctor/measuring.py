@@ -100,6 +100,8 @@ def measure(endpoint: str, seconds: float, done: Callable[[str], None]) -> Itera
         except TransferError as error:
             text, _, hint = str(error).partition("\n  hint: ")
             yield Check("peer", way, "fail" if way in ("auto", "tcp") else "off", text, hint)
+            if way == "auto":
+                return  # whatever keeps all ways closed
 
 
 def _measure(way: str, endpoint: str, seconds: float) -> Result:
@@ -109,6 +111,7 @@ def _measure(way: str, endpoint: str, seconds: float) -> Result:
         Context(protocol=_WAYS[way], policy=policy) as context,
         context.socket(SocketType.DEALER, sndtimeo=milliseconds, rcvtimeo=milliseconds) as dealer,
     ):
+        dealer.handshake_ivl = milliseconds
         dealer.connect(endpoint)
         dealer.wait_for_peers(1, PATIENCE)
         trips = _round_trips(dealer, seconds)
