@@ -30,6 +30,7 @@ def serving() -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.stderr.close()
 
 
+@pytest.mark.keeps(reason="UCX keeps its descriptors")
 def test_every_way_is_measured_or_says_why_not(serving, capsys):
     _, endpoint = serving
     code = cli.run(["doctor", "--json", "--seconds", "0.05", "--peer", endpoint])
@@ -39,6 +40,7 @@ def test_every_way_is_measured_or_says_why_not(serving, capsys):
     assert "Gbit/s" in found["tcp"]["detail"] and found["auto"]["status"] == "ok"
 
 
+@pytest.mark.keeps(reason="UCX keeps its descriptors")
 def test_a_floor_that_nobody_reaches_fails(serving, capsys):
     _, endpoint = serving
     assert cli.run(["doctor", "--seconds", "0.05", "--peer", endpoint, "--min-gbps", "1e6"]) == 1
