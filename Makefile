@@ -3,6 +3,7 @@
 #   make setup    .venv with all that development needs, and the compiled core built in place
 #   make demo     Spark pushes a real data set into a PyTorch training loop
 #   make test     the tests (`make test ARGS="tests/cli -k push"`; the slow ones: `make test-slow`)
+#   make test-rdma   the tests on real verbs, in a virtual machine (`make test` does it too)
 #   make check    ruff, mypy, import-linter, cython-lint, codespell
 #   make bench    the benchmarks (`make bench ARGS="--case push_pull --size 64"`)
 #   make build    the compiled core again, if its sources changed
@@ -27,7 +28,7 @@ CORE_SOURCES := $(wildcard transports/native/*.pyx transports/native/*.pxd trans
 # -qq: warnings about the machine's own pip settings are not ours.
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: setup demo test test-slow check format bench build clean
+.PHONY: setup demo test test-slow test-rdma check format bench build clean
 .DELETE_ON_ERROR:
 
 setup: $(SETUP_DONE) $(CORE_DONE)
@@ -70,6 +71,10 @@ test: setup
 
 test-slow: setup
 	@$(PY) -m pytest -m slow --timeout 900 $(ARGS)
+
+# Needs no InfiniBand: the machine's kernel brings Soft-RoCE. `python -m tests.rdma.vm --help`
+test-rdma: setup
+	@$(PY) -m tests.rdma.vm $(if $(ARGS),-- $(ARGS))
 
 check: setup
 	$(BIN)/ruff check .

@@ -69,7 +69,8 @@ _HOMES = {
     "transports.errors": (
         "TransferError UsageError PeerError InternalError StateError NotSupported OptionError AddressError "
         "AddressInUse AddressNotAvailable NotATensor TensorMismatch Unroutable ForkedError PickleRefused "
-        "ProtocolError HandshakeError OutOfDescriptors Closed ContextTerminated Broken Again Fatal"
+        "ProtocolError HandshakeError DeviceError RegistrationError OutOfDescriptors Closed "
+        "ContextTerminated Broken Again Fatal"
     ),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from transports.core import Frame
 from transports.errors import Broken, Closed, ProtocolError, TransferError
+from transports.prefixes import Prefixes, Subscribable
 from transports.verbs import beside
 from transports.verbs.domain import check_process
 from transports.verbs.driver import QueuePair
@@ -26,7 +26,7 @@ def _nobody() -> None:
     """Nobody wants to know."""
 
 
-class VerbsStream(Outgoing, Incoming):
+class VerbsStream(Subscribable, Outgoing, Incoming):
     """A foreign stream of the core over a connected queue pair. Any thread may call.
 
     beside: a `core.Stream` over the TCP connection, which belongs to this one; control frames travel
@@ -59,7 +59,7 @@ class VerbsStream(Outgoing, Incoming):
         self._reactor = reactor
         self._watching: Any = None
         self._telling: Any = None
-        self._subscriptions: Counter[bytes] = Counter()
+        self._prefixes = Prefixes()
         with port.lock:
             self._begin_sending(port, pair, granted, socket_type)
             self._begin_receiving(port, pair, max_message)
@@ -143,29 +143,6 @@ class VerbsStream(Outgoing, Incoming):
         self._run_after()
         self.beside.close()
         return lost
-
-    @property
-    def subscriptions(self) -> tuple[bytes, ...]:
-        with self._lock:
-            return tuple(self._subscriptions)
-
-    def subscribe(self, prefix: bytes) -> None:
-        with self._lock:
-            self._subscriptions[bytes(prefix)] += 1
-
-    def unsubscribe(self, prefix: bytes) -> bool:
-        with self._lock:
-            if not self._subscriptions[prefix]:
-                del self._subscriptions[prefix]
-                return False
-            self._subscriptions[prefix] -= 1
-            if not self._subscriptions[prefix]:
-                del self._subscriptions[prefix]
-            return True
-
-    def matches(self, topic: bytes) -> bool:
-        with self._lock:
-            return any(topic.startswith(prefix) for prefix in self._subscriptions)
 
     # -- for the port, under its lock ------------------------------------------------------------
 
