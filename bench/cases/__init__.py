@@ -20,6 +20,8 @@ MODULES = {
     "connections": "connections",
     "import": "import_time",
     "netem": "netem",
+    "ucx_push_pull": "ucx",
+    "ucx_req_rep": "ucx",
 }
 
 

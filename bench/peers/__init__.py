@@ -16,6 +16,8 @@ PEERS: dict[str, tuple[str, str, dict[str, object]]] = {
     "mooncake": ("mooncake", "Mooncake", {}),
     "gloo": ("gloo", "Gloo", {}),
     "raw": ("raw", "Raw", {}),
+    "transfer-ucx": ("ucxx", "TransferUcx", {}),
+    "ucxx-low": ("ucxx", "Low", {}),
 }
 
 #: what the tables call ours, and ratios divide by the others

@@ -19,7 +19,7 @@ HOMES = {
     "pyarrow": ("transfer/spark/", "transfer/demo"),
     "prometheus_client": ("transfer/metrics.py",),
     "typer": ("transfer/cli/",),
-    "ucxx": ("transports/ucx.py",),
+    "ucxx": ("transports/ucx/",),
     "pyverbs": ("transports/verbs/",),
 }
 

@@ -9,14 +9,16 @@ it is received, so that what a peer announced could not be checked.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from transports.config import ucx_option_is_set, ucx_variables_kept
 from transports.errors import Broken, ForkedError, InternalError, NotSupported, TransferError
 
 #: payloads from here on travel by rendezvous: they stay where they are until the receiver has memory
@@ -26,6 +28,8 @@ _OPTIONS = {"RNDV_THRESH": str(RENDEZVOUS)}
 #: nanoseconds that closing an endpoint may take, twice at most
 _PATIENCE_NS = 1_000_000_000
 MASK_ALL = (1 << 64) - 1
+#: messages and pieces of progress that one `sweep` throws away at most
+_SWEEPS = 10_000
 
 
 class Request(Protocol):
@@ -171,14 +175,15 @@ class Worker:
             raise translated(error, "connect") from error
         return Endpoint(self._library, native)
 
-    def close(self) -> None:
-        """Endpoints first. Nothing that was under way touches memory afterwards. Idempotent."""
-        native, self._native = self._native, None
-        if native is not None:
-            # Bound methods keep the worker alive.
-            self.step = _nothing
-            self._probe = None
-            _drop(native)
+    def sweep(self) -> None:
+        """Throws away whatever arrived and nobody will receive."""
+        anything, any_tag = self.mask(0), self.tag(0)
+        for _ in range(_SWEEPS):
+            found = self.find(any_tag, mask=anything, remove=True)
+            if found is not None:
+                self.discard(found)
+            elif not self.step():
+                return
 
 
 def failure(request: Any) -> TransferError | None:
@@ -209,24 +214,38 @@ def translated(error: BaseException, what: str) -> TransferError:
 
 
 class Fabric:
-    """UCX in this process: one context, which workers share. Made by `fabric()`."""
+    """UCX in this process: one context, which workers share. Made by `fabric()`. Thread-safe.
+
+    Workers are lent and never destroyed: ucxx keeps a worker, with its descriptors, for ever once a
+    request of it was cancelled, and destroying one waits without end for a message that a dead peer
+    announced. So there are as many as were in use at once.
+    """
 
     def __init__(self, library: Library) -> None:
         self.process = os.getpid()
         self.version = library.version
         self._library = library
-        options = {name: value for name, value in _OPTIONS.items() if f"UCX_{name}" not in os.environ}
+        options = {name: value for name, value in _OPTIONS.items() if not ucx_option_is_set(name)}
         try:
             self._context = library.context(options, library.features)
         except library.errors as error:
             raise translated(error, "begin") from error
         _keep(self._context)
         self.has_cuda = bool(self._context.cuda_support)
+        self._idle: deque[Worker] = deque()
 
     def worker(self) -> Worker:
-        """A worker of the caller's. Raises ForkedError, InternalError."""
+        """A worker of the caller's until `give_back`. Raises ForkedError, InternalError."""
         self.check()
-        return Worker(self._library, self._context)
+        try:
+            return self._idle.popleft()
+        except IndexError:
+            return Worker(self._library, self._context)
+
+    def give_back(self, worker: Worker) -> None:
+        """Its endpoints are closed and its requests are over. What arrived is thrown away."""
+        worker.sweep()
+        self._idle.append(worker)
 
     def check(self) -> None:
         """Raises ForkedError in a child of the process that began it."""
@@ -266,29 +285,12 @@ def forked() -> ForkedError:
 
 def _load() -> Library:
     try:
-        with unchanged_environment():
+        with ucx_variables_kept():
             module = importlib.import_module("ucxx._lib.libucxx")
             array = importlib.import_module("ucxx._lib.arr").Array
         return Library(module, array)
     except (ImportError, OSError, AttributeError) as error:
         raise NotSupported(f"ucxx cannot be loaded: {error}", hint="pip install ucxx-cu12") from error
-
-
-@contextmanager
-def unchanged_environment() -> Iterator[None]:
-    """ucxx sets UCX_* variables when it is imported, which would reach every other user of UCX in
-    this process and its children. What we want of UCX we tell our own context."""
-    before = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
-    try:
-        yield
-    finally:
-        for name in [name for name in os.environ if name.startswith("UCX_") and name not in before]:
-            del os.environ[name]
-        os.environ.update(before)
-
-
-def _nothing() -> bool:
-    return False
 
 
 # --- fork -----------------------------------------------------------------------------------------
@@ -305,6 +307,7 @@ def _keep(native: Any) -> None:
     if not _hooked:
         _hooked = True
         os.register_at_fork(after_in_child=_abandon)
+        atexit.register(_abandon)  # the process's end frees all; destructors might wait for peers
 
 
 def _drop(native: Any) -> None:
@@ -313,6 +316,6 @@ def _drop(native: Any) -> None:
 
 
 def _abandon() -> None:
-    """In the child: one reference more, which nobody gives back, for each native object."""
+    """One reference more, which nobody gives back, for each native object: it is never destroyed."""
     for native in _living.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))

@@ -54,7 +54,8 @@ def pack(frame: OutFrame, socket_type: int, sequence: int, more: bool, checksum:
     flags, own_sequence, topic, meta, data = frame
     flags = int(flags)
     if flags == 0 and topic is None and not more and not checksum and size < APART:
-        return HEADER.pack(MAGIC, VERSION, socket_type, 0, own_sequence or sequence, 0, size, 0) + data
+        plain = HEADER.pack(MAGIC, VERSION, socket_type, 0, own_sequence or sequence, 0, size, 0)
+        return plain + bytes(data)
     between = meta or b""
     if more:
         flags |= _MORE

@@ -12,21 +12,34 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from transports.errors import Broken, ForkedError
 from transports.reactor import READABLE, Reactor
 from transports.ucx.driver import Fabric, Worker, forked
 
-if TYPE_CHECKING:
-    from transports.ucx.stream import UcxStream
-
-#: pieces of progress that one call makes for others
-STEPS = 64
+#: pieces of progress between two looks at what came of them, and how many looks one call takes
+STEPS, ROUNDS = 64, 16
 #: how many retired tags are looked after: what their peers sent late is thrown away
 _RETIRED = 64
 #: the bits of a tag that say whose it is; the others say what kind of message
 OWNER = ~3 & ((1 << 64) - 1)
+
+
+#: requests that were not over when their socket was closed, with their memory
+_buried: list[tuple[Any, Any]] = []
+
+
+class Member(Protocol):
+    """A stream as its port sees it. Both methods are called with the port's lock."""
+
+    on_readable: Callable[[], None] | None
+
+    def look(self) -> None:
+        """After progress that others made. Never raises."""
+
+    def has_arrived(self) -> bool:
+        """Whether its receiver would find something."""
 
 
 class Port:
@@ -40,11 +53,12 @@ class Port:
         self.worker: Worker = fabric.worker()
         self.wait_fds = (self.worker.fd,)
         self.calls: list[Callable[[], object]] = []
-        self.streams: list[UcxStream] = []
+        self.streams: list[Member] = []
+        self._fabric = fabric
         self._process = fabric.process
         self._lock = threading.Lock()
         self._reactor = reactor
-        self._eager: set[UcxStream] = set()  # those that want progress whoever makes it
+        self._eager: set[Member] = set()  # those that want progress whoever makes it
         self._watched = -1  # a descriptor of our own for the reactor: the worker's may be watched by others
         self._retired: list[int] = []
         self._owner_mask = self.worker.mask(OWNER)
@@ -52,6 +66,8 @@ class Port:
         self._graves: list[tuple[Any, Any]] = []
         self._closing = False
         self.closed = False
+        #: somebody made progress that may concern others; somebody wants `advance` before the lock goes
+        self.stepped = self.due = False
 
     def __enter__(self) -> Port:
         if os.getpid() != self._process:
@@ -60,6 +76,9 @@ class Port:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if self.due or (self.stepped and self._eager):
+            self.advance()
+        self.stepped = False
         calls = self.calls
         if calls:
             self.calls = []
@@ -73,14 +92,14 @@ class Port:
 
     # -- streams -------------------------------------------------------------------------------------
 
-    def join(self, stream: UcxStream) -> None:
+    def join(self, stream: Member) -> None:
         """A stream begins. Raises Broken if the socket was closed meanwhile."""
         if self.closed or self._closing:
             raise Broken("the socket was closed")
         self.streams.append(stream)
         self._sweep()
 
-    def leave(self, stream: UcxStream, owner: int, left: list[tuple[Any, Any]]) -> None:
+    def leave(self, stream: Member, owner: int, left: list[tuple[Any, Any]]) -> None:
         """A stream ended: its tag, and its requests that are not over, with the memory they use."""
         self.streams.remove(stream)
         self.want(stream, False)
@@ -113,19 +132,20 @@ class Port:
         self.closed = True
         self._eager.clear()
         self._unwatch()
-        self.worker.close()
-        self._graves.clear()  # without its worker UCX touches no memory any more
+        self._fabric.give_back(self.worker)
+        self._graves = [grave for grave in self._graves if not grave[0].completed]
+        _buried.extend(self._graves)  # UCX may still touch their memory, so it is never freed
 
     # -- progress -------------------------------------------------------------------------------------
 
-    def want(self, stream: UcxStream, progress: bool) -> None:
+    def want(self, stream: Member, progress: bool) -> None:
         """Whether the stream wants progress also while nobody waits for it."""
         if progress:
             self._eager.add(stream)
             if self._reactor is not None and self._watched < 0:
                 self._watched = os.dup(self.worker.fd)
                 self._reactor.register(self._watched, READABLE, self._serve)
-                self.rearm()
+                self.due = True
         elif stream in self._eager:
             self._eager.discard(stream)
             if not self._eager:
@@ -148,25 +168,24 @@ class Port:
             return
 
     def advance(self) -> None:
-        """Makes progress for all: finished requests, room, messages of whom nobody waits for."""
-        step = self.worker.step
-        for _ in range(STEPS):
-            if not step():
-                break
-        for stream in self.streams[:]:
-            stream.look()
-        self.rearm()
+        """Makes progress for all, until there is none: then the descriptor tells of the next.
 
-    def rearm(self) -> None:
-        """So that the descriptor tells of the next event; receivers hear of what is there already."""
+        Requests are booked, what may go goes, and receivers for whom something came are told.
+        """
+        self.due = False
         worker = self.worker
-        for _ in range(STEPS):
+        for _ in range(ROUNDS):
+            for _ in range(STEPS):
+                if not worker.step():
+                    break
+            for stream in self.streams[:]:
+                stream.look()
             if worker.arm():
                 break
-            worker.step()
         else:
-            if self._reactor is not None:
+            if self._reactor is not None:  # others have their turn in between
                 self._reactor.call_soon(self._serve)
+        self.due = False  # looking may have asked for it again
         for stream in self.streams:
             if stream.on_readable is not None and stream.has_arrived():
                 self.calls.append(stream.on_readable)

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from transports.config import ucx_of_the_system
+from transports.errors import TransferError
 from transports.probe import Probe
+from transports.ucx import driver
 
 #: UCX's own libraries; one process should have one of each
 _LIBRARIES = ("libucp", "libuct", "libucs", "libucm")
@@ -105,14 +108,8 @@ def probe() -> Probe:
     if directory is not None and not infiniband_module(directory):
         reason = f"the UCX in {directory} has no InfiniBand module"
         hint = f"set {PREFER_SYSTEM} where the system has a UCX with one"
-        return Probe(True, reason, hint=hint, better=_prefers_system(), details=details)
+        return Probe(True, reason, hint=hint, better=ucx_of_the_system(), details=details)
     return Probe(True, details=details)
-
-
-def _prefers_system() -> bool:
-    from transports.config import ucx_of_the_system
-
-    return ucx_of_the_system()
 
 
 # --- for `transfer doctor` ------------------------------------------------------------------------
@@ -141,9 +138,6 @@ def report(maps: str | None = None, *, load: bool = False) -> Report:
 
     Never raises for what is missing or broken: that is among the warnings.
     """
-    from transports.errors import TransferError
-    from transports.ucx import driver
-
     warnings: list[tuple[str, str]] = []
     installed = find_spec("ucxx") is not None
     if load and installed:

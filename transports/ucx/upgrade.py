@@ -66,7 +66,7 @@ class UcxUpgrade(Upgrade):
         return port
 
     def _card(self) -> dict[str, Any]:
-        """What the peer needs of us. A tag is random, so that nobody else's message is taken for the peer's."""
+        """What the peer needs of us. The tag is random: nobody else's message is taken for the peer's."""
         port = self._port()
         self._ours = self._ours or secrets.randbits(62) << 2
         address = port.worker.address

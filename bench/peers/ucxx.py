@@ -1,0 +1,162 @@
+"""UCX for the cases of bench/cases/ucx.py: ours over `ucx://`, ucxx by asyncio, ucxx by its lowest loop.
+
+All of them meet by an address that travels on the benchmark's own pipes. `UCX_TLS` is set for the
+process before UCX is loaded. ucxx runs in blocking progress mode, as its users do who care for CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from bench.peers.base import Channel, Peer, Role, nothing
+from bench.peers.ours import Transfer
+from bench.work import PATIENCE, Skipped, Work
+
+#: requests under way in the lowest loop, as in ucxx's own benchmarks
+WINDOW = 16
+
+
+def set_transports(work: Work) -> None:
+    """Before UCX is loaded: it reads its environment once."""
+    os.environ["UCX_TLS"] = work.params.get("tls", "tcp")
+    os.environ.setdefault("UCX_LOG_LEVEL", "error")
+
+
+class TransferUcx(Transfer):
+    """Our sockets over the ucx transport, and nothing else."""
+
+    name = "transfer-ucx"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def open(self, role: Role, work: Work, address: str = "") -> Channel:
+        set_transports(work)
+        channel = super().open(role, work, address.replace("tcp:", "ucx:", 1))
+        ready = channel.ready
+
+        def ready_by_ucx(peers: int) -> None:
+            ready(peers)
+            used = {peer.transport for peer in channel.socket.peers()}
+            if used != {"ucx"}:
+                raise Skipped(f"the transport is {used}: {channel.socket.peers()[0].reason}")
+
+        channel.ready = ready_by_ucx
+        return channel
+
+
+class Low(Peer):
+    """Tag messages on the worker's own calls: progress, arm, epoll. One peer, fixed sizes."""
+
+    name = "ucxx-low"
+
+    def open(self, role: Role, work: Work, address: str = "") -> Channel:
+        set_transports(work)
+        from ucxx._lib import libucxx as ucx
+        from ucxx._lib.arr import Array
+
+        context = ucx.UCXContext({}, (ucx.Feature.TAG, ucx.Feature.WAKEUP))
+        worker = ucx.UCXWorker(context)
+        worker.init_blocking_progress_mode()
+        channel = Channel(address=worker.address.tobytes().hex(), socket=(context, worker))
+        wait = _waiter(worker, select.epoll())
+        tag = ucx.UCXXTag(1)
+
+        def meet(theirs: str) -> None:
+            peer = ucx.UCXAddress.create_from_buffer(bytearray(bytes.fromhex(theirs)))
+            endpoint = worker.create_endpoint_from_worker_address(peer, True)
+            channel.socket = context, worker, endpoint
+            channel.send = _sender(endpoint, tag, wait, Array, 1 if role in (Role.REQ, Role.REP) else WINDOW)
+            channel.recv = _receiver(endpoint, tag, wait, Array, work.size)
+
+        channel.ready = nothing
+        channel.socket = meet
+        return channel
+
+
+def _waiter(worker: Any, poll: Any) -> Callable[[Any], None]:
+    poll.register(worker.epoll_file_descriptor, select.EPOLLIN)
+    step, arm = worker.progress_once, worker.arm
+
+    def wait(request: Any) -> None:
+        while not request.completed:
+            if not step() and not request.completed and arm():
+                poll.poll(PATIENCE)
+
+    return wait
+
+
+def _sender(endpoint: Any, tag: Any, wait: Callable[[Any], None], array: Any, window: int) -> Any:
+    under_way: deque[tuple[Any, Any]] = deque()
+
+    def send(data: Any) -> None:
+        while len(under_way) >= window:
+            wait(under_way[0][0])
+            under_way.popleft()[0].check_error()
+        kept = array(data)
+        under_way.append((endpoint.tag_send(kept, tag), kept))
+
+    def flush() -> None:
+        while under_way:
+            wait(under_way[0][0])
+            under_way.popleft()[0].check_error()
+
+    send.flush = flush  # type: ignore[attr-defined]
+    return send
+
+
+def _receiver(endpoint: Any, tag: Any, wait: Callable[[Any], None], array: Any, size: int) -> Any:
+    """A fresh buffer for each message, as a library has to give."""
+
+    def recv() -> Any:
+        memory = bytearray(size)
+        request = endpoint.tag_recv(array(memory), tag)
+        wait(request)
+        request.check_error()
+        return memory
+
+    return recv
+
+
+async def by_asyncio(
+    role: Role, work: Work, tell: Callable[[Any], None], hear: Callable[[], Any], part: Callable[..., Any]
+) -> Any:
+    """Runs `part(send, recv)`, a coroutine, over a connected ucxx endpoint in blocking mode."""
+    set_transports(work)
+    import ucxx
+
+    ucxx.init(progress_mode="blocking", enable_python_future=False)
+    if role in (Role.PULL, Role.REP):
+        met: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        over = asyncio.Event()
+
+        async def handler(endpoint: Any) -> None:
+            met.set_result(endpoint)
+            await over.wait()
+
+        listener = ucxx.create_listener(handler)
+        tell(listener.port)
+        endpoint = await asyncio.wait_for(met, PATIENCE)
+        try:
+            return await part(*_calls(endpoint, work))
+        finally:
+            over.set()
+    port = hear()
+    endpoint = await ucxx.create_endpoint("127.0.0.1", port)
+    return await part(*_calls(endpoint, work))
+
+
+def _calls(
+    endpoint: Any, work: Work
+) -> tuple[Callable[[Any], Coroutine[Any, Any, Any]], Callable[[], Coroutine[Any, Any, Any]]]:
+    async def recv() -> Any:
+        memory = bytearray(work.size)
+        await endpoint.recv(memory)
+        return memory
+
+    return endpoint.send, recv

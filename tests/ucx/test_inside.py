@@ -1,0 +1,49 @@
+"""The tests of the ucx transport, in processes that have UCX to themselves.
+
+UCX reads its environment once, and a process that has begun it must not fork: so each file of
+`inside/` runs in a process of its own, with the transports that every machine has.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "inside"
+ROOT = FOLDER.parents[2]
+FILES = sorted(FOLDER.glob("inside_*.py"))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(importlib.util.find_spec("ucxx") is None, reason="ucxx is not installed")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_in_a_process_of_its_own(path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
+    environ |= {"UCX_TLS": "tcp,sm,self", "UCX_LOG_LEVEL": "error", "TRANSFER_LOCAL": "off"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "python_files=inside_*.py",
+    ]
+    done = subprocess.run(
+        [*command, str(path)], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=230, check=False
+    )
+    passed = re.search(r"(\d+) passed", done.stdout)
+    print(done.stdout[-2000:])
+    assert done.returncode == 0 and passed, done.stdout[-6000:] + done.stderr[-3000:]
+    assert " skipped" not in done.stdout, done.stdout[-3000:]
+
+
+def test_there_are_files() -> None:
+    assert len(FILES) >= 3

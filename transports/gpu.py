@@ -1,0 +1,231 @@
+"""How the memory of a GPU gets to a transport: one pure decision, and the plan of a staged copy.
+
+No GPU is needed here: whoever has one describes it (`transfer/tensors/device.py`), and these
+functions decide. What they decide was tested with descriptions; no GPU was at hand.
+
+    decide(memory, can, machine) -> Way(route, reason, warning)
+
+| route | when |
+|---|---|
+| pointer | the transport takes device pointers (ucx with CUDA) |
+| dmabuf | the transport registers memory, and this memory can be exported as a dma-buf |
+| peermem | it registers memory, and a peer-memory module is loaded |
+| staging | else: copied through pinned host memory, in chunks that overlap |
+| host | the memory is the host's to read, whatever the library calls it |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from transports.base import Capabilities
+from transports.errors import UsageError
+
+#: tensors below this many bytes are staged: registering them, or a rendezvous, costs more than a copy
+DIRECT_FROM: Final = 64 * 1024
+#: bytes of one pinned slab, and how many take turns
+SLAB: Final = 4 << 20
+SLABS: Final = 3
+
+#: DLPack's device types
+CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST, CUDA_MANAGED = 1, 2, 3, 10, 11, 13
+_HOST_READABLE: Final = frozenset({CPU, CUDA_HOST, ROCM_HOST, CUDA_MANAGED})
+
+#: numbers of cuPointerGetAttribute
+IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE = 13, 17
+#: number of cuDeviceGetAttribute
+DMA_BUF_SUPPORTED: Final = 124
+
+
+class Route(Enum):
+    """See the module's table."""
+
+    POINTER = "pointer"
+    DMABUF = "dmabuf"
+    PEERMEM = "peermem"
+    STAGING = "staging"
+    HOST = "host"
+
+
+class Way(NamedTuple):
+    """route: how the bytes go; reason: why, for people; warning: to be logged once, or nothing."""
+
+    route: Route
+    reason: str
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What a tensor says of its memory.
+
+    kind: DLPack's device type; index: which device. pointer, nbytes: where and how much. stream: the
+    one that its contents are ready on, as `__cuda_array_interface__` tells (None: none to wait for).
+    virtual: mapped by CUDA's virtual memory calls, as PyTorch's expandable segments are; None: unknown.
+    """
+
+    kind: int
+    index: int
+    pointer: int
+    nbytes: int
+    stream: int | None = None
+    virtual: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What driver, kernel and environment allow.
+
+    dmabuf: "" or why memory cannot be exported as a dma-buf. peermem: "" or why there is no
+    peer-memory module. expandable: PyTorch was told to use expandable segments.
+    """
+
+    dmabuf: str = "not looked for"
+    peermem: str = "not looked for"
+    expandable: bool = False
+
+
+VIRTUAL_WARNING: Final = (
+    "GPU memory of PyTorch's expandable segments cannot be registered in one piece and is copied through "
+    "the host, which may be hundreds of times slower: unset expandable_segments in PYTORCH_CUDA_ALLOC_CONF, "
+    "or allocate what is sent before it is set"
+)
+
+
+def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
+    """How this memory gets to a transport that can this, on this machine. Never raises."""
+    if memory.kind in _HOST_READABLE:
+        return Way(Route.HOST, "the host can read it")
+    if memory.kind not in (CUDA, ROCM):
+        return Way(Route.STAGING, f"nothing is known of devices of kind {memory.kind}")
+    if not (can.device_memory or can.registers_memory):
+        return Way(Route.STAGING, "the transport moves host memory")
+    if memory.nbytes < DIRECT_FROM:
+        return Way(Route.STAGING, f"{memory.nbytes} bytes: a copy is quicker than what a direct way needs")
+    if memory.virtual or (memory.virtual is None and machine.expandable):
+        known = "it is" if memory.virtual else "it may be, by PYTORCH_CUDA_ALLOC_CONF,"
+        return Way(Route.STAGING, f"{known} mapped piece by piece (expandable segments)", VIRTUAL_WARNING)
+    if can.device_memory:
+        return Way(Route.POINTER, "the transport takes device pointers")
+    if not machine.dmabuf:
+        return Way(Route.DMABUF, "it can be exported as a dma-buf")
+    if not machine.peermem:
+        return Way(Route.PEERMEM, f"a peer-memory module is loaded; no dma-buf: {machine.dmabuf}")
+    return Way(Route.STAGING, f"no dma-buf: {machine.dmabuf}; no peermem: {machine.peermem}")
+
+
+# --- reading what others say ----------------------------------------------------------------------
+
+
+def described(tensor: Any) -> DeviceMemory | None:
+    """What a tensor says of itself, by `__cuda_array_interface__` or DLPack; None: nothing of a device.
+
+    Nothing is imported and nothing is copied. Raises what the tensor's own attributes raise.
+    """
+    interface = getattr(tensor, "__cuda_array_interface__", None)
+    if isinstance(interface, Mapping):
+        return _of_interface(tensor, interface)
+    device = getattr(tensor, "__dlpack_device__", None)
+    if device is None:
+        return None
+    kind, index = (int(number) for number in device())
+    pointer = getattr(tensor, "data_ptr", None)
+    nbytes = int(getattr(tensor, "nbytes", 0))
+    return DeviceMemory(kind, index, int(pointer()) if callable(pointer) else 0, nbytes)
+
+
+def _of_interface(tensor: Any, interface: Mapping[str, Any]) -> DeviceMemory:
+    count = 1
+    for length in interface["shape"]:
+        count *= int(length)
+    match = re.search(r"\d+$", str(interface["typestr"]))
+    itemsize = int(match.group()) if match else 1
+    index = 0
+    device = getattr(tensor, "__dlpack_device__", None)
+    kind = CUDA
+    if device is not None:
+        kind, index = (int(number) for number in device())
+    # 1 is the legacy default stream and 2 the one of each thread; 0 is forbidden, as it may be either
+    stream = interface.get("stream")
+    return DeviceMemory(
+        kind, index, int(interface["data"][0]), count * itemsize, None if stream is None else int(stream)
+    )
+
+
+def expandable_segments(settings: str) -> bool:
+    """Whether PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) asks for expandable segments."""
+    for part in settings.split(","):
+        name, _, value = part.partition(":")
+        if name.strip() == "expandable_segments" and value.strip().lower() in ("true", "1"):
+            return True
+    return False
+
+
+def is_virtual(attributes: Mapping[int, int]) -> bool | None:
+    """From results of cuPointerGetAttribute, by number; None if they do not tell.
+
+    Memory of cudaMalloc can be shared by the old calls; that of a stream-ordered pool cannot, and
+    names its pool; what is left was mapped by hand.
+    """
+    legacy = attributes.get(IS_LEGACY_IPC_CAPABLE)
+    if legacy is None:
+        return None
+    return not legacy and not attributes.get(MEMPOOL_HANDLE)
+
+
+def peermem_missing(modules: str) -> str:
+    """From the text of /proc/modules: why there is no peer-memory module, or nothing if there is."""
+    loaded = {line.split(" ", 1)[0] for line in modules.splitlines()}
+    if loaded & {"nvidia_peermem", "nv_peer_mem", "amdgpu"}:
+        return ""
+    return "nvidia_peermem is not loaded (modprobe nvidia_peermem)"
+
+
+def dmabuf_missing(release: str, supported: int | None, registers: bool) -> str:
+    """Why device memory cannot be registered by dma-buf, or nothing if it can.
+
+    release: the kernel's, as uname tells. supported: attribute 124 of the device, None if nobody could
+    ask. registers: the verbs library has ibv_reg_dmabuf_mr.
+    """
+    match = re.match(r"(\d+)\.(\d+)", release)
+    if match is None or (int(match[1]), int(match[2])) < (5, 12):
+        return f"the kernel is {release or 'unknown'}, 5.12 is needed"
+    if not registers:
+        return "the verbs library has no ibv_reg_dmabuf_mr"
+    if supported is None:
+        return "the CUDA driver could not be asked"
+    return "" if supported else "the driver cannot export it (the open kernel modules can)"
+
+
+# --- staging --------------------------------------------------------------------------------------
+
+
+class Chunk(NamedTuple):
+    """Bytes [offset, offset + length) of the tensor go through slab number `slab`."""
+
+    offset: int
+    length: int
+    slab: int
+
+
+def staging_plan(nbytes: int, slab: int = SLAB, slabs: int = SLABS) -> tuple[Chunk, ...]:
+    """The chunks of a staged copy, in order. Slabs take turns, so that a copy between slab and host
+    goes on while the device fills or empties the next: a chunk's slab is free when the chunk
+    `slabs` before it is done.
+
+    A tensor of less than two slabs is cut in halves, so that there is something to overlap.
+    """
+    if nbytes <= 0:
+        return ()
+    if slab <= 0 or slabs <= 0:
+        raise UsageError("a slab has at least one byte, and there is one at least")
+    if slabs > 1 and nbytes <= slab and nbytes >= 2 * DIRECT_FROM:
+        slab = -(-nbytes // 2)
+    return tuple(
+        Chunk(offset, min(slab, nbytes - offset), number % slabs)
+        for number, offset in enumerate(range(0, nbytes, slab))
+    )

@@ -1,0 +1,314 @@
+"""The sending half of a UCX stream: what waits, what is on its way, what the peer took in."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from transports.base import Stream
+from transports.errors import Broken, ProtocolError, TransferError
+from transports.ucx.driver import Endpoint, failure
+from transports.ucx.packing import APART, FULL, TAKEN, pack
+from transports.ucx.port import Port
+from transports.wire import HEADER_SIZE, Flag
+
+if TYPE_CHECKING:
+    from transports.core_contract import OutFrame
+    from transports.upgrade import Surroundings
+
+Released = Callable[[BaseException | None], None]
+CONTROL = int(Flag.CONTROL)
+#: a control frame of our own on the connection beside: take in so many messages, whoever waits
+COLLECT = struct.Struct("<BQ")
+COLLECT_KIND = 0xC1
+#: what may be on its way and not taken in: bytes in batches, and messages of any kind
+WINDOW_BYTES = 1 << 20
+WINDOW = 64
+#: kinds of messages, the lowest bits of a tag
+BATCH, PAYLOAD, GRANT = 0, 1, 2
+
+
+class _Message:
+    """One message to send. next: the first frame that was not posted; left: its requests under way."""
+
+    __slots__ = ("frames", "left", "next", "number", "released", "size", "sizes")
+
+    def __init__(
+        self, frames: list[OutFrame], sizes: list[int], size: int, number: int, released: Released | None
+    ) -> None:
+        self.frames = frames
+        self.sizes = sizes
+        self.size = size
+        self.number = number
+        self.released = released
+        self.next = 0
+        self.left = 0
+
+
+class Outgoing(Stream):
+    """What sends. See `stream.UcxStream`, which has the rest."""
+
+    def __init__(self, port: Port, endpoint: Endpoint, fd: int, theirs: int, around: Surroundings) -> None:
+        self.beside = around.core.Stream(fd, int(around.socket_type), around.flusher, around.pool)
+        self.fd = fd
+        self.wait_fds = port.wait_fds
+        self.socket_type = int(around.socket_type)
+        self.send_high_water = around.send_high_water
+        self.send_high_water_bytes = around.send_high_water_bytes
+        self.checksum = around.checksum
+        self.last_received_ns = self.last_sent_ns = time.monotonic_ns()
+        self._port = port
+        self._endpoint = endpoint
+        self._pool = around.pool
+        self._closed = False
+        self._to = [port.worker.tag(theirs | kind) for kind in (BATCH, PAYLOAD, GRANT)]
+        self._queue: deque[_Message] = deque()  # not posted, or not wholly
+        self._waiting = 0  # bytes in it
+        #: requests in the order of their posting, the messages that they carry, the memory they use
+        self._requests: deque[tuple[Any, list[_Message], Any]] = deque()
+        #: UCX messages that the peer has not taken in: (bytes of the window, messages that end in it)
+        self._ungranted: deque[tuple[int, int]] = deque()
+        self._window = 0
+        self._posted = 0
+        self._collected = 0  # how many the peer was told to collect
+        self._room_wanted = False
+        # -- what the peer sent, as far as the sending half tells of it
+        self._taken = 0
+        self._told = 0
+
+    def send(
+        self,
+        frames: Sequence[OutFrame],
+        *,
+        force: bool = False,
+        hold: bool = False,
+        released: Released | None = None,
+    ) -> bool:
+        if frames[0][0] & CONTROL:
+            return self._send_control(frames)
+        sizes = [len(frame[4]) if type(frame[4]) is bytes else nbytes_of(frame[4]) for frame in frames]
+        size = sum(sizes)
+        with self._port as port:
+            self._check()
+            if not force and self._is_full(size):
+                port.advance()
+                self._check()
+                if self._is_full(size):
+                    self._room_wanted = True
+                    return False
+            kept = [self._kept(frame, n, hold) for frame, n in zip(frames, sizes, strict=True)]
+            self.sent += 1
+            self.sent_bytes += size
+            self.queued += 1
+            self.queued_bytes += size
+            if released is not None and (not hold or max(sizes) < APART):
+                port.calls.append(partial(released, None))  # what stays here are copies
+                released = None
+            self._queue.append(_Message(kept, sizes, size, self.sent, released))
+            self._waiting += size + HEADER_SIZE
+            if not self._ungranted or self._waiting >= FULL:
+                self._post()
+            elif len(self._queue) == 1:
+                port.want(self, True)  # it waits for a grant, which somebody must see
+        return True
+
+    def _send_control(self, frames: Sequence[OutFrame]) -> bool:
+        self._check()
+        self.last_sent_ns = time.monotonic_ns()
+        self.beside.send(frames, force=True)
+        return True
+
+    def _kept(self, frame: OutFrame, size: int, hold: bool) -> OutFrame:
+        """The frame with data that stays as it is: `bytes`, memory that is held, or a copy."""
+        data = frame[4]
+        if type(data) is bytes:
+            return frame
+        if is_on_device(data):
+            return frame  # UCX reads it from there; it is held by reference
+        view: Any = flat(data)
+        if size >= APART and not hold:
+            lease = self._pool.lease(size)
+            memoryview(lease)[:] = view
+            view = lease
+        elif size < APART:
+            view = bytes(view)
+        return (*frame[:4], view)
+
+    def _is_full(self, size: int) -> bool:
+        if not self.queued:
+            return False  # one message is always taken, however large
+        if 0 < self.send_high_water <= self.queued:
+            return True
+        return 0 < self.send_high_water_bytes < self.queued_bytes + size
+
+    @property
+    def full(self) -> bool:
+        """Whether a message would not be taken now."""
+        return self._is_full(0)
+
+    def flush(self) -> bool:
+        """True when the peer has taken in everything. It is asked to, also if nobody receives there."""
+        with self._port as port:
+            if self.broken is not None or self._closed:
+                return True
+            port.advance()
+            if not self._queue and not self._requests and not self._ungranted:
+                return True
+            if self._posted > self._collected:
+                self._collected = self._posted
+                order = COLLECT.pack(COLLECT_KIND, self._posted)
+                try:
+                    self.beside.send([(CONTROL, 0, None, None, order)], force=True)
+                except Broken as error:
+                    self._fail(error)
+            port.want(self, True)
+            return False
+
+    def take_unsent(self) -> list[list[OutFrame]]:
+        with self._port as port:
+            if self.broken is None:
+                return []
+            unsent = [message for message in self._queue if not message.next]
+            self._queue.clear()
+            self._waiting = 0
+            self.queued = self.queued_bytes = 0
+            for message in unsent:
+                self._release(message, self.broken)
+            port.want(self, False)
+            return [message.frames for message in unsent]
+
+    # -- under the lock ---------------------------------------------------------------------------------
+
+    def _post(self) -> None:
+        """Gives UCX what may go: full batches, or anything when the peer has taken in all."""
+        while self._queue and self._window < WINDOW_BYTES and len(self._ungranted) < WINDOW:
+            if self._ungranted and self._waiting < FULL:
+                break
+            try:
+                self._post_batch()
+            except TransferError as error:
+                self._fail(error)
+                return
+        self._finish()
+        self._port.want(self, bool(self._queue or self._requests))
+
+    def _post_batch(self) -> None:
+        """One batch, up to FULL bytes or the first large payload, and that payload."""
+        chunks = [TAKEN.pack(self._taken)]
+        size = TAKEN.size
+        carried: list[_Message] = []
+        ended = 0
+        large: tuple[_Message, Any] | None = None
+        while self._queue and size < FULL and large is None:
+            message = self._queue[0]
+            carried.append(message)
+            frames = message.frames
+            while message.next < len(frames) and large is None:
+                index = message.next
+                message.next += 1
+                n = message.sizes[index]
+                more = message.next < len(frames)
+                chunk = pack(frames[index], self.socket_type, message.number, more, self.checksum, n)
+                chunks.append(chunk)
+                size += len(chunk)
+                self._waiting -= n + (0 if index else HEADER_SIZE)
+                if n >= APART:
+                    large = message, frames[index][4]
+            if message.next == len(frames):
+                self._queue.popleft()
+                ended += large is None
+        self._told = self._taken
+        self._request(b"".join(chunks), BATCH, carried, size, ended)
+        if large is not None:
+            message, data = large
+            self._request(data, PAYLOAD, [message], 0, message.next == len(message.frames))
+
+    def _request(self, data: Any, kind: int, carried: list[_Message], window: int, ended: int) -> None:
+        request = self._endpoint.send(data, self._to[kind])
+        for message in carried:
+            message.left += 1
+        self._requests.append((request, carried, data))
+        self._ungranted.append((window, ended))
+        self._window += window
+        self._posted += 1
+        self.last_sent_ns = time.monotonic_ns()
+
+    def _finish(self) -> None:
+        """Books requests that are over, in the order of their posting."""
+        requests = self._requests
+        while requests and requests[0][0].completed:
+            request, carried, _ = requests.popleft()
+            error = failure(request)
+            if error is not None:
+                self._fail(error)
+                return
+            for message in carried:
+                message.left -= 1
+                if not message.left and message.next == len(message.frames):
+                    self.queued -= 1
+                    self.queued_bytes -= message.size
+                    self._release(message, None)
+        if self._room_wanted and not self._is_full(0):
+            self._room_wanted = False
+            if self.on_writable is not None:
+                self._port.calls.append(self.on_writable)
+
+    def _release(self, message: _Message, error: BaseException | None) -> None:
+        released, message.released = message.released, None
+        if released is not None:
+            self._port.calls.append(partial(released, error))
+
+    def _granted(self, taken: int) -> None:
+        """The peer says how many messages it took in of all. Raises ProtocolError."""
+        news = taken - (self._posted - len(self._ungranted))
+        if news < 0:
+            return  # told on two ways, and the older came later
+        if news > len(self._ungranted):
+            raise ProtocolError("control", f"a grant for {taken} messages of {self._posted}")
+        for _ in range(news):
+            self._window -= self._ungranted.popleft()[0]
+
+    def look(self) -> None:
+        """After progress that others made; the receiving half has it."""
+
+    def has_arrived(self) -> bool:
+        """Whether a receiver would find something; the receiving half knows."""
+        return False
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self.broken is not None:
+            error = Broken("the connection by UCX has ended")
+            error.__cause__ = self.broken
+            if isinstance(self.broken, ProtocolError):
+                raise self.broken
+            raise error
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing goes any more; what was taken in can still be received."""
+        if self.broken is not None:
+            return
+        self.broken = error
+        self._port.want(self, False)
+        self._port.calls += [call for call in (self.on_readable, self.on_writable) if call is not None]
+
+
+def flat(data: Any) -> memoryview:
+    """A view of the bytes of anything contiguous."""
+    view = memoryview(data)
+    if not view.nbytes:
+        return memoryview(b"")  # an empty view of several dimensions cannot be cast
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def is_on_device(data: Any) -> bool:
+    return hasattr(data, "__cuda_array_interface__")
+
+
+def nbytes_of(data: Any) -> int:
+    return int(data.nbytes) if is_on_device(data) else memoryview(data).nbytes
