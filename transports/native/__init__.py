@@ -2,6 +2,7 @@
 
 from transports.native.flusher import Flusher
 from transports.native.pool import Frame, HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
+from transports.native.slots import Slots
 from transports.native.socket import SocketBase, Turn
 from transports.native.stream import Stream
 
@@ -13,6 +14,7 @@ __all__ = [
     "Mapping",
     "Pool",
     "Region",
+    "Slots",
     "SocketBase",
     "Stream",
     "Turn",

@@ -33,7 +33,7 @@ cdef class Incoming(Outgoing):
     cdef int took(self, reader_t* reader, ssize_t count, int error) except -1
     cdef int done_reading(self) except -1
     cdef int park(self, reader_t* reader) except -1
-    cdef int head_size(self, const char* at, size_t available, size_t* head) except -1
+    cdef int understands(self, const char* at, size_t available, size_t* head) except -1
     cdef Frame whole_frame(self, const char* at, size_t head, bint as_bytes, object sink)
     cdef object check(self, Frame frame, unsigned int checksum)
     cdef Frame referred(self, const char* at, size_t head, object sink)

@@ -10,18 +10,18 @@ import os
 from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
 from posix.unistd cimport close as close_fd
 
 from transports.errors import Broken, InternalError, ProtocolError
-from transports.wire import EXTENDED_MAX, EXTENDED_MIN, MAX_CONTROL, MAX_TOPIC
 
 from transports.native.flusher cimport reader_t
+from transports.native.header cimport frame_of, head_size
 from transports.native.link cimport (
-    F_CONTROL, F_CRC, F_EXTENDED, F_LZ4, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE, MAGIC, REFERENCE_BIT,
-    REFERENCE_SIZE, VERSION, header_t, link_arm_credit, now_ns,
+    F_CONTROL, F_CRC, F_LZ4, F_MORE, F_TENSOR, HEADER, LARGE, REFERENCE_BIT, REFERENCE_SIZE, header_t,
+    link_arm_credit, now_ns,
 )
 from transports.native.message cimport checksum_of
 from transports.native.pool cimport Frame, HeldBuffer, Lease
@@ -36,11 +36,6 @@ cdef enum:
     HUGE = 4 * 1024 * 1024
     SLICE = 512 * 1024             # of one system call: what waits for this core gets its turn
     MAX_FRAMES = 1 << 20
-
-cdef size_t TOPIC_LIMIT = MAX_TOPIC
-cdef size_t CONTROL_LIMIT = MAX_CONTROL
-cdef uint32_t SHORTEST_EXTENSION = EXTENDED_MIN
-cdef uint32_t LONGEST_EXTENSION = EXTENDED_MAX
 
 
 cdef class Incoming(Outgoing):
@@ -85,7 +80,7 @@ cdef class Incoming(Outgoing):
             available = reader.end - reader.start
             if available >= HEADER:
                 header = <header_t*>(reader.data + reader.start)
-                if self.head_size(reader.data + reader.start, available, &head):
+                if self.understands(reader.data + reader.start, available, &head):
                     if header.data_length <= available and head + header.data_length <= available:
                         frame = self.whole_frame(reader.data + reader.start, head, as_bytes, sink)
                         reader.start += head + header.data_length
@@ -118,42 +113,8 @@ cdef class Incoming(Outgoing):
         reader.start = reader.end = 0
         return 0
 
-    cdef int head_size(self, const char* at, size_t available, size_t* head) except -1:
-        """The bytes before the payload, once they can be known (1), else 0. Checks every length."""
-        cdef header_t* header = <header_t*>at
-        cdef uint32_t extension = 0
-        cdef int flags = header.flags
-        if header.magic != MAGIC:
-            raise ProtocolError("magic", f"no frame begins with {header.magic:#010x}")
-        if header.version != VERSION:
-            raise ProtocolError("version", f"frame version {header.version}, this is {VERSION}")
-        if header.socket_type & REFERENCE_BIT:
-            if self.carrier is None or flags & F_CONTROL or header.data_length != REFERENCE_SIZE:
-                raise ProtocolError("flags", "a reference to a payload that this connection cannot have")
-        if header.socket_type & ~REFERENCE_BIT > 8 or (flags & F_EXTENDED and not flags & F_TENSOR):
-            raise ProtocolError("flags", f"flags {flags:#04x} of socket type {header.socket_type}")
-        if header.topic_length > TOPIC_LIMIT or (header.topic_length and not flags & F_TOPIC):
-            raise ProtocolError("topic", f"a topic of {header.topic_length} bytes")
-        if header.data_length >> 63:
-            raise ProtocolError("length", f"a length of {header.data_length} bytes")
-        if flags & F_CONTROL:
-            if flags & ~(F_CONTROL | F_CRC) or not 1 <= header.data_length <= CONTROL_LIMIT:
-                raise ProtocolError("control", f"a control frame of {header.data_length} bytes")
-        elif header.data_length > self.link.max_message:
-            raise ProtocolError(
-                "too_large", f"a frame of {header.data_length} bytes, the limit is "
-                f"{self.link.max_message}", hint="raise `maxmsgsize` on the receiving socket")
-        head[0] = HEADER + header.topic_length
-        if flags & F_EXTENDED:
-            if available < HEADER + 4:
-                return 0
-            memcpy(&extension, at + HEADER, 4)
-            if not SHORTEST_EXTENSION <= extension <= LONGEST_EXTENSION:
-                raise ProtocolError("tensor", f"an extended tensor header of {extension} bytes")
-            head[0] += extension
-        elif flags & F_TENSOR:
-            head[0] += 48
-        return 1
+    cdef int understands(self, const char* at, size_t available, size_t* head) except -1:
+        return head_size(at, available, head, self.link.max_message, self.carrier is not None)
 
     cdef Frame whole_frame(self, const char* at, size_t head, bint as_bytes, object sink):
         """A frame that lies in the reader whole."""
@@ -196,8 +157,9 @@ cdef class Incoming(Outgoing):
         frame.flags &= ~F_CRC
         memcpy(&size, at + head + REFERENCE_SIZE - 8, 8)
         if size > self.link.max_message:
-            raise ProtocolError("too_large", f"a payload of {size} bytes, the limit is {self.link.max_message}",
-                                hint="raise `maxmsgsize` on the receiving socket")
+            raise ProtocolError(
+                "too_large", f"a payload of {size} bytes, the limit is {self.link.max_message}",
+                hint="raise `maxmsgsize` on the receiving socket")
         # The sink may refuse, and then the frame stays unread: nothing is fetched before.
         if sink is not None and not frame.flags & F_LZ4:
             target = sink(frame.meta, frame.topic, size)
@@ -395,7 +357,7 @@ cdef class Incoming(Outgoing):
         reader.end = self.expect_head
         beyond = count - self.expect_head
         self.took(reader, count, error)
-        if (self.head_size(reader.data, self.expect_head, &head) and head == self.expect_head
+        if (self.understands(reader.data, self.expect_head, &head) and head == self.expect_head
                 and header.data_length == self.expect_size
                 and lease == (not as_bytes or (header.flags & F_TENSOR) != 0)):
             self.large = frame_of(reader.data, head)
@@ -451,21 +413,6 @@ cdef object group(Incoming stream, Frame frame):
     stream.parts = None
     message.append(frame)
     return message
-
-
-cdef Frame frame_of(const char* at, size_t head):
-    """A frame without its payload, from bytes whose lengths were checked."""
-    cdef header_t* header = <header_t*>at
-    cdef Frame frame = Frame.__new__(Frame)
-    cdef size_t meta = head - HEADER - header.topic_length
-    frame.flags = header.flags
-    frame.sequence = header.sequence
-    frame.socket_type = header.socket_type & ~REFERENCE_BIT
-    if meta:
-        frame.meta = PyBytes_FromStringAndSize(at + HEADER, meta)
-    if header.flags & F_TOPIC:
-        frame.topic = PyBytes_FromStringAndSize(at + HEADER + meta, header.topic_length)
-    return frame
 
 
 cdef int prepare_reader(reader_t* reader) except -1:

@@ -17,8 +17,9 @@ from transports.errors import InternalError
 from transports.wire import MAX_TOPIC
 
 from transports.native.link cimport (
-    BROKEN, BY_REFERENCE, F_CONTROL, F_CRC, F_EXTENDED, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE, NO_MEMORY,
-    OK, REFERENCE_BIT, header_t, link_append, link_put_header, link_reserve, link_room, link_settle, link_t, link_write,
+    BROKEN, BY_REFERENCE, F_CONTROL, F_CRC, F_EXTENDED, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE,
+    NO_MEMORY, OK, REFERENCE_BIT, header_t, link_append, link_put_header, link_reserve, link_room,
+    link_settle, link_t, link_write,
     now_ns, segment_t,
 )
 from transports.native.pool cimport HeldBuffer

@@ -3,8 +3,10 @@
 
 import os
 
+cimport cython
 from cpython.buffer cimport (
-    PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+    PyBUF_ANY_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release,
+    PyObject_GetBuffer,
 )
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport errno
@@ -140,6 +142,8 @@ cdef class Lease:
             self.pool.give_back(self.pointer, self.index)
 
 
+# The collector would let go of `released` before the memory is.
+@cython.no_gc_clear
 cdef class Region:
     """Writable bytes that belong to somebody else, who hears when the last view of them dies."""
 
@@ -176,7 +180,8 @@ cdef class Mapping:
 
     def __cinit__(self, int fd, Py_ssize_t size, *, bint private=False):
         self.size = size
-        self.address = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE if private else MAP_SHARED, fd, 0)
+        cdef int flags = MAP_PRIVATE if private else MAP_SHARED
+        self.address = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, fd, 0)
         if <Py_ssize_t>self.address == -1:
             self.address = NULL
             raise OSError(errno, os.strerror(errno))
