@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pickle import PickleBuffer
 from typing import Any, Final
 
-from transfer.tensors import dtypes
+from transfer.tensors import device, dtypes
 from transfer.tensors.header import HOST, MAX_DIMS, TensorSpec, fortran_axes, pack
 from transports.errors import NotATensor, NotSupported
 
@@ -49,6 +49,8 @@ def export(tensor: Any) -> Exported:
 
 def _exporter_for(tensor: Any) -> Exporter:
     """Finds how to read an object; remembers it for the types that are met all the time."""
+    if device.is_cupy(tensor):
+        return _export_cupy
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(tensor, (numpy.ndarray, numpy.generic)):
         if isinstance(tensor, numpy.ma.MaskedArray):
@@ -157,10 +159,12 @@ def _export_any_torch(tensor: Any) -> Exported:
     import torch
 
     tensor = _plain_torch(torch, tensor)
-    device = (HOST, 0)
+    where = (HOST, 0)
     if tensor.device.type != "cpu":
         kind, index = tensor.__dlpack_device__()
-        device = (int(kind), int(index))
+        where = (int(kind), int(index))
+        if tensor.is_cuda:
+            return _export_cuda(torch, tensor, where)
         tensor = tensor.cpu()
     shape = tuple(tensor.shape)
     axes = None
@@ -169,17 +173,55 @@ def _export_any_torch(tensor: Any) -> Exported:
         if axes is None or not tensor.permute(axes).is_contiguous():
             axes, tensor = None, tensor.contiguous()
     row = dtypes.describe_torch(tensor.dtype)
-    spec = TensorSpec(row.code, shape, row.itemsize, axes, "", device)
+    spec = TensorSpec(row.code, shape, row.itemsize, axes, "", where)
     flags, header = pack(spec)
     plain = _torch_plain(torch, row, spec.nbytes)
     if axes is not None:
         tensor = tensor.permute(axes)
-    elif device == (HOST, 0):
+    elif where == (HOST, 0):
         _remember(_torch_entries, (tensor.dtype, tensor.shape), (flags, header, plain))
     try:
         return flags, header, tensor.numpy() if plain is None else plain(tensor)
     except RuntimeError as error:
         raise NotSupported("torch was built without numpy, or numpy is missing") from error
+
+
+def _export_cuda(torch: Any, tensor: Any, where: tuple[int, int]) -> Exported:
+    """Staged through pinned memory, in the order of the device's current stream."""
+    shape = tuple(tensor.shape)
+    axes = None
+    if not tensor.is_contiguous():
+        axes = dense_axes(shape, tensor.stride())
+        if axes is None or not tensor.permute(axes).is_contiguous():
+            axes, tensor = None, tensor.contiguous()
+    row = dtypes.describe_torch(tensor.dtype)
+    spec = TensorSpec(row.code, shape, row.itemsize, axes, "", where)
+    flags, header = pack(spec)
+    if not spec.nbytes:
+        return flags, header, b""
+    ordered = tensor if axes is None else tensor.permute(axes)
+    host = bytearray(spec.nbytes)
+    device.torch_stage(tensor).to_host(ordered.reshape(-1).view(torch.uint8), memoryview(host))
+    return flags, header, host
+
+
+def _export_cupy(array: Any) -> Exported:
+    """As `_export_cuda`, for CuPy, whose arrays are described as numpy's are."""
+    kind, index = (int(number) for number in array.__dlpack_device__())
+    axes = None
+    if not array.flags.c_contiguous:
+        axes = dense_axes(array.shape, array.strides)
+        if axes is None or not array.transpose(axes).flags.c_contiguous:
+            axes, array = None, array.copy(order="C")
+    code, text, itemsize = dtypes.describe_numpy(array.dtype)
+    spec = TensorSpec(code, tuple(array.shape), itemsize, axes, text, (kind, index))
+    flags, header = pack(spec)
+    if not spec.nbytes:
+        return flags, header, b""
+    ordered = array if axes is None else array.transpose(axes)
+    host = bytearray(spec.nbytes)
+    device.cupy_stage(array).to_host(ordered.reshape(-1).view(_BYTES), memoryview(host))
+    return flags, header, host
 
 
 def _torch_plain(torch: Any, row: dtypes.ElementType, nbytes: int) -> Callable[[Any], Any] | None:

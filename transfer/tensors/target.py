@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from transfer.tensors import device
 from transfer.tensors.build import NUMPY, TORCH, Recipe
 from transports.errors import NotATensor, TensorMismatch
 
@@ -81,8 +82,47 @@ class TorchTarget:
         return plain.numpy().reshape(-1).view(_BYTES)
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
-        """Copies bytes that arrived elsewhere."""
+        """Copies bytes that arrived elsewhere; on a GPU the current stream waits for them."""
+        plain = self._plain
+        if plain.is_cuda and recipe.nbytes and not plain.is_conj() and not plain.is_neg():
+            if recipe.spec.axes is not None:
+                plain = plain.permute(recipe.spec.axes)
+            if plain.is_contiguous():
+                flat = plain.reshape(-1).view(sys.modules["torch"].uint8)
+                device.torch_stage(plain).to_device(_part(recipe, data, offset), flat)
+                return
         self._plain.copy_(TORCH.build(recipe, data, offset))
+
+
+class CupyTarget:
+    """A CuPy array whose memory is dense in the order of axes that the message has."""
+
+    __slots__ = ("out",)
+
+    def __init__(self, out: Any) -> None:
+        self.out = out
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises TensorMismatch if dtype, shape or the order of axes differ."""
+        if recipe.make_array is None:
+            NUMPY.check(recipe)
+        if recipe.numpy_dtype != self.out.dtype or recipe.shape != tuple(self.out.shape):
+            raise _mismatch(self.out, recipe.numpy_dtype, recipe)
+        if not self._ordered(recipe).flags.c_contiguous:
+            raise TensorMismatch("out= is not dense in the order of axes of the tensor that arrived")
+
+    def buffer_for(self, recipe: Recipe) -> Any:
+        """None: the host cannot read into it."""
+        return None
+
+    def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
+        """Copies bytes that arrived; the current stream waits for them."""
+        if recipe.nbytes:
+            flat = self._ordered(recipe).reshape(-1).view(_BYTES)
+            device.cupy_stage(self.out).to_device(_part(recipe, data, offset), flat)
+
+    def _ordered(self, recipe: Recipe) -> Any:
+        return self.out if recipe.spec.axes is None else self.out.transpose(recipe.spec.axes)
 
 
 class MemoryTarget:
@@ -115,11 +155,13 @@ class MemoryTarget:
             self._view[:] = _part(recipe, data, offset)
 
 
-Target = NumpyTarget | TorchTarget | MemoryTarget
+Target = NumpyTarget | TorchTarget | CupyTarget | MemoryTarget
 
 
 def target_for(out: Any) -> Target:
     """What `out=` means. Raises TensorMismatch (read-only), NotATensor."""
+    if device.is_cupy(out):
+        return CupyTarget(out)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(out, numpy.ndarray):
         return NumpyTarget(out)

@@ -1,0 +1,134 @@
+"""How GPU memory travels, decided from descriptions: no GPU is looked for, and none was at hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from transports import gpu
+from transports.base import Capabilities
+from transports.errors import UsageError
+from transports.gpu import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, DIRECT_FROM, ROCM, DeviceMemory, Machine, Route
+
+TCP, UCX = Capabilities(), Capabilities(device_memory=True)
+RDMA = Capabilities(registers_memory=True)
+LARGE = 16 << 20
+BARE = Machine(dmabuf="no dma-buf", peermem="no module")
+BOTH = Machine(dmabuf="", peermem="")
+
+
+def memory(kind=CUDA, nbytes=LARGE, virtual=False):
+    return DeviceMemory(kind, 0, 0x7F00_0000_0000, nbytes, virtual=virtual)
+
+
+@pytest.mark.parametrize(
+    ("what", "can", "machine", "route"),
+    [
+        (memory(), UCX, BARE, Route.POINTER),
+        (memory(ROCM), UCX, BARE, Route.POINTER),
+        (memory(), RDMA, BOTH, Route.DMABUF),
+        (memory(), RDMA, Machine(dmabuf="", peermem="no module"), Route.DMABUF),
+        (memory(), RDMA, Machine(dmabuf="no", peermem=""), Route.PEERMEM),
+        (memory(), RDMA, BARE, Route.STAGING),
+        (memory(), TCP, BOTH, Route.STAGING),
+        (memory(nbytes=DIRECT_FROM - 1), UCX, BOTH, Route.STAGING),
+        (memory(nbytes=DIRECT_FROM - 1), RDMA, BOTH, Route.STAGING),
+        (memory(nbytes=DIRECT_FROM), UCX, BOTH, Route.POINTER),
+        (memory(kind=8), UCX, BOTH, Route.STAGING),
+        (memory(CPU), UCX, BOTH, Route.HOST),
+        (memory(CUDA_HOST), RDMA, BOTH, Route.HOST),
+        (memory(CUDA_MANAGED), TCP, BARE, Route.HOST),
+    ],
+)
+def test_the_way(what, can, machine, route):
+    way = gpu.decide(what, can, machine)
+    assert way.route is route and way.reason and not way.warning
+
+
+@pytest.mark.parametrize("can", [UCX, RDMA])
+def test_expandable_segments_are_staged_with_a_warning(can):
+    """Trap 17: they work, hundreds of times slower."""
+    way = gpu.decide(memory(virtual=True), can, BOTH)
+    assert way.route is Route.STAGING and "PYTORCH_CUDA_ALLOC_CONF" in way.warning
+    told = Machine(dmabuf="", peermem="", expandable=True)
+    assert gpu.decide(memory(virtual=None), can, told).warning
+    # asked, the driver knows better than the environment
+    assert gpu.decide(memory(virtual=False), can, told).route is not Route.STAGING
+    assert gpu.decide(memory(virtual=True), TCP, BOTH).warning == "", "there is nothing to register"
+
+
+def test_every_reason_names_what_is_missing():
+    way = gpu.decide(memory(), RDMA, Machine(dmabuf="kernel 5.4", peermem="nvidia_peermem is not loaded"))
+    assert "kernel 5.4" in way.reason and "nvidia_peermem" in way.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("", False),
+        ("expandable_segments:True", True),
+        ("max_split_size_mb:128,expandable_segments:true", True),
+        ("expandable_segments: True ,garbage_collection_threshold:0.8", True),
+        ("expandable_segments:False", False),
+        ("max_split_size_mb:128", False),
+    ],
+)
+def test_what_pytorch_was_told(settings, expected):
+    assert gpu.expandable_segments(settings) is expected
+
+
+def test_what_the_driver_says_of_a_pointer():
+    legacy, pool = gpu.IS_LEGACY_IPC_CAPABLE, gpu.MEMPOOL_HANDLE
+    assert gpu.is_virtual({}) is None
+    assert gpu.is_virtual({legacy: 1}) is False  # cudaMalloc
+    assert gpu.is_virtual({legacy: 0, pool: 0x1234}) is False  # cudaMallocAsync
+    assert gpu.is_virtual({legacy: 0, pool: 0}) is True
+    assert gpu.is_virtual({legacy: 0}) is True
+
+
+def test_what_the_machine_has():
+    assert gpu.peermem_missing("nvidia_peermem 16384 0 - Live 0x0\nnvidia 5 2\n") == ""
+    assert gpu.peermem_missing("nv_peer_mem 16384 0\n") == ""
+    assert "modprobe" in gpu.peermem_missing("nvidia 56623104 2 nvidia_uvm, Live 0x0\n")
+    assert gpu.dmabuf_missing("6.1.0-13-amd64", 1, True) == ""
+    assert "5.12" in gpu.dmabuf_missing("5.4.0-150-generic", 1, True)
+    assert "5.12" in gpu.dmabuf_missing("", 1, True)
+    assert "ibv_reg_dmabuf_mr" in gpu.dmabuf_missing("6.1.0", 1, False)
+    assert "asked" in gpu.dmabuf_missing("6.1.0", None, True)
+    assert "driver" in gpu.dmabuf_missing("6.1.0", 0, True)
+
+
+def test_what_a_tensor_says():
+    interface = {"shape": (4, 5), "typestr": "<f4", "data": (4096, False), "stream": 2, "version": 3}
+    cupy = SimpleNamespace(__cuda_array_interface__=interface)
+    assert gpu.described(cupy) == DeviceMemory(CUDA, 0, 4096, 80, stream=2)
+    both = SimpleNamespace(
+        __cuda_array_interface__={**interface, "stream": None}, __dlpack_device__=lambda: (CUDA_MANAGED, 3)
+    )
+    assert gpu.described(both) == DeviceMemory(CUDA_MANAGED, 3, 4096, 80)
+    torch = SimpleNamespace(__dlpack_device__=lambda: (CUDA, 1), data_ptr=lambda: 8192, nbytes=64)
+    assert gpu.described(torch) == DeviceMemory(CUDA, 1, 8192, 64)
+    assert gpu.described(b"bytes") is None
+    scalar = SimpleNamespace(__cuda_array_interface__={"shape": (), "typestr": "|u1", "data": (1, False)})
+    assert gpu.described(scalar).nbytes == 1
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1 << 24), st.integers(1 << 14, 1 << 22), st.integers(1, 5))
+def test_the_plan_of_a_staged_copy(nbytes, slab, slabs):
+    plan = gpu.staging_plan(nbytes, slab, slabs)
+    assert sum(chunk.length for chunk in plan) == nbytes
+    position = 0
+    for number, chunk in enumerate(plan):
+        assert chunk.offset == position and 0 < chunk.length <= slab and chunk.slab == number % slabs
+        position += chunk.length
+    if slabs > 1 and nbytes >= 2 * DIRECT_FROM:
+        assert len(plan) > 1, "nothing overlaps"
+
+
+@pytest.mark.parametrize(("slab", "slabs"), [(0, 1), (1, 0), (-1, 1)])
+def test_a_plan_without_slabs(slab, slabs):
+    with pytest.raises(UsageError):
+        gpu.staging_plan(100, slab, slabs)

@@ -1,0 +1,248 @@
+"""Tensors on a GPU: copied through pinned slabs, chunk by chunk, in the order of the device's streams.
+
+Sending waits, on the device, for what the caller's current stream has under way; what was received
+is usable on the current stream as soon as the call returns. Torch and CuPy are used if the caller
+loaded them. This never ran on a GPU: the copies and their order were tested on a stand-in for one.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any, Final, Protocol
+
+from transports.gpu import SLAB, SLABS, Chunk, staging_plan
+
+
+class Device(Protocol):
+    """One GPU as a library offers it. Streams and events are the library's own.
+
+    `flat` is a tensor's memory as a library's array of bytes, contiguous. Copies are asynchronous:
+    they happen on their stream, in its order.
+    """
+
+    def current(self) -> Any:
+        """The stream that the caller's work is on."""
+
+    def side(self) -> Any:
+        """A stream of ours."""
+
+    def record(self, stream: Any) -> Any:
+        """An event behind everything that the stream has to do now."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """What comes to the stream from now on waits for the event, on the device."""
+
+    def synchronize(self, event: Any) -> None:
+        """The calling thread waits for the event."""
+
+    def pinned(self, nbytes: int) -> Any:
+        """Host memory that the device copies from and to by itself."""
+
+    def view(self, slab: Any) -> memoryview:
+        """The bytes of pinned memory."""
+
+    def copy_out(self, slab: Any, flat: Any, chunk: Chunk, stream: Any) -> None:
+        """Begins to copy the chunk from the tensor to the beginning of the slab."""
+
+    def copy_in(self, flat: Any, chunk: Chunk, slab: Any, stream: Any) -> None:
+        """Begins to copy the chunk from the beginning of the slab to the tensor."""
+
+    def keep(self, flat: Any, stream: Any) -> None:
+        """The memory belongs to the tensor until the stream is done, whoever drops it before."""
+
+
+class Stage:
+    """The slabs of one device, and the copies through them. Thread-safe: one copy at a time."""
+
+    def __init__(self, device: Device, slab: int = SLAB, slabs: int = SLABS) -> None:
+        self._device = device
+        self._size = slab
+        self._count = slabs
+        self._lock = threading.Lock()
+        self._slabs: list[Any] = []
+        #: behind the last copy that read or wrote the slab
+        self._busy: list[Any] = []
+
+    def to_host(self, flat: Any, target: memoryview) -> None:
+        """Copies a tensor's bytes to host memory of their length; all is there when it returns."""
+        device = self._device
+        plan = staging_plan(target.nbytes, self._size, self._count)
+        with self._lock:
+            self._prepare(min(len(plan), self._count))
+            stream = device.side()
+            device.wait(stream, device.record(device.current()))
+            for number, chunk in enumerate(plan):
+                if number >= self._count:
+                    self._drain(plan[number - self._count], target)
+                self._settle(chunk.slab)  # nobody writes to what is still read
+                device.copy_out(self._slabs[chunk.slab], flat, chunk, stream)
+                self._busy[chunk.slab] = device.record(stream)
+            for chunk in plan[max(0, len(plan) - self._count) :]:
+                self._drain(chunk, target)
+
+    def to_device(self, source: memoryview, flat: Any) -> None:
+        """Copies host memory into a tensor. The current stream waits for it; the host does not,
+        but `source` is read when this returns."""
+        device = self._device
+        plan = staging_plan(source.nbytes, self._size, self._count)
+        with self._lock:
+            self._prepare(min(len(plan), self._count))
+            stream = device.side()
+            # Work that still reads the tensor's old contents comes first.
+            device.wait(stream, device.record(device.current()))
+            for chunk in plan:
+                self._settle(chunk.slab)
+                slab = self._slabs[chunk.slab]
+                device.view(slab)[: chunk.length] = source[chunk.offset : chunk.offset + chunk.length]
+                device.copy_in(flat, chunk, slab, stream)
+                self._busy[chunk.slab] = device.record(stream)
+            device.keep(flat, stream)
+            device.wait(device.current(), device.record(stream))
+
+    # -- under the lock
+
+    def _prepare(self, count: int) -> None:
+        while len(self._slabs) < count:
+            self._slabs.append(self._device.pinned(self._size))
+            self._busy.append(None)
+
+    def _settle(self, slab: int) -> None:
+        event, self._busy[slab] = self._busy[slab], None
+        if event is not None:
+            self._device.synchronize(event)
+
+    def _drain(self, chunk: Chunk, target: memoryview) -> None:
+        self._settle(chunk.slab)
+        slab = self._device.view(self._slabs[chunk.slab])
+        target[chunk.offset : chunk.offset + chunk.length] = slab[: chunk.length]
+
+
+# --- libraries ------------------------------------------------------------------------------------
+
+
+class TorchDevice:
+    """A CUDA (or ROCm) device of torch."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch = torch
+        self._device = device
+        self._side = torch.cuda.Stream(device)
+
+    def current(self) -> Any:
+        return self._torch.cuda.current_stream(self._device)
+
+    def side(self) -> Any:
+        return self._side
+
+    def record(self, stream: Any) -> Any:
+        event = self._torch.cuda.Event()
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+    def synchronize(self, event: Any) -> None:
+        event.synchronize()
+
+    def pinned(self, nbytes: int) -> Any:
+        return self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
+
+    def view(self, slab: Any) -> memoryview:
+        return memoryview(slab.numpy())
+
+    def copy_out(self, slab: Any, flat: Any, chunk: Chunk, stream: Any) -> None:
+        with self._torch.cuda.stream(stream):
+            part = flat[chunk.offset : chunk.offset + chunk.length]
+            slab[: chunk.length].copy_(part, non_blocking=True)
+
+    def copy_in(self, flat: Any, chunk: Chunk, slab: Any, stream: Any) -> None:
+        with self._torch.cuda.stream(stream):
+            part = flat[chunk.offset : chunk.offset + chunk.length]
+            part.copy_(slab[: chunk.length], non_blocking=True)
+
+    def keep(self, flat: Any, stream: Any) -> None:
+        flat.record_stream(stream)
+
+
+class CupyDevice:
+    """A device of CuPy. Its streams are those of its own: `with stream:` makes one current."""
+
+    def __init__(self, cupy: Any, index: int) -> None:
+        self._cuda = cupy.cuda
+        self._index = index
+        with self._cuda.Device(index):
+            self._side = self._cuda.Stream(non_blocking=True)
+        self._kept: list[tuple[Any, Any]] = []
+
+    def current(self) -> Any:
+        return self._cuda.get_current_stream()
+
+    def side(self) -> Any:
+        return self._side
+
+    def record(self, stream: Any) -> Any:
+        with self._cuda.Device(self._index):
+            event = self._cuda.Event(disable_timing=True)
+            event.record(stream)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+    def synchronize(self, event: Any) -> None:
+        event.synchronize()
+
+    def pinned(self, nbytes: int) -> Any:
+        return self._cuda.alloc_pinned_memory(nbytes)
+
+    def view(self, slab: Any) -> memoryview:
+        return memoryview(slab).cast("B")
+
+    def copy_out(self, slab: Any, flat: Any, chunk: Chunk, stream: Any) -> None:
+        runtime = self._cuda.runtime
+        kind = runtime.memcpyDeviceToHost
+        runtime.memcpyAsync(slab.ptr, flat.data.ptr + chunk.offset, chunk.length, kind, stream.ptr)
+
+    def copy_in(self, flat: Any, chunk: Chunk, slab: Any, stream: Any) -> None:
+        runtime = self._cuda.runtime
+        kind = runtime.memcpyHostToDevice
+        runtime.memcpyAsync(flat.data.ptr + chunk.offset, slab.ptr, chunk.length, kind, stream.ptr)
+
+    def keep(self, flat: Any, stream: Any) -> None:
+        """CuPy's pool knows nothing of streams, so the array itself lives until the copies are done."""
+        self._kept = [kept for kept in self._kept if not kept[1].done]
+        self._kept.append((flat, self.record(stream)))
+
+
+_stages: Final[dict[tuple[str, int], Stage]] = {}
+_lock = threading.Lock()
+
+
+def torch_stage(tensor: Any) -> Stage:
+    """The slabs for the device of a torch tensor; made once for each device."""
+    torch = sys.modules["torch"]
+    device = tensor.device
+    return _stage("torch", int(device.index or 0), lambda: TorchDevice(torch, device))
+
+
+def cupy_stage(array: Any) -> Stage:
+    """The slabs for the device of a CuPy array."""
+    cupy = sys.modules["cupy"]
+    index = int(array.device.id)
+    return _stage("cupy", index, lambda: CupyDevice(cupy, index))
+
+
+def _stage(library: str, index: int, make: Any) -> Stage:
+    with _lock:
+        found = _stages.get((library, index))
+        if found is None:
+            found = _stages[library, index] = Stage(make())
+        return found
+
+
+def is_cupy(obj: Any) -> bool:
+    """Whether it is a CuPy array; CuPy is not loaded for the question."""
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(obj, cupy.ndarray)
