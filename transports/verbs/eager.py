@@ -24,6 +24,7 @@ from transports.wire import (
     TENSOR_HEADER_SIZE,
     VERSION,
     Flag,
+    SocketType,
 )
 
 #: of a buffer, in bytes; frames up to this, all included, are eager
@@ -115,6 +116,20 @@ class Unit(NamedTuple):
     refers: bool
 
 
+def alone(data: memoryview, max_message: int) -> Frame | None:
+    """The frame, if the buffer holds one plain frame and nothing else: the common case of small ones."""
+    size = len(data) - HEADER_SIZE
+    if size < 0:
+        return None
+    magic, version, kind, flags, sequence, topic_length, length, _ = HEADER.unpack_from(data)
+    if (
+        length != size or flags or topic_length or magic != MAGIC or version != VERSION
+        or kind > _LAST_TYPE or size > max_message
+    ):  # fmt: skip
+        return None
+    return Frame(bytes(data[HEADER_SIZE:]), sequence=sequence, socket_type=kind)
+
+
 class Splitter:
     """Buffers in, frames out. Not thread-safe. Of no further use after a ProtocolError."""
 
@@ -192,6 +207,7 @@ class Splitter:
         return -1
 
 
+_LAST_TYPE = int(max(SocketType))
 _LONGEST = HEADER_SIZE + EXTENDED_MAX + 64 * 1024 + BUFFER
 
 

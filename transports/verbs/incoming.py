@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
+from time import clock_gettime_ns
 
 from transports.base import Stream
 from transports.core import Frame, Region
 from transports.errors import ProtocolError, TransferError
-from transports.verbs import beside
+from transports.twin import fork
+from transports.verbs import beside, eager
 from transports.verbs.credits import ReceivingCredits
 from transports.verbs.driver import SUCCESS, QueuePair
 from transports.verbs.eager import Splitter, Unit
 from transports.verbs.failures import ACCESS_REFUSED, completion_failed
 from transports.verbs.memory import Block
-from transports.verbs.port import GRANT, READ, Port
+from transports.verbs.port import COARSE, GRANT, READ, Port
 from transports.verbs.rendezvous import Announced, Chunk, Reading, Window
 from transports.wire import Control, Flag
 
@@ -48,7 +49,7 @@ class Incoming(Stream):
 
     def _begin_receiving(self, port: Port, pair: QueuePair, max_message: int) -> None:
         self.credits = False
-        self.last_received_ns = time.monotonic_ns()
+        self.last_received_ns = clock_gettime_ns(COARSE)
         self._port = port
         self._lock = port.lock
         self._pair = pair
@@ -76,18 +77,22 @@ class Incoming(Stream):
     # -- Stream --------------------------------------------------------------------------------
 
     def receive(self) -> list[Frame] | None:
-        if self._pid_differs():
-            self._refuse()
+        if fork.generation != self._generation:
+            raise fork.refuse()
         port = self._port
         with self._lock:
             frames = self._next()
             if frames is None and self.broken is None:
                 port.reader = self  # type: ignore[assignment]
-                port.progress()
+                count = port.progress()
                 frames = self._next()
                 if frames is None and self.broken is None:
                     port.sleep()
                     frames = self._next()
+                elif count == 1:
+                    # One at a time: the next call will look, find nothing and sleep. Armed by now, it
+                    # need not look twice.
+                    port.arm_again()
                 port.reader = None
             if frames is None and self.credits and self.consumed != self._told and self.broken is None:
                 self._tell_soon()
@@ -124,11 +129,19 @@ class Incoming(Stream):
 
     def arrived(self, data: memoryview) -> None:
         """A filled buffer, which is posted again after this call."""
-        self.last_received_ns = time.monotonic_ns()
+        self.last_received_ns = clock_gettime_ns(COARSE)
         try:
             self._grants.arrive()
-            for unit in self._splitter.feed(data):
-                self._add(unit)
+            frame = None
+            if not (self._splitter.inside or self._building.frames):
+                frame = eager.alone(data, self._splitter.max_message)
+            if frame is not None:
+                message = _Message()
+                message.frames.append(frame)
+                self._inbox.append(message)
+            else:
+                for unit in self._splitter.feed(data):
+                    self._add(unit)
         except (ProtocolError, TransferError) as error:
             self._break(error)
             return
@@ -208,7 +221,7 @@ class Incoming(Stream):
         received = self._port.domain.received
         frame.data = Region(block.view, lambda: received.give_back(block))
         message.missing -= 1
-        self.last_received_ns = time.monotonic_ns()
+        self.last_received_ns = clock_gettime_ns(COARSE)
         number = reading.announcement.number
         self._announced.done(number)
         self._say(beside.about(beside.Word.DONE, number))
@@ -256,11 +269,7 @@ class Incoming(Stream):
 
     name: str
 
-    def _pid_differs(self) -> bool:
-        raise AssertionError
-
-    def _refuse(self) -> None:
-        raise AssertionError
+    _generation: int
 
     def _tell_soon(self) -> None:
         raise AssertionError

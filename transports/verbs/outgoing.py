@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from time import clock_gettime_ns
 from typing import TYPE_CHECKING, Any
 
 from transports.base import Stream
 from transports.errors import Broken, ProtocolError, TransferError
+from transports.twin import fork
 from transports.twin.codec import normalize
 from transports.verbs import beside, eager
 from transports.verbs.credits import SendingCredits
-from transports.verbs.domain import check_process
 from transports.verbs.driver import SUCCESS, QueuePair
 from transports.verbs.eager import BUFFER, Waiting
 from transports.verbs.failures import completion_failed
 from transports.verbs.memory import DeviceMemory, Source
-from transports.verbs.port import GRANT, SEND, Port
+from transports.verbs.port import COARSE, GRANT, SEND, Port
 from transports.verbs.rendezvous import Announcement, next_number
 from transports.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Flag
 
@@ -99,7 +100,8 @@ class Outgoing(Stream):
         hold: bool = False,
         released: _Released | None = None,
     ) -> bool:
-        check_process(self._pid)
+        if fork.generation != self._generation:
+            raise fork.refuse()
         if frames and frames[0][0] & _CONTROL:
             # Control frames need no credit there, and no payload delays them.
             return bool(self.beside.send(frames, force=force, released=released))
@@ -119,7 +121,8 @@ class Outgoing(Stream):
 
     def flush(self) -> bool:
         """True when the peer's device has acknowledged all, and the peer has READ all."""
-        check_process(self._pid)
+        if fork.generation != self._generation:
+            raise fork.refuse()
         with self._lock:
             if self.broken is None:
                 self._port.progress()
@@ -270,7 +273,7 @@ class Outgoing(Stream):
         if signaled:
             self._signaled = self._posted
         self._credits.use()
-        self.last_sent_ns = time.monotonic_ns()
+        self.last_sent_ns = clock_gettime_ns(COARSE)
         self._pair.send(
             SEND | (self._posted & 0xFFFFFFFF),
             self._slab.address + slot * BUFFER,
@@ -358,7 +361,7 @@ class Outgoing(Stream):
 
     # -- given by the other half
 
-    _pid: int
+    _generation: int
     name: str
 
     def _is_broken(self) -> TransferError:

@@ -28,6 +28,8 @@ SPARE = 64
 #: requests of one queue pair
 DEPTH = GRANT + WINDOW
 _BATCH = 16
+#: Linux' CLOCK_MONOTONIC_COARSE, a few milliseconds coarse: enough for "when was it last heard of"
+COARSE = 6
 
 # A work request's number: what it was (upper half), and which (lower half).
 RECEIVE, SEND, READ = 1 << 32, 2 << 32, 3 << 32
@@ -57,6 +59,8 @@ class Port:
         self.reserved = 0
         self._posted = 0
         self._armed = False
+        #: a completion came since it was armed, so an event came too or will
+        self._told = False
         self._closed = False
         self._queue = domain.device.completion_queue(self.peers * (GRANT + DEPTH) + SPARE)
         try:
@@ -95,22 +99,37 @@ class Port:
             del self._streams[stream.number]
             self.reserved -= 1
 
-    def progress(self) -> None:
-        """Takes all completions that are there, whosoever they are."""
+    def progress(self) -> int:
+        """Takes all completions that are there, whosoever they are; how many."""
+        total = 0
         while True:
             found = self._queue.poll(_BATCH)
             for one in found:
                 self._dispatch(one)
+            total += len(found)
             if len(found) < _BATCH:
-                return
+                break
+        if total and self._armed:
+            self._told = True
+        return total
 
     def sleep(self) -> None:
         """Nothing was there: from here on `fd` tells. Takes what came in between."""
-        if self._armed and not self._queue.take_event():
+        if not self._armed:
+            self._queue.arm()
+            self._armed = True
+        elif not self._told or not self.arm_again():
             return  # an event is still to come
-        self._queue.arm()
-        self._armed = True
         self.progress()
+
+    def arm_again(self) -> bool:
+        """Takes the event of what has completed. False: it is still on its way. Before anybody sleeps
+        somebody looks: for this call, what came before it is no event."""
+        if not self._queue.take_event():
+            return False
+        self._told = False
+        self._queue.arm()
+        return True
 
     def _dispatch(self, one: Completion) -> None:
         kind, which = one.wr_id & ~_LOWER, one.wr_id & _LOWER

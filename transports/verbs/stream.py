@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 from transports.core import Frame
 from transports.errors import Broken, Closed, ProtocolError, TransferError
 from transports.prefixes import Prefixes, Subscribable
+from transports.twin import fork
 from transports.verbs import beside
-from transports.verbs.domain import check_process
 from transports.verbs.driver import QueuePair
 from transports.verbs.failures import FLUSHED, NO_ANSWER
 from transports.verbs.incoming import Incoming
@@ -53,7 +52,8 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         self.device = str(port.domain.route)
         self.number = pair.number
         self.wait_fds = (port.fd,)
-        self._pid = os.getpid()
+        fork.watch()
+        self._generation = fork.generation
         self._closed = False
         self._unreachable = unreachable
         self._reactor = reactor
@@ -83,7 +83,8 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
 
     def beside_ready(self) -> list[Frame]:
         """Reads the TCP connection: the control frames that are not ours. Raises Broken, ProtocolError."""
-        check_process(self._pid)
+        if fork.generation != self._generation:
+            raise fork.refuse()
         others: list[Frame] = []
         try:
             while (frames := self.beside.receive()) is not None:
@@ -125,9 +126,9 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
                 self._tell_consumed()
 
     def close(self) -> int:
-        if os.getpid() != self._pid:
+        if fork.generation != self._generation:
             self._closed = True
-            return 0
+            return 0  # all of it is the parent's
         with self._lock:
             if self._closed:
                 return 0
@@ -229,9 +230,3 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         error = Broken(f"the connection to {self.name} has ended")
         error.__cause__ = self.broken
         return error
-
-    def _pid_differs(self) -> bool:
-        return os.getpid() != self._pid
-
-    def _refuse(self) -> None:
-        check_process(self._pid)
