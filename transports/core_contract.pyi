@@ -133,6 +133,8 @@ class Stream:
     credits: bool
     checksum: bool
     broken: BaseException | None  # why this stream takes no more, or None
+    # True: all that came was read, it ends inside a message, and nobody reads at this moment.
+    midway: bool
     # -- subscriptions of the peer, for FANOUT; multiset by prefix
     def subscribe(self, prefix: bytes) -> None: ...
     def unsubscribe(self, prefix: bytes) -> bool: ...  # False if it was not subscribed

@@ -53,6 +53,7 @@ class LinkState:
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self._timers: dict[str, Any] = {}
+        self._pulse = 0.0  # seconds between two looks at the peers
         self.sends = pattern.send_mode is not SendMode.NONE or pattern.ordered
         self.receives = pattern.receive_mode is not ReceiveMode.NONE
 

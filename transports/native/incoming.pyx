@@ -67,6 +67,7 @@ cdef class Incoming(Outgoing):
         while True:
             if self.large is not None:
                 if not self.read_large():
+                    self.hungry = True
                     return None
                 frame = self.large
                 self.large = None
@@ -99,7 +100,12 @@ cdef class Incoming(Outgoing):
                         continue
             if not self.refill(reader, as_bytes, sink):
                 self.park(reader)
+                self.hungry = self.saved_size != 0 or self.parts is not None
                 return None
+
+    @property
+    def midway(self):
+        return self.hungry and not self.link.reading
 
     cdef int park(self, reader_t* reader) except -1:
         """Moves what is left in the reader into the stream's own memory."""
@@ -294,6 +300,7 @@ cdef class Incoming(Outgoing):
                 self.large_hold = None
                 self.took(NULL, count, error)
         self.link.turn = 1
+        self.hungry = False
         return 1
 
     cdef int refill(self, reader_t* reader, bint as_bytes, object sink) except -1:
@@ -394,6 +401,7 @@ cdef class Incoming(Outgoing):
         if count > 0:
             self.link.last_received = now_ns()
             self.link.turn = 1
+            self.hungry = False
             return 1
         if count < 0 and (error == EAGAIN or error == EINTR):
             return 0

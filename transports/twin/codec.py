@@ -198,6 +198,15 @@ class Decoder:
         """A message has begun and is not complete."""
         return bool(self._rest or self._parts or self.head is not None)
 
+    @property
+    def starving(self) -> bool:
+        """All that came was taken, and a message is not complete."""
+        if self.messages:
+            return False
+        if self.head is None:
+            return bool(self._rest or self._parts)
+        return (len(self._rest) if self._view is None else self._got) < self.head.length
+
     def feed(self, data: bytes) -> None:
         """Takes any number of bytes. Raises ProtocolError."""
         if self.head is not None:

@@ -88,6 +88,15 @@ class Stream(Subscribable, Outgoing):
     def max_message(self, value: int) -> None:
         self._decoder.max_message = value
 
+    @property
+    def midway(self) -> bool:
+        if not self._reading.acquire(blocking=False):
+            return False  # somebody reads at this moment
+        try:
+            return self._failure is None and self._decoder.starving
+        finally:
+            self._reading.release()
+
     # -- receiving
 
     def receive(self) -> list[Frame] | None:
