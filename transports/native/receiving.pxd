@@ -27,7 +27,6 @@ cdef class Receiving(Sending):
     cdef list foreign_ins
     cdef bint foreign_first
     cdef PyThread_type_lock lock    # who receives
-    cdef bint receiving
     cdef reader_t reader
     cdef Stream current             # whose bytes are in the reader
     cdef int ready[MAX_EVENTS]

@@ -3,11 +3,11 @@
 Same classes, same contract (`transports/core_contract.pyi`), same tests (`tests/core`).
 """
 
-from transports.turn import Turn
 from transports.twin.flusher import Flusher
 from transports.twin.frame import Frame
 from transports.twin.pool import HeldBuffer, Lease, Pool
 from transports.twin.socket import SocketBase
 from transports.twin.stream import Stream
+from transports.twin.turn import Turn
 
 __all__ = ["Flusher", "Frame", "HeldBuffer", "Lease", "Pool", "SocketBase", "Stream", "Turn"]

@@ -7,6 +7,7 @@ import selectors
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from transports.errors import Closed
@@ -66,8 +67,8 @@ class Attachments:
     # -- attaching
 
     def _attach(self, stream: Any, sends: bool, receives: bool) -> None:
-        self._check()
         with self._lock:
+            self._check()
             self._attached[stream] = receives
             if sends:
                 self._join_round(stream)
@@ -87,7 +88,7 @@ class Attachments:
     def _detach(self, stream: Any) -> None:
         with self._lock:
             self._remove(stream)
-            if stream in self._turns:
+            with suppress(ValueError):  # a receiver takes streams out without the lock
                 self._turns.remove(stream)
 
     def _streams(self) -> list[Any]:
@@ -186,6 +187,7 @@ class Attachments:
 
     def _notify(self) -> None:
         with self._lock:
+            self._full.clear()  # limits may have changed
             self._wake_senders()
             self._wake.set()
 
