@@ -316,6 +316,11 @@ def test_a_bad_reply_fails_its_request(context):
 BAD_BEGINNINGS = {
     "garbage": ("magic", bytes(range(1, 200))),
     "wrong version": ("version", Raw(version=7).encode()),
+    "first message of 2^63 bytes, no hello": ("length", Raw(length=1 << 63).encode()),
+    "first message with a topic of 4 GB, no hello": (
+        "length",
+        Raw(b"data", TOPIC, topic_length=(1 << 32) - 1).encode(),
+    ),
     "hello of 2^63 bytes": ("length", Raw(b"\1", CONTROL, 0, length=1 << 63).encode()),
     "hello of 1 GB": ("length", Raw(b"\1", CONTROL, 0, length=1 << 30).encode()),
     "hello without sense": ("hello", Raw(b"\1{]", CONTROL, 0).encode()),
