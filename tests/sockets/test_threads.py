@@ -12,6 +12,7 @@ import pytest
 
 import transfer
 from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
+from transfer.links import endpoints
 from transports.errors import Again, Broken, Closed, StateError
 
 from .helpers import Thread, eventually, pair_of
@@ -277,6 +278,28 @@ def test_close_at_any_moment(context, endpoint):
             socket.close(0)
         assert [type(thread.finish(20)[0]) for thread in threads] == [Closed] * 4
         context.kept.clear()
+
+
+@pytest.mark.parametrize("call", ["bind", "connect"])
+def test_close_while_an_endpoint_is_made(context, endpoint, call, monkeypatch):
+    """Whichever comes first: nothing goes on listening or connecting (the leak check looks)."""
+    name = "serve" if call == "bind" else "reach"
+    make = getattr(endpoints, name)
+    here = context.socket(PULL)
+
+    def make_and_close(*arguments, **options):
+        made = make(*arguments, **options)
+        Thread(here.close, 0).finish()
+        return made
+
+    monkeypatch.setattr(endpoints, name, make_and_close)
+    with pytest.raises(Closed):
+        getattr(here, call)(endpoint.replace(":0", ":9" if call == "connect" else ":0"))
+    assert here._links.endpoints == []
+    monkeypatch.undo()
+    if call == "bind":  # it is free again
+        with context.socket(PULL) as there:
+            there.bind(endpoint)
 
 
 SHAPES = [(b"", b"a"), (b"b" * 10, b"", b"c" * 100), (b"d" * 70_000, b"e"), (b"f",) * 7]

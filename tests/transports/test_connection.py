@@ -262,6 +262,27 @@ def test_a_slow_look_up_holds_nobody_up(reactor, server, monkeypatch):
     assert not impatient.connected and not impatient.failed
 
 
+def test_a_socket_that_the_reactor_was_not_told_of_is_closed_with_its_connector(reactor, monkeypatch):
+    """As when the context ends between a look-up and the call that it asked for."""
+    soon = reactor.call_soon
+
+    def lossy(call, *arguments):
+        if call.__name__ != "_started":
+            soon(call, *arguments)
+
+    monkeypatch.setattr(reactor, "call_soon", lossy)
+    transport = TcpTransport()
+    start, started = transport.start_connect, []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        numeric = Address("tcp", "127.0.0.1", listener.getsockname()[1])
+        transport.start_connect = lambda _: started.append(start(numeric)) or started[-1]
+        address = Address("tcp", "somewhere.example", numeric.port)
+        with reaching(reactor, address, transport=transport) as (_, connector):
+            until(lambda: started, "the look-up")
+            connector.close()
+            until(lambda: started[0].fileno() < 0, "the end of the socket")
+
+
 def test_each_attempt_takes_the_next_number_of_a_host(reactor, server, monkeypatch):
     _, address = server
     dead = free_address()

@@ -67,6 +67,7 @@ class Attachments:
     # -- attaching
 
     def _attach(self, stream: Any, sends: bool, receives: bool) -> None:
+        self._flusher.check_process()  # before the lock, which may be held for ever in a forked child
         with self._lock:
             self._check()
             self._attached[stream] = receives

@@ -126,6 +126,7 @@ class Outgoing:
         hold: bool = False,
         released: Released | None = None,
     ) -> bool:
+        self._flusher.check_process()  # before the lock, which may be held for ever in a forked child
         message = self._take(normalize(frames), force, released)
         if message is None:
             return False
