@@ -149,8 +149,20 @@ def test_fork_while_threads_wait(kit):
     assert got == [b"x"]
 
 
-def test_the_error_says_what_to_do():
-    assert issubclass(ForkedError, TransferError)
+def test_the_error_is_ours(core, kit):
+    stream, _ = kit.raw()
+    puller = kit.puller(stream)
+
+    def caught() -> str:
+        try:
+            puller.recv(1)
+        except TransferError as error:
+            return f"{type(error).__name__}: {error.hint}"
+        return "nothing"
+
+    name, _, hint = in_child(caught).partition(": ")
+    assert name == ForkedError.__name__
+    assert "fork" in hint
 
 
 @pytest.mark.parametrize("name", ["twin", "native"])

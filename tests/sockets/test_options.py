@@ -33,10 +33,31 @@ def test_by_attribute_name_and_number(context):
 def test_every_option_can_be_read_and_set_to_itself(context):
     socket = context.socket(DEALER)
     for name in OPTIONS:
-        socket.set(name, socket.get(name))
+        value = socket.get(name)
+        assert getattr(socket, name) == value, name
+        socket.set(name, value)
+        assert socket.get(name) == value, name
     for number, name in NUMBERS.items():
         if name not in ("subscribe", "unsubscribe"):
-            socket.get(number)
+            assert socket.get(number) == socket.get(name), name
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_takes_another_value_and_only_it_changes(context, name):
+    socket = context.socket(DEALER)
+    before = {other: socket.get(other) for other in OPTIONS}
+    another = _ANOTHER.get(name)
+    if another is None:
+        another = not before[name] if isinstance(before[name], bool) else 77
+    socket.set(name, another)
+    assert socket.get(name) == another != before[name]
+    after = {other: socket.get(other) for other in OPTIONS}
+    changed = {other for other in OPTIONS if after[other] != before[other]}
+    assert changed == {name}
+
+
+#: for what is neither a switch nor takes any number
+_ANOTHER = {"routing_id": b"another", "compression": "lz4", "tcp_keepalive": 1}
 
 
 @pytest.mark.parametrize(

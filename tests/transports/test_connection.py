@@ -163,13 +163,24 @@ def test_messages_right_behind_the_hello_are_not_swallowed(reactor, server):
         assert os.read(side.connected[0].fd, 1000) == b"what follows"
 
 
-def test_a_hello_byte_by_byte(reactor, server):
+def test_a_hello_byte_by_byte(reactor, server, monkeypatch):
+    looks: list[int] = []
+    ready = Exchange._ready
+    monkeypatch.setattr(Exchange, "_ready", lambda self, events: (looks.append(events), ready(self, events)))
     side, address = server
     with raw(address) as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in encode(make_hello(SocketType.PUSH)):
+        hello = encode(make_hello(SocketType.PUSH))
+        apart = {0, 1, HEADER.size - 1, HEADER.size, HEADER.size + 1, len(hello) // 2, len(hello) - 2}
+        for position, byte in enumerate(hello):
+            before = len(looks)
             peer.send(bytes([byte]))
+            if position in apart:  # else the kernel would put the bytes together
+                until(lambda before=before: len(looks) > before, "a look at this byte")
         until(lambda: side.connected, "the connection")
+        assert side.connected[0].agreement.remote.socket_type is SocketType.PUSH
+        assert not side.connected[0].agreement.plain
+    assert not side.failed
 
 
 def test_large_hellos_through_tiny_buffers(reactor):
@@ -205,6 +216,7 @@ def test_nothing_grows_while_the_peer_is_away(reactor):
     assert all(isinstance(error, Broken) and error.errno == 111 for error in side.failed)
     assert isinstance(side.failed[0].__cause__, ConnectionRefusedError | OSError)
     assert "is the other side started" in side.failed[0].hint
+    assert len(pauses) >= 500
     assert all(0 <= pause <= 0.002 for pause in pauses)
 
 
@@ -384,5 +396,7 @@ def test_many_connections_at_once(reactor, server):
     entered = [client.__enter__() for client in clients]
     until(lambda: all(each.connected for each, _ in entered), "all of them")
     until(lambda: len(side.connected) == 100, "all of them")
+    assert len({made.peer for made in side.connected}) == 100
+    assert not side.failed and not any(each.failed for each, _ in entered)
     for client in clients:
         client.__exit__(None, None, None)
