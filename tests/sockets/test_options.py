@@ -115,6 +115,13 @@ def test_a_limit_on_arriving_messages(context):
     assert pull._links.counts["protocol:too_large"] == 1
 
 
+def test_no_limit_on_arriving_messages_is_too_large_to_connect(context):
+    """The hello tells it, as a number that is exact in every JSON library."""
+    pull, push = pair_of(context, PULL, PUSH, maxmsgsize=2**63 - 1)
+    push.send(b"x")
+    assert pull.recv() == b"x"
+
+
 def test_kernel_buffers(context):
     import socket as sockets
 
