@@ -15,13 +15,16 @@ from transfer.monitor import EventKind
 from transfer.peer import Peer
 from transports.errors import Broken, Closed, ProtocolError
 from transports.reactor import READABLE
-from transports.wire import Control, Flag, SocketType
+from transports.wire import HEADER_SIZE, Control, Flag, SocketType
 
 if TYPE_CHECKING:
     from transfer.socket import SocketMethods
 
 #: why a ROUTER refuses a connection whose identity came again by a newer one
 REPLACED = b"replaced"
+_HEARTBEAT_SIZE = HEADER_SIZE + 1
+#: so many heartbeats may wait for a receiver
+_GATHERED = 16
 
 
 class Controls(Losses):
@@ -159,7 +162,16 @@ class Controls(Losses):
                     self.lost(stream, _stalled(socket.frame_timeout))
             except Broken as error:
                 self.lost(stream, error)
+        if any(map(self._has_gathered, peers)):
+            with suppress(Closed):
+                socket._readable()
         self.schedule_heartbeat()
+
+    def _has_gathered(self, peer: Peer) -> bool:
+        """Only control frames wait, as far as their length tells, and many: nobody has received for
+        long, and whoever does next would go through an hour of heartbeats first."""
+        unread = draining.unread(peer.fd) if self.receives else 0
+        return unread >= _GATHERED * _HEARTBEAT_SIZE and unread % _HEARTBEAT_SIZE == 0
 
     def _is_silent(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
         """Unread bytes are life: whoever is in a long step has not read them, that is all."""
