@@ -46,6 +46,7 @@ cdef class Receiving(Sending):
     cdef tuple poll_once(self, bint as_bytes, sink)
     cdef tuple pour_stash(self, sink)
     cdef bint next_ready(self)
+    cdef int leave_sink(self) except -1
     cdef tuple next_of_current(self, bint as_bytes, sink)
     cdef tuple next_foreign(self, sink)
     cdef bint wanted(self, list frames)

@@ -290,11 +290,20 @@ cdef class Sending:
             stream.fail(interrupted)
             raise
         finally:
+            answer = OK
+            if not hold:
+                stream.check_process()
+                with nogil:  # gigabytes may be left
+                    pthread_mutex_lock(&link.mutex)
+                    if link.error:
+                        link_give_up_begun(link)
+                    if link.borrowed:
+                        answer = link_settle(link)
+                    pthread_mutex_unlock(&link.mutex)
             stream.take_mutex()
             link.waiters -= 1
             if link.error:
                 link_give_up_begun(link)
-            answer = link_settle(link) if link.borrowed and not hold else OK
             if link.queued_bytes and not link.wants_output and link.fd >= 0:
                 link_arm(link)
             pthread_mutex_unlock(&link.mutex)
