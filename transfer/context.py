@@ -265,9 +265,10 @@ def _set_hooks() -> None:
 def _at_exit() -> None:
     """Interpreter exit sends what it can within a bounded time, and never hangs."""
     deadline = time.monotonic() + config.exit_linger()
+    unclosed = []
     for context in list(_live):
         for socket in context.sockets:
-            warnings.warn(f"unclosed {socket!r}", ResourceWarning, stacklevel=1, source=socket)
+            unclosed.append((f"unclosed {socket!r}", socket))
             left = max(0.0, deadline - time.monotonic()) * 1000
             own = socket.linger
             socket.close(left if own < 0 else min(left, own))
@@ -275,6 +276,8 @@ def _at_exit() -> None:
             context.destroy(0)
         except Closed:
             logger.debug("a context was closed while the interpreter ended")
+    for text, socket in unclosed:  # last: where warnings are errors, the first one ends this function
+        warnings.warn(text, ResourceWarning, stacklevel=1, source=socket)
 
 
 def _after_fork() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import suppress
 from enum import Enum
 
 from transports.address import Address
@@ -114,11 +115,15 @@ class SocketConnector:
 
     def _look_up(self, number: int) -> None:
         started = self._start()
-        try:
+        if isinstance(started, socket.socket):
+            # Ours at once, so that `close` closes it: a reactor that ends drops what it was to call.
+            with self._lock:
+                if not self._is_current(number, _State.CONNECTING):
+                    started.close()
+                    return
+                self._socket = started
+        with suppress(TransferError):  # the context was closed meanwhile
             self._reactor.call_soon(self._started, number, started)
-        except TransferError:  # the context was closed meanwhile
-            if isinstance(started, socket.socket):
-                started.close()
 
     def _started(self, number: int, started: socket.socket | TransferError) -> None:
         if isinstance(started, TransferError):
@@ -126,7 +131,7 @@ class SocketConnector:
             return
         with self._lock:
             if not self._is_current(number, _State.CONNECTING):
-                started.close()
+                started.close()  # twice is fine
                 return
             self._socket = started
             self._reactor.register(started.fileno(), WRITABLE | EDGE, lambda _events: self._writable(number))

@@ -208,6 +208,49 @@ def test_streams_leave_while_a_round_goes_on(kit, itself):
     assert socket._streams() == ([] if itself else [asks])
 
 
+class Beside(Foreign):
+    """Full; while it is asked, another thread sends to whoever is next."""
+
+    def __init__(self, socket) -> None:
+        super().__init__(limit=0)
+        self.socket = socket
+
+    def send(self, frames, **_) -> bool:
+        if bytes(frames[0][4]) != b"beside":
+            self.socket._send_frames([(0, 0, None, None, b"beside")], 0)
+        return False
+
+
+def test_every_stream_is_asked_whatever_other_threads_send(kit):
+    """Else a sender would wait although there is room, and nobody would tell it."""
+    socket = kit.socket(send_mode=ROUND_ROBIN)
+    full, free = Beside(socket), Foreign(limit=2)
+    for stream in (full, free):
+        socket._attach(stream, True, False)
+    assert socket._send_frames([(0, 0, None, None, b"x")], 0) is free
+    assert free.taken == [[b"beside"], [b"x"]]
+
+
+class Drained(Foreign):
+    """Full at first, and told to have room before that refusal has reached the sender."""
+
+    asked = 0
+
+    def send(self, frames, **_) -> bool:
+        self.asked += 1
+        if self.asked == 1:
+            self.on_writable()
+        return self.asked > 1
+
+
+def test_room_that_is_told_during_the_refusal_is_not_forgotten(kit):
+    socket = kit.socket(send_mode=ROUND_ROBIN)
+    stream = Drained()
+    socket._attach(stream, True, False)
+    assert socket._send_frames([(0, 0, None, None, b"x")], 10_000) is stream
+    assert socket._writable()
+
+
 def test_a_full_foreign_stream_wakes_its_sender(kit):
     stream = Foreign(limit=1)
     socket = kit.pusher(stream)

@@ -70,7 +70,12 @@ class Links(Arrivals):
             raise
         record.address = record.acceptor.address
         with self._lock:
-            self.endpoints.append(record)
+            open_still = not self.closing
+            if open_still:
+                self.endpoints.append(record)
+        if not open_still:  # another thread closed the socket meanwhile, and did not see this one
+            record.close()
+            raise Closed("the socket is closed")
         self.emit(EventKind.LISTENING, str(record.address))
         self.schedule_heartbeat()
         return str(record.address)
@@ -81,6 +86,7 @@ class Links(Arrivals):
         address = parse(endpoint)
         record = Endpoint(address, time.monotonic(), outgoing=True)
         with self._lock:
+            self._owner()
             self.endpoints.append(record)
         self._queue_for(record)
         try:
@@ -99,6 +105,9 @@ class Links(Arrivals):
         except BaseException:
             self._forget(record)
             raise
+        if self.closing:  # another thread closed the socket meanwhile, and found no connector here
+            record.close()
+            raise Closed("the socket is closed")
         self.schedule_heartbeat()
         if (address.policy or self.context.transport_config.policy) == "require":
             self._await_handshake(record, _handshake_timeout(socket))

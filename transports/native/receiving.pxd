@@ -28,7 +28,6 @@ cdef class Receiving(Sending):
     cdef dict foreign_fds           # descriptor -> how many foreign streams sleep on it
     cdef bint foreign_first
     cdef PyThread_type_lock lock    # who receives
-    cdef bint receiving
     cdef reader_t reader
     cdef Stream current             # whose bytes are in the reader
     cdef int ready[MAX_EVENTS]
@@ -48,6 +47,7 @@ cdef class Receiving(Sending):
     cdef tuple poll_once(self, bint as_bytes, sink)
     cdef tuple pour_stash(self, sink)
     cdef bint next_ready(self)
+    cdef int leave_sink(self) except -1
     cdef tuple next_of_current(self, bint as_bytes, sink)
     cdef tuple next_foreign(self, sink)
     cdef bint wanted(self, list frames)

@@ -11,7 +11,7 @@ from transports.errors import Again, Broken, Closed, ProtocolError
 
 from transports.native.incoming cimport group, prepare_reader
 from transports.native.link cimport F_CONTROL, F_LZ4, now_ns
-from transports.native.pool cimport Frame
+from transports.native.pool cimport Frame, fill
 from transports.native.stream cimport Stream
 from transports.native.system cimport epoll_event, epoll_wait
 
@@ -67,9 +67,7 @@ cdef class Receiving(Sending):
                 if timeout != 0 and not self.wait_for_input(deadline):
                     raise Again("no message came in time")
         finally:
-            if self.sinking is not None:
-                self.sinking.leave_sink()
-                self.sinking = None
+            self.leave_sink()
             self.receiving = False
             if self.exposed:
                 self.signal()
@@ -152,7 +150,7 @@ cdef class Receiving(Sending):
                     continue
                 target = sink(frame.meta, frame.topic, len(frame.data))
                 if target is not None:
-                    memoryview(target).cast("B")[:] = memoryview(frame.data).cast("B")
+                    fill(target, frame.data)
                     frame.data = target
         except ProtocolError as error:
             self.stash = None
@@ -171,11 +169,22 @@ cdef class Receiving(Sending):
                 self.reader.drained = 0
                 # With several peers each has one read-ahead a turn.
                 self.reader.reads = -1 if len(self.by_fd) == 1 else 1
-                if self.sinking is not None and self.sinking is not self.current:
-                    self.sinking.leave_sink()
-                    self.sinking = None
+                if self.sinking is not self.current:
+                    self.leave_sink()
                 return True
         return False
+
+    cdef int leave_sink(self) except -1:
+        """What is half read leaves the memory that a sink gave, or its stream is lost."""
+        cdef Stream stream = self.sinking
+        if stream is None:
+            return 0
+        self.sinking = None
+        try:
+            stream.leave_sink()
+        except ProtocolError as error:
+            self.lose(stream, error)
+        return 0
 
     cdef tuple next_of_current(self, bint as_bytes, sink):
         """A message of the current stream; None: it has no more, and another's turn has come."""

@@ -82,10 +82,14 @@ class Flusher:
 
     # -- for streams
 
-    def check(self) -> None:
-        """Raises ForkedError in a child of the process that made this, Closed after `close`."""
+    def check_process(self) -> None:
+        """Raises ForkedError in a child of the process that made this."""
         if self.generation != fork.generation:
             raise fork.refuse()
+
+    def check(self) -> None:
+        """Raises ForkedError in a child of the process that made this, Closed after `close`."""
+        self.check_process()
         if self._closed:
             raise Closed("the context is closed")
 

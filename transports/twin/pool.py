@@ -17,6 +17,8 @@ ALIGNMENT = 64
 #: from here on a block is a mapping of its own: page aligned, and untouched pages cost nothing
 MAPPED = 16 * 1024
 HUGE = 2 << 20
+#: of a copy that holds the GIL
+PIECE = 1 << 20
 #: a block is at most a quarter larger than what was asked for: four size classes an octave
 _STEPS = 4
 _SMALLEST = 256
@@ -233,6 +235,14 @@ def flat_view(obj: Any) -> memoryview:
     """
     # The only way of the standard library to flatten any format and any order; nothing is pickled.
     return PickleBuffer(obj).raw()
+
+
+def pour(target: memoryview, source: bytes | memoryview) -> None:
+    """Copies flat bytes of the same length. Others get the GIL in between: gigabytes take seconds."""
+    if len(target) != len(source):
+        raise ValueError(f"{len(source)} bytes for {len(target)}")
+    for start in range(0, len(target), PIECE):
+        target[start : start + PIECE] = source[start : start + PIECE]
 
 
 class HeldBuffer:

@@ -191,7 +191,13 @@ class Receiving(Attachments):
                     return None
         finally:
             if half_read is not None:
-                half_read._decoder.unplace()
+                self._out_of_sink(half_read)
+
+    def _out_of_sink(self, half_read: Stream) -> None:
+        """Its call is over, so its half message leaves the caller's memory; or the stream ends."""
+        half_read._leave_sink()
+        if half_read._failure is not None and half_read not in self._turns:
+            self._turns.append(half_read)
 
     def _poll(
         self, timeout: float | None, sink: Sink | None, half_read: Stream | None = None
@@ -212,16 +218,14 @@ class Receiving(Attachments):
                 self._turns.extend(other for other in stream if other not in self._turns)
                 continue
             if half_read is not None and half_read is not stream:
-                half_read._decoder.unplace()
+                self._out_of_sink(half_read)
                 half_read = None
             with stream._reading:
                 try:
                     # Behind a message that is ready nobody asks the sink: it is asked for one message.
                     stream._pull(None if self._turns else sink)
-                except ProtocolError as error:  # so says the sink of the header
-                    stream._end(error)
                 except BaseException:
-                    stream._decoder.unplace()
+                    stream._leave_sink()
                     raise
             if stream._has_decoded:
                 if stream not in self._turns:
