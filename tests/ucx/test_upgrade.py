@@ -12,6 +12,7 @@ from transports.errors import Broken, NotSupported, ProtocolError
 from transports.ucx import upgrade as ucx
 from transports.ucx.packing import APART
 from transports.upgrade import Declined
+from transports.wire import SocketType
 
 ADDRESS = b"where the peer's worker is"
 
@@ -32,7 +33,7 @@ class FakeEndpoint:
 
 
 class FakePort:
-    def __init__(self, *_):
+    def __init__(self, *_, **__):
         self.connected = []
         self.worker = SimpleNamespace(address=b"ours", connect=self.connect)
         self.error = None
@@ -54,7 +55,9 @@ class FakePort:
 def side(monkeypatch):
     monkeypatch.setattr(ucx.driver, "fabric", lambda: SimpleNamespace(version="1.21.3"))
     monkeypatch.setattr(ucx, "Port", FakePort)
-    return ucx.UcxUpgrade(SimpleNamespace(own={}, reactor=None), None, connecting=True)
+    return ucx.UcxUpgrade(
+        SimpleNamespace(own={}, reactor=None, socket_type=SocketType.PAIR), None, connecting=True
+    )
 
 
 def test_a_good_card_connects(side):

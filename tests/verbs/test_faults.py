@@ -203,6 +203,10 @@ def test_no_memory_for_what_was_announced_ends_the_connection(fake: World) -> No
         fake.driver.refuses = RegistrationError("memlock", "no")
         assert isinstance(end_of(ends.accepting), RegistrationError)
         fake.driver.refuses = None
+    one, other = fake.sockets
+    with pytest.raises(Declined) as declined:
+        fake.connect(one, other)
+    assert declined.value.reason == "memlock"
 
 
 def test_a_device_that_never_answers_is_not_asked_again(fake: World) -> None:

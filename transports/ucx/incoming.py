@@ -84,7 +84,7 @@ class Incoming(Outgoing):
                     self._grant()
                 return
             if worker.step():
-                self._port.stepped = True
+                self._port.stepped_for(self)
                 self.look()
                 continue
             self.look()
@@ -92,7 +92,8 @@ class Incoming(Outgoing):
                 continue
             if self.broken is not None:
                 return
-            self._grant()
+            if self._unpacker.awaited is None:  # else the payload's grant tells of its batch too
+                self._grant()
             if worker.arm():
                 return
 
@@ -205,7 +206,7 @@ class Incoming(Outgoing):
             if self._collect > self._taken:
                 while self._take_in(None):
                     pass
-            if self._taken != self._told and not self._polite:
+            if self._taken != self._told and not self._polite and self._unpacker.awaited is None:
                 self._grant()
         except TransferError as error:
             self._fail(error)

@@ -45,11 +45,14 @@ class Member(Protocol):
 class Port:
     """Owns a worker. `with port:` holds its lock; every call that is not said to take it needs it.
 
-    reactor: makes progress for streams that want it; None: only callers do. What must be called
-    without the lock (callbacks of streams) goes into `calls`, and is called on leaving.
+    reactor: makes progress for streams that want it; None: only callers do. watched: somebody has
+    `wait_fds` watched all the time, as for sockets that only send, and calls `receive` then.
+
+    What must be called without the lock (callbacks of streams) goes into `calls`, and is called on
+    leaving.
     """
 
-    def __init__(self, fabric: Fabric, reactor: Reactor | None = None) -> None:
+    def __init__(self, fabric: Fabric, reactor: Reactor | None = None, *, watched: bool = False) -> None:
         self.worker: Worker = fabric.worker()
         self.wait_fds = (self.worker.fd,)
         self.calls: list[Callable[[], object]] = []
@@ -58,6 +61,7 @@ class Port:
         self._process = fabric.process
         self._lock = threading.Lock()
         self._reactor = reactor
+        self._watched_by_others = watched
         self._eager: set[Member] = set()  # those that want progress whoever makes it
         self._watched = -1  # a descriptor of our own for the reactor: the worker's may be watched by others
         self._retired: list[int] = []
@@ -66,8 +70,8 @@ class Port:
         self._graves: list[tuple[Any, Any]] = []
         self._closing = False
         self.closed = False
-        #: somebody made progress that may concern others; somebody wants `advance` before the lock goes
-        self.stepped = self.due = False
+        #: `advance` is wanted before the lock goes
+        self.due = False
 
     def __enter__(self) -> Port:
         if os.getpid() != self._process:
@@ -76,9 +80,8 @@ class Port:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self.due or (self.stepped and self._eager):
+        if self.due:
             self.advance()
-        self.stepped = False
         calls = self.calls
         if calls:
             self.calls = []
@@ -141,15 +144,24 @@ class Port:
     def want(self, stream: Member, progress: bool) -> None:
         """Whether the stream wants progress also while nobody waits for it."""
         if progress:
+            if stream in self._eager:
+                return
             self._eager.add(stream)
-            if self._reactor is not None and self._watched < 0:
+            if self._reactor is None or self._watched >= 0:
+                return
+            if not self._watched_by_others:
                 self._watched = os.dup(self.worker.fd)
                 self._reactor.register(self._watched, READABLE, self._serve)
-                self.due = True
+            self.due = True  # whoever watches from now on must not have missed anything
         elif stream in self._eager:
             self._eager.discard(stream)
             if not self._eager:
                 self._unwatch()
+
+    def stepped_for(self, stream: Member) -> None:
+        """The stream made progress for itself; what came of it may concern others that want some."""
+        if len(self._eager) > (stream in self._eager):
+            self.due = True
 
     def _unwatch(self) -> None:
         if self._watched >= 0:

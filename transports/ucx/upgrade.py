@@ -14,6 +14,7 @@ from transports.ucx.packing import APART
 from transports.ucx.port import Port
 from transports.ucx.stream import UcxStream
 from transports.upgrade import Declined, Made, Upgrade, number_of, text_of
+from transports.wire import SocketType
 
 #: of what this transport says over UCX
 VERSION = 1
@@ -57,7 +58,8 @@ class UcxUpgrade(Upgrade):
         port: Port | None = self.around.own.get(_OWN)
         if port is None:
             try:
-                port = Port(driver.fabric(), self.around.reactor)
+                watched = self.around.socket_type in (SocketType.PUSH, SocketType.PUB)
+                port = Port(driver.fabric(), self.around.reactor, watched=watched)
             except ForkedError as error:
                 raise Declined("forked", str(error)) from error
             except TransferError as error:

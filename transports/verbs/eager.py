@@ -59,7 +59,7 @@ def encode(
 
 
 class Waiting:
-    """Encoded frames that wait for a buffer, with marks of which message ends where."""
+    """Encoded frames that wait for a buffer, with marks of whose they are."""
 
     def __init__(self) -> None:
         self._pieces: deque[tuple[bytes, Any]] = deque()
@@ -94,19 +94,10 @@ class Waiting:
                 marks.append(mark)
         return used, marks
 
-    def drop(self, keep: int) -> list[Any]:
-        """Forgets all but the first `keep` pieces; the marks of what is forgotten."""
-        marks = []
-        while len(self._pieces) > keep:
-            _, mark = self._pieces.pop()
-            if mark is not None:
-                marks.append(mark)
-        return marks[::-1]
-
     @property
-    def first_is_cut(self) -> bool:
-        """Part of the first piece is with the peer already."""
-        return self._cut > 0
+    def cut(self) -> Any:
+        """The mark of the piece of which a part is gone, or None."""
+        return self._pieces[0][1] if self._cut else None
 
 
 class Unit(NamedTuple):

@@ -98,10 +98,13 @@ class SlabPool:
 
     def take(self, nbytes: int) -> Block:
         """`nbytes` that are registered, not cleared. Raises RegistrationError, InternalError, Closed."""
-        size = max(_SMALLEST, size_class(nbytes))
-        large = size > SLAB // 2
-        if large:
-            size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE if nbytes > 1 << 30 else size
+        large = nbytes > SLAB // 2
+        if nbytes > 1 << 30:
+            size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        elif large:
+            size = size_class(nbytes)
+        else:  # few classes, since each begins a slab
+            size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
         with self._lock:
             if self._closed:
                 raise Closed("the memory of this context is closed")

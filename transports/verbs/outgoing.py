@@ -37,15 +37,17 @@ RENDEZVOUS_TIMEOUT = 60.0
 
 class _Message:
     """One message that we took. `frames` as they can be sent again. `announced`: numbers of its
-    payloads that the peer has not READ. `posted`: all of it that is eager is with the device."""
+    payloads that the peer has not READ. `pieces`: encoded frames that wait for a buffer. `begun`: some
+    of it is with the device; `posted`: all of it that is eager."""
 
-    __slots__ = ("announced", "begun", "frames", "nbytes", "posted", "released")
+    __slots__ = ("announced", "begun", "frames", "nbytes", "pieces", "posted", "released")
 
     def __init__(self, frames: list[OutFrame], nbytes: int, released: _Released | None) -> None:
         self.frames = frames
         self.nbytes = nbytes
         self.released = released
         self.announced: set[int] = set()
+        self.pieces = 0
         self.posted = False
         self.begun = False
 
@@ -133,24 +135,27 @@ class Outgoing(Stream):
                     and self._has_buffer()
                 ):
                     self._post(0, True)  # an empty one, which asks for the completion of all before it
-            done = self.broken is not None or not (self.queued or self._posted != self._acknowledged)
+            done = not (self.queued or self._posted != self._acknowledged)
+            ended = self.broken is not None
         self._run_after()
-        return done and (not hasattr(self.beside, "flush") or bool(self.beside.flush()))
+        if ended:
+            return True  # what is left goes nowhere by this way
+        return done and bool(self.beside.flush())
 
     def take_unsent(self) -> list[list[OutFrame]]:
         """The messages of which nothing was given to the device; what was announced counts as sent."""
         with self._lock:
-            left = [message for message in self._unposted if not message.begun]
-            self._unposted = []
+            if self.broken is None:
+                return []
+            messages, self._unposted = self._unposted, []
             self._waiting = Waiting()
-            for message in left:
+            for message in messages:
                 self.queued -= 1
                 self.queued_bytes -= message.nbytes
-        error = self.broken
-        for message in left:
+        for message in messages:
             if message.released is not None:
-                message.released(error)
-        return [message.frames for message in left]
+                message.released(self.broken)
+        return [message.frames for message in messages if not message.begun]
 
     # -- under the lock ------------------------------------------------------------------------
 
@@ -187,9 +192,9 @@ class Outgoing(Stream):
         self.queued += 1
         self.queued_bytes += size
         self._unposted.append(message)
-        for piece in pieces[:-1]:
-            self._waiting.add(piece, None)
-        self._waiting.add(pieces[-1], message)
+        message.pieces = len(pieces)
+        for piece in pieces:
+            self._waiting.add(piece, message)
         self._pump()
         return True
 
@@ -257,13 +262,17 @@ class Outgoing(Stream):
         while waiting and self._has_buffer():
             used, gone = waiting.fill(self._slots[self._posted % GRANT])
             for message in gone:
+                message.begun = True
+                message.pieces -= 1
+                if message.pieces:
+                    continue
                 message.posted = True
                 for number in message.announced:
                     self._open[number].since = time.monotonic()
                 self._unposted.remove(message)
                 self._finish(message)
-            if self._unposted and waiting.first_is_cut:
-                self._unposted[0].begun = True
+            if waiting.cut is not None:
+                waiting.cut.begun = True
             self._post(used, False)
 
     def _post(self, used: int, signaled: bool) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from transports.upgrade import Declined
 from transports.verbs.domain import Domain, Domains
@@ -34,6 +34,15 @@ COARSE = 6
 # A work request's number: what it was (upper half), and which (lower half).
 RECEIVE, SEND, READ = 1 << 32, 2 << 32, 3 << 32
 _LOWER = (1 << 32) - 1
+
+
+class GivenUp(NamedTuple):
+    """Why a connection by rdma makes no sense with a host for now. when: time.monotonic()."""
+
+    when: float
+    reason: str
+    text: str
+    hint: str
 
 
 class Port:
@@ -182,8 +191,8 @@ class Ports:
         self._domains = domains
         self._lock = threading.Lock()
         self._ports: list[Port] = []
-        #: hosts whose devices did not answer ours, and when (time.monotonic)
-        self.unreachable: dict[str, float] = {}
+        #: hosts with which it cannot work for now, so that a connection is not made again and again
+        self.given_up: dict[str, GivenUp] = {}
 
     def with_room(self) -> Port:
         """A port that takes one more peer. Raises DeviceError, RegistrationError, Declined("rdma-full")."""

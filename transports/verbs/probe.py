@@ -15,8 +15,8 @@ from transports.probe import Probe
 from transports.verbs import choosing, failures
 from transports.verbs.driver import load
 
-#: receive and send buffers of the first few peers, in bytes; less locked memory than that is of no use
-NEEDED = 8 << 20
+#: with less locked memory the first large payload would end its connection, in bytes
+NEEDED = 64 << 20
 
 
 def probe(system: Path = choosing.SYSTEM) -> Probe:

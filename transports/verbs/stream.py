@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transports.core import Frame
-from transports.errors import Broken, Closed, ProtocolError, TransferError
+from transports.errors import Broken, Closed, ProtocolError, RegistrationError, TransferError
 from transports.prefixes import Prefixes, Subscribable
 from transports.twin import fork
 from transports.verbs import beside
@@ -15,13 +15,13 @@ from transports.verbs.driver import QueuePair
 from transports.verbs.failures import FLUSHED, NO_ANSWER
 from transports.verbs.incoming import Incoming
 from transports.verbs.outgoing import Outgoing
-from transports.verbs.port import SEND, Port
+from transports.verbs.port import SEND, GivenUp, Port
 
 #: seconds between two counts of consumed messages that the peer is told
 _TELL = 0.02
 
 
-def _nobody() -> None:
+def _nobody(why: GivenUp) -> None:
     """Nobody wants to know."""
 
 
@@ -29,8 +29,8 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
     """A foreign stream of the core over a connected queue pair. Any thread may call.
 
     beside: a `core.Stream` over the TCP connection, which belongs to this one; control frames travel
-    there, and its end is the end of the peer. unreachable: called (under the lock) when the peer's device
-    never answered. pair: connected. granted: eager buffers that the peer
+    there, and its end is the end of the peer. give_up: called (under the lock) when a new
+    connection by rdma would fail too. pair: connected. granted: eager buffers that the peer
     posted for us. name: of the peer, for people.
     """
 
@@ -45,7 +45,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         granted: int,
         max_message: int,
         name: str = "the peer",
-        unreachable: Callable[[], None] = _nobody,
+        give_up: Callable[[GivenUp], None] = _nobody,
     ) -> None:
         self.beside = beside
         self.name = name
@@ -55,7 +55,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         fork.watch()
         self._generation = fork.generation
         self._closed = False
-        self._unreachable = unreachable
+        self._give_up = give_up
         self._reactor = reactor
         self._watching: Any = None
         self._telling: Any = None
@@ -154,7 +154,9 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         elif kind == SEND:
             if status == NO_ANSWER and not (self._acknowledged or self._grants.arrived):
                 # The TCP connection lives, or its end would have been seen long before.
-                self._unreachable()
+                hint = "are both in one network? MC_RDMA_DEVICES and MC_GID_INDEX choose others"
+                text = f"the device of {self.name} did not answer"
+                self._give_up(GivenUp(time.monotonic(), "unreachable", text, hint))
             self._send_completed(which, status)
         else:
             self._read_completed(which, status)
@@ -179,6 +181,9 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         """The end of the connection: first the queue pair goes, then all memory that it could touch."""
         if self.broken is not None:
             return
+        if isinstance(error, RegistrationError):
+            text = str(error).split("\n", 1)[0]
+            self._give_up(GivenUp(time.monotonic(), error.reason, text, error.hint))
         self.broken = error
         self._pair.close()
         self._port.leave(self)

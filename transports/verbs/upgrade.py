@@ -18,7 +18,7 @@ from transports.verbs.stream import VerbsStream
 _DOMAINS = "rdma.domains"
 _PORTS = "rdma.ports"
 _MAX_CONTROL = 64 * 1024
-#: seconds that a peer whose device did not answer is reached by TCP
+#: seconds that a host with which rdma failed for good is reached by TCP
 _REMEMBERED = 60.0
 
 
@@ -49,7 +49,7 @@ class VerbsUpgrade(Upgrade):
             fd, around.socket_type, around.flusher, around.pool, max_message=_MAX_CONTROL
         )
         host = self.agreement.remote.host_id
-        unreachable = self._ports().unreachable
+        given_up = self._ports().given_up
         stream = VerbsStream(
             self._port,
             pair,
@@ -58,7 +58,7 @@ class VerbsUpgrade(Upgrade):
             socket_type=around.socket_type,
             granted=self._granted,
             max_message=around.max_message,
-            unreachable=lambda: unreachable.update({host: time.monotonic()}),
+            give_up=lambda why: given_up.update({host: why}),
         )
         stream.send_high_water = around.send_high_water
         stream.send_high_water_bytes = around.send_high_water_bytes
@@ -78,13 +78,9 @@ class VerbsUpgrade(Upgrade):
     def _begin(self) -> dict[str, Any]:
         """A queue pair of ours, and what the peer must know of it."""
         ports = self._ports()
-        before = ports.unreachable.get(self.agreement.remote.host_id)
-        if before is not None and time.monotonic() - before < _REMEMBERED:
-            raise Declined(
-                "unreachable",
-                "its device did not answer ours a moment ago",
-                hint="are both in one network? MC_RDMA_DEVICES and MC_GID_INDEX choose others",
-            )
+        before = ports.given_up.get(self.agreement.remote.host_id)
+        if before is not None and time.monotonic() - before.when < _REMEMBERED:
+            raise Declined(before.reason, f"it failed a moment ago: {before.text}", hint=before.hint)
         self._port = ports.with_room()
         with self._port.lock:
             self._pair = self._port.queue_pair()
@@ -126,14 +122,20 @@ class VerbsUpgrade(Upgrade):
 
     def _ports(self) -> Ports:
         around = self.around
-        domains = around.shared.get(_DOMAINS)
-        if domains is None:
-            domains = around.shared[_DOMAINS] = Domains(around.core.copy_into)
         ports = around.own.get(_PORTS)
         if ports is None:
-            ports = around.own[_PORTS] = Ports(domains)
+            ports = around.own[_PORTS] = Ports(domains_in(around.shared, around.core.copy_into))
         assert isinstance(ports, Ports)
         return ports
+
+
+def domains_in(shared: dict[str, Any], copy_into: Any) -> Domains:
+    """The domains of a context, for its sockets and for `context.register`; made at the first call."""
+    domains = shared.get(_DOMAINS)
+    if domains is None:
+        domains = shared[_DOMAINS] = Domains(copy_into)
+    assert isinstance(domains, Domains)
+    return domains
 
 
 def _gid_of(said: dict[str, Any]) -> str:
@@ -141,9 +143,3 @@ def _gid_of(said: dict[str, Any]) -> str:
         return ipaddress.IPv6Address(text_of(said, "gid", 64)).exploded
     except ValueError as error:
         raise ProtocolError("upgrade", "the GID is no address") from error
-
-
-def domains_of(shared: dict[str, Any]) -> Domains | None:
-    """The domains of a context, for `context.register`, if any socket of it has used rdma."""
-    found = shared.get(_DOMAINS)
-    return found if isinstance(found, Domains) else None
