@@ -2,7 +2,7 @@
 
 | case | ours | beside it |
 |---|---|---|
-| round trip of 64 bytes | two streams, sleeping on the completion channel | the same in bare pyverbs; ib_send_lat |
+| round trip of 64 bytes | two streams, asleep in between | the same in bare pyverbs; ib_send_lat |
 | 64 KiB to 16 MiB | announced from a registered region, READ by the other end | ib_read_bw; bare READs |
 
 In the virtual machine of `make test-rdma` the times are those of an emulator; the ratios are fair, and
