@@ -102,6 +102,10 @@ class Stream(ABC):
     #: there is something. Streams may share them.
     wait_fds: tuple[int, ...] = ()
     device: str = ""
+    #: `receive` takes a sink, see `core_contract.pyi`
+    takes_sink: bool = False
+    #: the message that `receive` returned last lies where the sink said
+    placed: bool = False
 
     def beside_ready(self) -> list[Frame]:
         """Reads the connection beside this stream, if it has one: the control frames that came.
@@ -125,9 +129,23 @@ class Stream(ABC):
     def flush(self) -> bool:
         """True when nothing is queued any more."""
 
+    @property
+    def sinking(self) -> bool:
+        """A message that is not received yet uses memory of a sink's."""
+        return False
+
+    def leave_sink(self) -> None:
+        """The call whose sink was asked ends: from here on nothing is written to the sink's memory.
+
+        Raises Broken where only the stream's end can promise that.
+        """
+
     @abstractmethod
     def receive(self) -> list[Frame] | None:
-        """One message or control frame, None if there is none. Raises Broken, ProtocolError."""
+        """One message or control frame, None if there is none. Raises Broken, ProtocolError.
+
+        With `takes_sink` it has an argument `sink`, None by default.
+        """
 
     @abstractmethod
     def take_unsent(self) -> list[list[OutFrame]]:

@@ -321,5 +321,13 @@ class SocketBase:
 #     wait_fds: tuple[int, ...]                descriptors that a sleeping receiver watches for it
 #                                              (optional). receive() returning None promises that one
 #                                              of them becomes readable when there is something
+#     takes_sink: bool                         receive(sink) asks a sink for payloads of messages of one
+#                                              frame; what the sink raises leaves the message unread
+#                                              (ProtocolError: is the stream's end). `placed` says of the
+#                                              message just returned that it lies where the sink said;
+#                                              `sinking`, that one not yet returned uses such memory.
+#                                              leave_sink() ends that: it is called before the sink is
+#                                              asked for another stream, and when the call ends; what it
+#                                              raises (a TransferError) is the stream's end
 # SocketBase serves foreign streams in the same fair order; with one attached, `send` and `recv`
 # take the ordinary (slower) way.

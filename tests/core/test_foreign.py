@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.core.conftest import FANOUT, FILTERED, ROUND_ROBIN
 from tests.core.raw import CONTROL, MORE, TOPIC, Raw, read_frame
 from transports import base
-from transports.errors import Again, Broken, Closed
+from transports.errors import Again, Broken, Closed, ProtocolError
 
 
 class Foreign(base.Stream):
@@ -295,3 +296,163 @@ def test_closing_wakes_a_receiver_of_foreign_streams(kit):
     with pytest.raises(Closed):
         socket._recv_message(10_000)
     timer.join()
+
+
+class Sinking(Foreign):
+    """Reads into a sink's memory by halves: the second one comes with `finish`."""
+
+    takes_sink, sinking = True, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: object = None
+        self.own: bytearray | None = None
+        self.left = 0
+
+    def arrive(self, *frames) -> None:
+        self.done = len(frames) > 1 or len(frames[0].data) % 2 == 0
+        super().arrive(*frames)
+
+    def receive(self, sink=None):
+        self.placed = False
+        if not self.arrived:
+            return super().receive()
+        frames = self.arrived[0]
+        data = frames[0].data
+        if len(frames) == 1 and self.memory is None and self.own is None and sink is not None:
+            self.memory = sink(frames[0].meta, frames[0].topic, len(data))
+            self.sinking = self.memory is not None
+        if self.sinking:
+            memoryview(self.memory)[: len(data) // 2] = data[: len(data) // 2]
+        if not self.done:
+            return None
+        if self.sinking:
+            self.placed, self.sinking = True, False
+            memoryview(self.memory)[:] = data
+            frames[0].data = self.memory
+        self.memory = self.own = None
+        return super().receive()
+
+    def finish(self) -> None:
+        self.done = True
+        self.on_readable()
+
+    def leave_sink(self) -> None:
+        self.left += 1
+        if self.sinking:
+            self.own, self.memory, self.sinking = bytearray(), None, False
+
+
+ODD = b"0123456789abcde"
+
+
+def test_a_stream_that_takes_a_sink_is_given_it(core, kit):
+    stream = Sinking()
+    socket = kit.puller(stream)
+    stream.arrive(core.Frame(b"payload!", meta=b"m" * 48))
+    out, asked = bytearray(8), []
+
+    def sink(meta, topic, nbytes):
+        asked.append((meta, topic, nbytes))
+        return out
+
+    _, [frame] = socket._recv_message(1000, sink)
+    assert frame.data is out and out == b"payload!"
+    assert asked == [(b"m" * 48, None, 8)]
+    assert socket.messages_received == 1 and socket.bytes_received == 8
+    stream.arrive(core.Frame(b"one", flags=MORE), core.Frame(b"more"))
+    parts = {3: bytearray(3), 4: bytearray(4)}
+    _, frames = socket._recv_message(1000, lambda meta, topic, nbytes: parts[nbytes])
+    assert [frame.bytes for frame in frames] == [b"one", b"more"]
+    assert parts == {3: b"one", 4: b"more"}
+
+
+def test_a_sink_that_refuses_leaves_a_foreign_message_to_be_seen(core, kit):
+    import select
+
+    stream = Sinking()
+    socket = kit.puller(stream)
+    socket.fileno()
+    stream.arrive(core.Frame(b"payload!"))
+
+    def refuse(*_):
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        socket._recv_message(1000, refuse)
+    assert select.select([socket], [], [], 10)[0] and socket._readable()
+    out = bytearray(8)
+    _, [frame] = socket._recv_message(0, lambda *_: out)
+    assert frame.data is out and out == b"payload!"
+
+
+def test_memory_of_a_sink_is_left_when_its_call_ends(core, kit):
+    stream = Sinking()
+    socket = kit.puller(stream)
+    stream.arrive(core.Frame(ODD))
+    out = bytearray(15)
+    with pytest.raises(Again):
+        socket._recv_message(20, lambda *_: out)
+    assert stream.left and not stream.sinking
+    out[:] = bytes(15)
+    stream.finish()
+    assert socket._recv_message(1000)[1][0].bytes == ODD and not any(out)
+
+
+@pytest.mark.parametrize("which", ["foreign", "placing", "own"])
+def test_memory_of_a_sink_is_for_one_message(core, kit, which):
+    """Another stream's message comes while half of one lies there."""
+    stream = Sinking()
+    other = Foreign() if which == "foreign" else Sinking()
+    own, far = kit.raw()
+    socket = kit.puller(stream, other, own)
+    stream.arrive(core.Frame(ODD))
+    out = bytearray(15)
+
+    def come() -> None:
+        deadline = time.monotonic() + 10
+        while not stream.sinking and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if which == "own":
+            far.sendall(Raw(ODD.upper()).encode())
+        else:
+            other.arrive(core.Frame(ODD.upper()))
+            if which == "placing":
+                other.finish()
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    origin, [frame] = socket._recv_message(20_000, lambda *_: out)
+    thread.join()
+    assert origin is (own if which == "own" else other)
+    assert frame.bytes == out == ODD.upper()
+    assert stream.left and stream.own is not None
+    stream.finish()
+    assert socket._recv_message(1000)[1][0].bytes == ODD
+    assert out == ODD.upper()
+
+
+def test_a_protocol_error_of_the_sink_ends_the_foreign_stream(core, kit):
+    stream = Sinking()
+    socket = kit.puller(stream)
+    stream.arrive(core.Frame(b"payload!"))
+
+    def nonsense(*_):
+        raise ProtocolError("header", "nonsense")
+
+    with pytest.raises(Again):
+        socket._recv_message(50, nonsense)
+    assert [lost for lost, _ in socket.losses] == [stream]
+
+
+def test_a_stream_that_cannot_leave_the_memory_is_lost(core, kit):
+    class Stuck(Sinking):
+        def leave_sink(self) -> None:
+            raise Broken("it did not end")
+
+    stream = Stuck()
+    socket = kit.puller(stream)
+    stream.arrive(core.Frame(ODD))
+    with pytest.raises(Again):
+        socket._recv_message(20, lambda *_: bytearray(15))
+    assert [lost for lost, _ in socket.losses] == [stream]

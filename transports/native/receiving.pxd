@@ -35,6 +35,7 @@ cdef class Receiving(Sending):
     cdef int ready_next
     cdef object stash               # a message found by looking, for the next receive
     cdef Stream sinking             # has half a frame in the caller's memory
+    cdef object foreign_sinking     # a foreign stream that has
     cdef int64_t last_wait
     # own subscriptions
     cdef dict prefixes
@@ -50,6 +51,8 @@ cdef class Receiving(Sending):
     cdef int leave_sink(self) except -1
     cdef tuple next_of_current(self, bint as_bytes, sink)
     cdef tuple next_foreign(self, sink)
+    cdef object ask_foreign(self, object stream, sink)
+    cdef int keep_unread(self, object stream) except -1
     cdef bint wanted(self, list frames)
     cdef bint look(self) except -1
     cdef bint take_events(self, epoll_event* events, int count) except -1
