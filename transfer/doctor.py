@@ -349,5 +349,5 @@ def _source(name: str) -> str:
 def _read(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
+    except OSError:  # not every kernel has every file; the check that reads it says what is missing
         return ""
