@@ -80,6 +80,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "counter", "Time receivers waited, by the peer that sent next.", ("socket", "peer")
     ),
     "transfer_registration_seconds_total": Family("counter", "Time spent registering memory with a device."),
+    "transfer_local_refused_total": Family(
+        "counter", "Large payloads that shared memory had no place for.", ("socket", "reason")
+    ),
+    "transfer_local_bytes": Family("gauge", "Shared memory: for copies, or of empty().", ("kind",)),
     "transfer_sockets": Family("gauge", "Open sockets.", ("socket",)),
     "transfer_peers": Family("gauge", "Connections now.", ("socket", "peer", "transport")),
     "transfer_queue_messages": Family(
@@ -227,6 +231,8 @@ def _read(context: Context) -> dict[Key, float]:
             total[key] += value
     total["transfer_pool_bytes", ("in_use",)] += context.pool.in_use
     total["transfer_pool_bytes", ("cached",)] += context.pool.cached
+    for kind, name in (("segments", "local.carriers"), ("tensors", "local.blocks")):
+        total["transfer_local_bytes", (kind,)] += getattr(context.shared.get(name), "nbytes", 0)
     total["transfer_core_info", (context.core.IMPLEMENTATION,)] += 1
     # Only transports with registered memory (RDMA, UCX) count this; the name is there from the start.
     total["transfer_registration_seconds_total", ()] += getattr(context.pool, "registration_ns", 0) / 1e9

@@ -137,6 +137,9 @@ def peer_counts(socket_type: str, peer: Peer, name: str) -> Iterator[tuple[Key, 
     yield ("transfer_peer_send_blocked_seconds_total", labels), stream.blocked_ns / 1e9
     yield ("transfer_peer_receive_wait_seconds_total", labels), stream.waited_ns / 1e9
     yield ("transfer_drops_total", (socket_type, "full")), stream.dropped
+    refused: Mapping[str, int] = getattr(getattr(stream, "carrier", None), "refused", {})
+    for reason, count in list(refused.items()):
+        yield ("transfer_local_refused_total", (socket_type, reason)), count
 
 
 def peer_gauges(socket_type: str, peer: Peer, name: str) -> Iterator[tuple[Key, float]]:

@@ -45,6 +45,7 @@ __all__ = [
     "Mapping",
     "Pool",
     "Region",
+    "Slots",
     "SocketBase",
     "Stream",
     "Turn",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         Mapping,
         Pool,
         Region,
+        Slots,
         SocketBase,
         Stream,
         Turn,
@@ -79,6 +81,7 @@ else:
     Mapping = _module.Mapping
     Pool = _module.Pool
     Region = _module.Region
+    Slots = _module.Slots
     SocketBase = _module.SocketBase
     Stream = _module.Stream
     Turn = _module.Turn

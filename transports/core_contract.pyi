@@ -7,6 +7,7 @@ Threads: every method may be called from any thread. `Stream` has a mutex of its
 flusher thread never takes the GIL.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -56,6 +57,24 @@ class Mapping:
     def __init__(self, fd: int, size: int, *, private: bool = False) -> None: ...
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Slots:
+    """Equal slots in a mapping that two processes share: a state byte for each (0 free, 1 used) at
+    its beginning, the slots from `start` on. At most 64. Raises ValueError where they do not fit.
+
+    One side takes and fills slots, the other one lends them out. What it lent is free again when the
+    last view of it dies, except in a forked child, which must not free what its parent uses.
+    """
+
+    def __init__(self, mapping: Mapping, start: int, size: int, count: int) -> None: ...
+    start: int
+    size: int  # of one slot, bytes
+    count: int
+    idle: bool  # every slot is free
+    def take(self) -> int: ...  # the first free slot, used from now on, or -1
+    def fill(self, index: int, data: Any) -> int: ...  # copies; how many bytes. Raises BufferError
+    def free(self, index: int) -> None: ...
+    def lend(self, index: int, nbytes: int) -> Any: ...  # as a Region; None: it is lent already
 
 def address_of(memory: Any) -> int:
     """Where the bytes of a contiguous buffer begin."""
@@ -133,6 +152,9 @@ class Carrier(Protocol):
         """The payload, a writable buffer that owns its place. Raises ProtocolError."""
     def take_back(self, frames: list[OutFrame]) -> list[OutFrame]:
         """Frames that were never sent, with their payloads again."""
+    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
+        """Tells the connection's owner why it cannot go on, in the reactor's thread."""
+    refused: Counter[str]  # payloads that the connection took itself, by the reason
     def close(self) -> None:
         """The connection is gone: nothing more is placed. Regions that are out stay good. Idempotent."""
 

@@ -69,6 +69,8 @@ class Arrivals(Controls):
         if peer.foreign and not self.receives:
             peer.stream.on_readable = partial(self._read, peer)
             self._read(peer)  # what came before
+        if made_beside := getattr(peer.stream, "carrier", None):
+            made_beside.watch(partial(self.lost, peer.stream))
         self._count("connected")
         self._explain_choice(peer)
         self._give_orphans()

@@ -2,25 +2,27 @@
 
 Ordinary memory is copied once, into a slot of a segment that the receiver maps (segments.py).
 Memory of the context's blocks (blocks.py) is not copied at all. A small socket beside the connection
-passes descriptors, and tells when a shared block is the sender's again.
+passes descriptors, and tells when a shared block is the sender's again (beside.py).
 """
 
 from __future__ import annotations
 
-import array
-import errno
+import logging
 import os
 import socket
-import struct
 import threading
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import Broken, ProtocolError, TransferError
-from transports.local.blocks import NAME as BLOCKS, Block, Blocks
-from transports.local.mappings import MOST_MAPPED, MappedBlock, MappedSegment
-from transports.local.segments import FREE, Arena, Segment, Slot
+from transports.errors import Broken, ProtocolError
+from transports.local import beside
+from transports.local.beside import Beside, Said
+from transports.local.blocks import NAME as BLOCKS, Blocks
+from transports.local.carriers import Carriers
+from transports.local.lending import Lending, Parts
+from transports.local.mappings import MOST_BLOCKS, MOST_SEGMENTS, MappedBlock, MappedSegment
+from transports.local.segments import Arena, Segment
 from transports.reactor import READABLE
 from transports.wire import BY_REFERENCE, REFERENCE, REFERENCE_SIZE
 
@@ -32,17 +34,20 @@ Released = Callable[[BaseException | None], None]
 
 #: payloads from here on are carried; what is smaller costs less on the socket
 THRESHOLD = 64 * 1024
-#: bytes of one connection's segments, unless its messages are larger
+#: bytes of one connection's segments, and of the largest payload that is copied into them
 ARENA = 256 << 20
 
-#: kind, number, size, slot size (or which share)
-_BESIDE = struct.Struct("<BxxxIQQ")
-_SEGMENT, _DROP, _BLOCK, _RELEASED = 1, 2, 3, 4
 #: how a reference is meant; a share's number stands in the bits above
 _SLOT, _SHARED, _PRIVATE = 0, 1, 2
-_SHARE_BITS = 24
-#: seconds until a full socket is tried again
-_AGAIN = 0.005
+
+_WHY = {
+    "full": "the peer holds all {limit} MiB of shared memory that one connection may have",
+    "too_large": "a payload of more than {limit} MiB has no room there",
+    "no_memory": "the system has no shared memory left",
+    "unread": "the peer has not yet read of earlier memory",
+}
+
+logger = logging.getLogger("transfer")
 
 
 class LocalCarrier:
@@ -51,31 +56,36 @@ class LocalCarrier:
     It outlives its connection as long as one side still sees memory of the other's blocks.
     """
 
-    def __init__(self, beside: socket.socket, around: Surroundings) -> None:
-        self._beside = beside
+    def __init__(self, connection: socket.socket, around: Surroundings) -> None:
         self._core = around.core
         self._reactor = around.reactor
-        self._blocks: Blocks | None = around.shared.get(BLOCKS)
         self._shared = around.shared
-        self._max_message = around.max_message
-        self._arena = Arena(self._core, ARENA)
+        self._carriers = Carriers.of(around)
+        self._beside = Beside(connection, lambda: self._carriers.attend(self))
         self._pid = os.getpid()
         # Reentrant: the collector may end a region inside any statement of ours.
         self._lock = threading.RLock()
         self._closed = False
         self._ended = False
-        # -- what we announced
-        self._announced: set[int] = set()
-        self._shares: dict[int, tuple[Block, Released | None, Any]] = {}
-        self._share_number = 0
-        #: payloads that the connection took itself, since nothing was free
-        self.refused = 0
-        # -- what the peer announced
+        self._failure: ProtocolError | None = None
+        self._on_failure: Callable[[BaseException], object] | None = None
+        # -- what we send
+        self._arena = Arena(around.core, ARENA)
+        self._lending = Lending(self._beside)
+        #: payloads that the connection took itself, by the reason
+        self.refused: Counter[str] = Counter()
+        # -- what the peer sends
         self._segments: dict[int, MappedSegment] = {}
-        self._mapped_blocks: dict[int, MappedBlock] = {}
-        self._borrowed = 0
-        self._untold: deque[bytes] = deque()
-        around.shared.setdefault("local.carriers", Carriers()).add(self)
+        self._blocks: dict[int, MappedBlock] = {}
+        #: (block, share) of what the peer lent us and we still see
+        self._borrowed: set[tuple[int, int]] = set()
+        self._carriers.add(self)
+        self._reactor.register(self._beside.fd, READABLE, self._ready)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the segments that we send through."""
+        return self._arena.total
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -85,106 +95,112 @@ class LocalCarrier:
         """See core_contract.Carrier. A block is shared only with `hold`; else it is copied too."""
         placed: list[OutFrame] = []
         saved = 0
-        for frame in frames:
-            data = frame[4]
-            size = len(data) if type(data) is bytes else memoryview(data).nbytes
-            if size < THRESHOLD:
-                placed.append(frame)
-                continue
-            reference = None
-            if hold and self._has_blocks() and type(data) is not bytes:
-                reference = self._share(data, size, several, released)
-                if reference is not None:
-                    released = None
-            if reference is None:
-                reference = self._copy(data, size)
-            if reference is None:
-                self.refused += 1
-                self.take_back(placed)
-                return None
-            placed.append((frame[0] | BY_REFERENCE, *frame[1:4], reference))
-            saved += size - REFERENCE_SIZE
-        return placed, released, saved
+        parts: Parts | None = None
+        blocks: Blocks | None = self._shared.get(BLOCKS) if hold else None
+        try:
+            for frame in frames:
+                data = frame[4]
+                size = len(data) if type(data) is bytes else memoryview(data).nbytes
+                if size < THRESHOLD:
+                    placed.append(frame)
+                    continue
+                reference = None
+                if blocks and type(data) is not bytes:
+                    parts = parts or Parts(released)
+                    reference = self._share(blocks, data, size, several, parts)
+                if reference is None:
+                    reference = self._copy(data, size)
+                if reference is None:
+                    self._take_places_back(placed)
+                    return None
+                placed.append((frame[0] | BY_REFERENCE, frame[1], frame[2], frame[3], reference))
+                saved += size - REFERENCE_SIZE
+        except BaseException:
+            self._take_places_back(placed)
+            raise
+        return placed, released if parts is None else parts.ended, saved
 
     def _copy(self, data: Any, size: int) -> bytes | None:
-        found = self._arena.reserve(size)
-        if found is None:
+        found = self._arena.take(size)
+        if isinstance(found, str):
+            self._refuse(found)
             return None
-        slot, new = found
-        if new and not self._announce(_SEGMENT, slot.segment.number, slot.segment):
-            slot.mark(FREE)
-            return None
-        self._core.copy_into(slot.view(size), data)
-        return REFERENCE.pack(slot.segment.number, _SLOT, slot.offset, size)
-
-    def _has_blocks(self) -> bool:
-        if self._blocks is None:
-            self._blocks = self._shared.get(BLOCKS)
-        return bool(self._blocks)
-
-    def _share(self, data: Any, size: int, several: bool, released: Released | None) -> bytes | None:
-        """A reference to memory of a block, or None if it is none or cannot be announced."""
-        assert self._blocks is not None
-        found = self._blocks.find(self._core.address_of(data), size)
-        if found is None:
-            return None
-        block, offset = found
-        with self._lock:
-            if self._closed:
-                return None
-            if block.number not in self._announced:
-                if not self._announce(_BLOCK, block.number, block):
-                    return None
-                self._announced.add(block.number)
-            self._share_number = (self._share_number + 1) % (1 << _SHARE_BITS)
-            number = self._share_number
-            first = not self._shares
-            self._shares[number] = block, released, data
-            self._blocks.share(block, 1)
-        if first:
-            self._reactor.register(self._beside.fileno(), READABLE, self._ready)
-        way = (_PRIVATE if several else _SHARED) | number << 8
-        return REFERENCE.pack(block.number, way, offset, size)
-
-    def _announce(self, kind: int, number: int, memory: Segment | Block) -> bool:
-        """Passes the descriptor. False: the peer has not read what was announced before."""
-        slot_size = memory.slot_size if isinstance(memory, Segment) else 0
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory.fd]))
+        if self._arena.dropped:
+            self._tell_dropped()
+        segment, index = found
         try:
-            for dropped in self._arena.dropped[:]:
-                self._beside.send(_BESIDE.pack(_DROP, dropped, 0, 0))
-                self._arena.dropped.remove(dropped)
-            self._beside.sendmsg([_BESIDE.pack(kind, number, memory.size, slot_size)], [rights])
-        except OSError:
-            return False
-        if isinstance(memory, Segment):
-            memory.close_fd()
-        return True
+            segment.slots.fill(index, data)
+            ready = segment.announced or self._announce(segment)
+        except BaseException:
+            segment.slots.free(index)
+            raise
+        if not ready:
+            segment.slots.free(index)
+            self._refuse("unread")
+            return None
+        return REFERENCE.pack(segment.number, _SLOT, segment.offset(index), size)
+
+    def _announce(self, segment: Segment) -> bool:
+        with self._lock:
+            if not segment.announced and not self._closed:
+                slot = segment.slot
+                segment.announced = self._beside.announce(
+                    beside.SEGMENT, segment.number, segment.size, slot, segment.fd
+                )
+                if segment.announced:
+                    segment.close_fd()
+        return segment.announced
+
+    def _tell_dropped(self) -> None:
+        with self._lock:
+            while self._arena.dropped:
+                self._beside.say(beside.DROP, self._arena.dropped.pop())
+
+    def _refuse(self, reason: str) -> None:
+        """Never silently slower: counted, and told with the first payload of each kind."""
+        if not self.refused[reason]:
+            why = _WHY[reason].format(limit=self._arena.limit >> 20)
+            logger.warning("large messages go through the Unix socket instead of shared memory: %s", why)
+        self.refused[reason] += 1
+
+    def _share(self, blocks: Blocks, data: Any, size: int, several: bool, parts: Parts) -> bytes | None:
+        """A reference to memory of a block, or None if it is none or must not be shown to this peer."""
+        loan = blocks.lend(data, size, private=several)
+        if loan is None:
+            return None
+        with self._lock:
+            number = None if self._closed else self._lending.add(blocks, loan, parts, data)
+        if number is None:
+            blocks.give_back(loan)
+            return None
+        way = (_PRIVATE if several else _SHARED) | number << 8
+        return REFERENCE.pack(loan.block.number, way, loan.offset, size)
 
     def take_back(self, frames: list[OutFrame]) -> list[OutFrame]:
-        """Payloads that were placed and never sent, out of their places again."""
+        """Frames that were never sent, with their payloads again."""
         return [self._restored(frame) if frame[0] & BY_REFERENCE else frame for frame in frames]
 
     def _restored(self, frame: OutFrame) -> OutFrame:
         number, way, offset, size = REFERENCE.unpack(frame[4])
+        data: Any
         if way & 0xFF == _SLOT:
-            slot: Slot = self._arena.slot(number, offset)
-            data = self._core.Region(slot.view(size), lambda: slot.mark(FREE))
+            found = self._arena.find(number, offset)
+            data = found and found[0].lend(found[1], size)
         else:
-            data = self._shares[way >> 8][2]
-            self._end_share(way >> 8, Broken("the message was never sent"))
-        return (frame[0] & ~BY_REFERENCE, *frame[1:4], data)
+            data = self._lending.end(way >> 8, Broken("the message was never sent"))
+        if data is None:
+            raise ProtocolError("beside", "the peer was done with a message that was never sent to it")
+        return (frame[0] & ~BY_REFERENCE, frame[1], frame[2], frame[3], data)
 
-    def _end_share(self, number: int, error: BaseException | None) -> None:
-        with self._lock:
-            block, released, _ = self._shares.pop(number)
-            assert self._blocks is not None
-            self._blocks.share(block, -1)
-            idle = not self._shares
-        if idle:
-            self._unwatch()
-        if released is not None:
-            released(error)
+    def _take_places_back(self, placed: list[OutFrame]) -> None:
+        """The connection takes the message itself, and tells those who wait for it."""
+        for frame in placed:
+            if frame[0] & BY_REFERENCE:
+                number, way, offset, _ = REFERENCE.unpack(frame[4])
+                if way & 0xFF != _SLOT:
+                    self._lending.cancel(way >> 8)
+                elif found := self._arena.find(number, offset):
+                    found[0].free(found[1])
 
     # -- receiving ---------------------------------------------------------------------------------
 
@@ -192,103 +208,90 @@ class LocalCarrier:
         """The payload as a region that owns its place. Raises ProtocolError for a reference to nothing."""
         number, way, offset, size = REFERENCE.unpack(reference)
         if way == _SLOT:
-            return self._known(self._segments, number).fetch(offset, size)
-        block = self._known(self._mapped_blocks, number)
-        view = block.view(offset, size, private=way & 0xFF == _PRIVATE)
-        with self._lock:
-            self._borrowed += 1
-        return self._core.Region(view, lambda: self._give_back(number, way >> 8))
+            segment = self._segments.get(number) or self._known(self._segments, number)
+            return segment.fetch(offset, size)
+        kind, share = way & 0xFF, way >> 8
+        if kind not in (_SHARED, _PRIVATE):
+            raise ProtocolError("reference", f"a reference of kind {kind}")
+        if (number, share) in self._borrowed:
+            raise ProtocolError("reference", "a share of memory that is still in use here")
+        block = self._known(self._blocks, number)
+        view = block.view(offset, size, private=kind == _PRIVATE)
+        self._borrowed.add((number, share))
+        return self._core.Region(view, lambda: self._give_back(number, share))
 
     def _known(self, announced: dict[int, Any], number: int) -> Any:
         if number not in announced:
             self._pump()
-        if number not in announced:
+        found = announced.get(number)
+        if found is None:
             raise ProtocolError("reference", f"shared memory {number} was never announced")
-        return announced[number]
+        return found
 
     def _give_back(self, block: int, share: int) -> None:
+        """Out of any statement of any thread: see beside.py."""
         if self._pid != os.getpid():  # a forked child has copies of our views
             return
-        with self._lock:
-            self._borrowed -= 1
-            self._untold.append(_BESIDE.pack(_RELEASED, block, share, 0))
-        self._tell()
-
-    def _tell(self) -> None:
-        """Says what was given back; what finds no room is said a little later."""
-        with self._lock:
-            try:
-                while self._untold and not self._ended:
-                    self._beside.send(self._untold[0])
-                    self._untold.popleft()
-            except BlockingIOError:
-                self._later()
-            except OSError:
-                self._untold.clear()  # nobody is left to hear it
-        self._end_if_idle()
-
-    def _later(self) -> None:
-        try:
-            self._reactor.call_later(_AGAIN, self._tell)
-        except TransferError:  # the context ends, and so does the connection beside
-            self._untold.clear()
+        self._borrowed.discard((block, share))
+        self._beside.say(beside.RELEASED, block, share)
+        if self._ended:
+            if not self._borrowed:
+                self._beside.close()
+        elif self._closed:
+            self._carriers.attend(self)
 
     # -- the socket beside ---------------------------------------------------------------------------
 
     def _ready(self, events: int) -> None:
-        """In the reactor's thread, while the peer sees memory of ours."""
+        """In the reactor's thread."""
         try:
             self._pump()
         except ProtocolError as error:
-            self._fail_shares(error)
-        self._end_if_idle()
+            self._failure = error
+            self._unwatch()
+            self._lending.end_all(error)
+            if self._on_failure is not None:
+                self._on_failure(error)
+        self.go_on()
 
     def _pump(self) -> None:
         """Reads all that was announced and given back. Raises ProtocolError."""
-        ended: list[int] = []
+        ended = []
         try:
             with self._lock:
-                while not self._ended:
-                    try:
-                        data, descriptors, _, _ = socket.recv_fds(self._beside, _BESIDE.size + 1, 4)
-                    except OSError as error:
-                        if error.errno not in (errno.EAGAIN, errno.EINTR):
-                            ended.extend(self._shares)
-                        return
-                    try:
-                        if not data:
-                            ended.extend(self._shares)  # the peer is gone: nobody sees our memory
-                            return
-                        ended.extend(self._understand(data, descriptors))
-                    finally:
-                        for descriptor in descriptors:
-                            os.close(descriptor)
+                for said in self._beside.read():
+                    if said is None:  # the peer is gone: nobody sees our memory
+                        self._unwatch()
+                        ended = self._lending.numbers()
+                    elif said.kind == beside.RELEASED:
+                        ended.append(said.size)
+                    else:
+                        self._note(said)
         finally:
             for number in ended:
-                if number in self._shares:
-                    self._end_share(number, None)
+                self._lending.end(number, None)
 
-    def _understand(self, data: bytes, descriptors: list[int]) -> list[int]:
-        """One message of the peer's; the shares that ended with it."""
-        if len(data) != _BESIDE.size:
-            raise ProtocolError("beside", f"{len(data)} bytes where an announcement was due")
-        kind, number, size, slot_size = _BESIDE.unpack(data)
-        if len(descriptors) != (kind in (_SEGMENT, _BLOCK)):
-            raise ProtocolError("beside", f"announcement {kind} with {len(descriptors)} descriptors")
-        if kind == _RELEASED:
-            return [size] if size in self._shares else []
-        if kind == _DROP:
-            self._segments.pop(number, None)
-            return []
-        if len(self._segments) + len(self._mapped_blocks) >= MOST_MAPPED:
-            raise ProtocolError("beside", f"more than {MOST_MAPPED} announcements")
-        if kind == _SEGMENT and number not in self._segments:
-            self._segments[number] = MappedSegment(self._core, descriptors[0], size, slot_size)
-        elif kind == _BLOCK and number not in self._mapped_blocks:
-            self._mapped_blocks[number] = MappedBlock(self._core, descriptors[0], size)
+    def _note(self, said: Said) -> None:
+        if said.kind == beside.DROP:
+            self._segments.pop(said.number, None)
+        elif said.kind == beside.FORGET:
+            block = self._blocks.pop(said.number, None)
+            if block is not None:
+                block.close()
+        elif said.number in (self._segments if said.kind == beside.SEGMENT else self._blocks):
+            raise ProtocolError("beside", f"announcement {said.kind} of {said.number} for a second time")
+        elif len(self._segments) >= MOST_SEGMENTS or len(self._blocks) > MOST_BLOCKS:
+            raise ProtocolError("beside", "more shared memory than one peer may announce")
+        elif said.kind == beside.SEGMENT:
+            self._segments[said.number] = MappedSegment(self._core, said.fd, said.size, said.slot)
         else:
-            raise ProtocolError("beside", f"announcement {kind} of {number}")
-        return []
+            self._blocks[said.number] = MappedBlock(self._core, said.fd, said.size)
+
+    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
+        """Lets the connection's owner know why it cannot go on, in the reactor's thread."""
+        self._on_failure = on_failure
+        if self._failure is not None:
+            on_failure(self._failure)
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -298,55 +301,35 @@ class LocalCarrier:
             return
         with self._lock:
             self._closed = True
+        self._on_failure = None
         self._arena.close()
-        self._end_if_idle()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Says what is still to be said, and ends what has nothing left to do. Not for finalizers."""
+        self._beside.go_on()
+        with self._lock:
+            busy = self._lending or self._borrowed or self._beside.waiting
+            if self._closed and not busy:
+                self.end()
 
     def end(self) -> None:
-        """The context is gone, too: what is still shared is told to nobody. Idempotent."""
+        """The context is gone, too, or nothing is left to do. What we see of the peer's memory stays
+        ours, and the socket beside with it, so that the peer does not write there. Idempotent."""
         with self._lock:
             if self._ended:
                 return
             self._ended = self._closed = True
-            shares = list(self._shares)
-            for block in self._mapped_blocks.values():
+            for block in self._blocks.values():
                 block.close()
-            self._mapped_blocks.clear()
+            self._blocks.clear()
             self._segments.clear()
         self._arena.close()
-        for number in shares:
-            self._end_share(number, None)
+        self._lending.end_all(Broken("the context ended while a peer still saw this memory"))
         self._unwatch()
-        self._beside.close()
-        self._shared["local.carriers"].remove(self)
-
-    def _end_if_idle(self) -> None:
-        with self._lock:
-            idle = self._closed and not self._shares and not self._borrowed and not self._untold
-        if idle:
-            self.end()
-
-    def _fail_shares(self, error: BaseException) -> None:
-        for number in list(self._shares):
-            self._end_share(number, error)
+        if not self._borrowed:
+            self._beside.close()
+        self._carriers.remove(self)
 
     def _unwatch(self) -> None:
-        if self._beside.fileno() >= 0:
-            self._reactor.unregister(self._beside.fileno())
-
-
-class Carriers:
-    """All carriers of a context, so that the last ones end with it."""
-
-    def __init__(self) -> None:
-        self._living: set[LocalCarrier] = set()
-
-    def add(self, carrier: LocalCarrier) -> None:
-        self._living.add(carrier)
-
-    def remove(self, carrier: LocalCarrier) -> None:
-        self._living.discard(carrier)
-
-    def close(self) -> None:
-        """Ends those that are left. Idempotent."""
-        for carrier in list(self._living):
-            carrier.end()
+        self._reactor.unregister(self._beside.fd)

@@ -8,11 +8,13 @@ import secrets
 import socket
 import struct
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 from transports.errors import InternalError
 from transports.upgrade import Declined
 
+#: what comes with it must not go on into programs that are started here
+_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 TOKEN_SIZE = 16
 #: connections that were made and not yet asked for; older ones are dropped
@@ -34,6 +36,8 @@ class Door:
         self.name = f"transfer-{secrets.token_hex(16)}"
         self._pid = os.getpid()
         self._waiting: OrderedDict[bytes, tuple[float, Pair]] = OrderedDict()
+        #: came in and did not yet greet
+        self._silent: deque[tuple[float, socket.socket]] = deque()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._listener.setblocking(False)
@@ -56,23 +60,39 @@ class Door:
         self._listener.close()
         while self._waiting:
             _close(self._waiting.popitem()[1][1])
+        while self._silent:
+            self._silent.pop()[1].close()
 
     def _accept_all(self) -> None:
+        now = time.monotonic()
         while True:
             try:
                 connection, _ = self._listener.accept()
             except OSError:  # nobody is there any more, or no descriptor is left: the peer falls back
                 break
-            greeted = _greeting(connection)
-            if greeted is None:
-                connection.close()
-            else:
-                self._waiting[greeted[0]] = time.monotonic(), (connection, greeted[1])
-        now = time.monotonic()
+            self._silent.append((now, connection))
+        for since, connection in [self._silent.popleft() for _ in range(len(self._silent))]:
+            self._hear(since, connection)
+        while self._silent and (now - self._silent[0][0] > _PATIENCE or len(self._silent) > _MOST_WAITING):
+            self._silent.popleft()[1].close()
         for token, (since, pair) in list(self._waiting.items()):
             if now - since > _PATIENCE or len(self._waiting) > _MOST_WAITING:
                 del self._waiting[token]
                 _close(pair)
+
+    def _hear(self, since: float, connection: socket.socket) -> None:
+        """Keeps it under its token, or for later, or not at all."""
+        try:
+            greeting = _greeting(connection)
+        except BlockingIOError:  # between its connect and its greeting
+            self._silent.append((since, connection))
+            return
+        if greeting is None or greeting[0] in self._waiting:
+            connection.close()
+            if greeting is not None:
+                greeting[1].close()
+        else:
+            self._waiting[greeting[0]] = since, (connection, greeting[1])
 
 
 def enter(name: str, token: bytes) -> Pair:
@@ -102,26 +122,36 @@ def enter(name: str, token: bytes) -> Pair:
 def same_user(connection: socket.socket) -> bool:
     """Whether the other end of a Unix socket runs under our user."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(data)[1] == os.getuid())
+    return bool(_CREDENTIALS.unpack(data)[1] == os.geteuid())
 
 
 def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:
-    """(token, the socket for descriptors), or None for whoever does not greet as it should."""
+    """(token, the socket for descriptors), or None for whoever does not greet as it should. Raises
+    BlockingIOError if nothing was said yet."""
     descriptors: list[int] = []
     try:
         connection.setblocking(False)
-        if same_user(connection):
-            token, descriptors, _, _ = socket.recv_fds(connection, TOKEN_SIZE, 1, socket.MSG_DONTWAIT)
-            if len(token) == TOKEN_SIZE and len(descriptors) == 1:
-                beside = socket.socket(fileno=descriptors.pop())
-                beside.setblocking(False)
-                return token, beside
+        if not same_user(connection):
+            return None
+        token, descriptors, _, _ = socket.recv_fds(connection, TOKEN_SIZE, 1, _FLAGS)
+        if len(token) != TOKEN_SIZE or len(descriptors) != 1 or not _is_beside(descriptors[0]):
+            return None
+        beside = socket.socket(fileno=descriptors.pop())
+        beside.setblocking(False)
+        return token, beside
+    except BlockingIOError:
+        raise
     except OSError:
-        pass
+        return None
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return None
+
+
+def _is_beside(descriptor: int) -> bool:
+    """Whether this is a Unix socket of messages: announcements keep their bounds on no other."""
+    with socket.socket(fileno=os.dup(descriptor)) as seen:
+        return seen.family == socket.AF_UNIX and seen.type == socket.SOCK_SEQPACKET
 
 
 def _close(pair: Pair) -> None:

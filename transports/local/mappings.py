@@ -7,10 +7,12 @@ import os
 from typing import Any
 
 from transports.errors import ProtocolError
-from transports.local.segments import FREE, MOST_SLOTS, PAGE
+from transports.local.segments import MOST_SLOTS, PAGE
 
-#: announcements of one peer; a sender that is well needs a few dozen
-MOST_MAPPED = 4096
+#: segments that one peer may have announced at a time; a sender that is well needs a few dozen
+MOST_SEGMENTS = 1024
+#: blocks likewise. Each costs a descriptor, so the sender takes back the oldest ones before it
+MOST_BLOCKS = 64
 
 
 def check_descriptor(fd: int, size: int) -> None:
@@ -25,9 +27,9 @@ def check_descriptor(fd: int, size: int) -> None:
         raise ProtocolError("descriptor", f"the peer sent shared memory that is not {size} bytes long")
 
 
-def _mapped(core: Any, fd: int, size: int, *, private: bool = False) -> memoryview:
+def _mapped(core: Any, fd: int, size: int, *, private: bool = False) -> Any:
     try:
-        return memoryview(core.Mapping(fd, size, private=private))
+        return core.Mapping(fd, size, private=private)
     except (OSError, ValueError, OverflowError) as error:
         raise ProtocolError("descriptor", f"{size} bytes of shared memory cannot be mapped") from error
 
@@ -35,38 +37,31 @@ def _mapped(core: Any, fd: int, size: int, *, private: bool = False) -> memoryvi
 class MappedSegment:
     """A sender's segment of slots (see segments.py), mapped here."""
 
-    def __init__(self, core: Any, fd: int, size: int, slot_size: int) -> None:
-        if slot_size < PAGE or slot_size % PAGE or not PAGE < size <= PAGE + MOST_SLOTS * slot_size:
-            raise ProtocolError("descriptor", f"a segment of {size} bytes with slots of {slot_size}")
+    def __init__(self, core: Any, fd: int, size: int, slot: int) -> None:
+        count, rest = divmod(size - PAGE, slot) if slot else (0, 0)
+        if slot % PAGE or rest or not 1 <= count <= MOST_SLOTS:
+            raise ProtocolError("descriptor", f"a segment of {size} bytes with slots of {slot}")
         check_descriptor(fd, size)
-        self.slot_size = slot_size
-        self.size = size
-        self.memory = _mapped(core, fd, size)
-        self._core = core
-        self._pid = os.getpid()
-        self._out: set[int] = set()
+        self.slot = slot
+        self._slots = core.Slots(_mapped(core, fd, size), PAGE, slot, count)
 
     def fetch(self, offset: int, length: int) -> Any:
         """The payload as a region, whose end gives the slot back. Raises ProtocolError."""
-        index, rest = divmod(offset - PAGE, self.slot_size)
-        if rest or index < 0 or not 0 < length <= self.slot_size or offset + length > self.size:
+        index, rest = divmod(offset - PAGE, self.slot)
+        if rest or not 0 <= index < self._slots.count or not 0 < length <= self.slot:
             raise ProtocolError("reference", f"{length} bytes at {offset} are no slot of this segment")
-        if index in self._out:
+        region = self._slots.lend(index, length)
+        if region is None:
             raise ProtocolError("reference", "a slot whose payload is still in use here")
-        self._out.add(index)
-        return self._core.Region(self.memory[offset : offset + length], lambda: self._release(index))
-
-    def _release(self, index: int) -> None:
-        # A forked child has the mapping too, and its copies of the views end some day.
-        if self._pid == os.getpid():
-            self._out.discard(index)
-            self.memory[index] = FREE
+        return region
 
 
 class MappedBlock:
     """A block of a sender's pool (see blocks.py). The descriptor stays, for private mappings."""
 
     def __init__(self, core: Any, fd: int, size: int) -> None:
+        if size < PAGE or size % PAGE:
+            raise ProtocolError("descriptor", f"a block of {size} bytes")
         check_descriptor(fd, size)
         self._core = core
         self.size = size
@@ -78,9 +73,10 @@ class MappedBlock:
         if not 0 < length <= self.size - offset:
             raise ProtocolError("reference", f"{length} bytes at {offset} of a block of {self.size}")
         if private:
-            return _mapped(self._core, self._fd, self.size, private=True)[offset : offset + length]
+            mapping = memoryview(_mapped(self._core, self._fd, self.size, private=True))
+            return mapping[offset : offset + length]
         if self._memory is None:
-            self._memory = _mapped(self._core, self._fd, self.size)
+            self._memory = memoryview(_mapped(self._core, self._fd, self.size))
         return self._memory[offset : offset + length]
 
     def close(self) -> None:

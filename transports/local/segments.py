@@ -11,8 +11,6 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 from transports.errors import InternalError
@@ -22,7 +20,8 @@ PAGE = mmap.PAGESIZE
 #: a segment of small slots has about so many bytes
 SEGMENT = 4 << 20
 MOST_SLOTS = 64
-FREE, USED = 0, 1
+#: a payload of any size up to the arena's limit has room for so many of its kind
+FEWEST = 2
 
 
 def slot_size(nbytes: int) -> int:
@@ -31,113 +30,113 @@ def slot_size(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-class Segment:
-    """One piece of shared memory, mapped here. It lives as long as a view of it."""
+def slots_of(size: int) -> int:
+    """How many slots of this size one segment has."""
+    return max(1, min(MOST_SLOTS, SEGMENT // size))
 
-    def __init__(self, core: Any, number: int, size: int) -> None:
+
+class Segment:
+    """One piece of shared memory, mapped here. It lives as long as a view of it. Raises
+    InternalError, OSError."""
+
+    def __init__(self, core: Any, number: int, slot: int) -> None:
         self.number = number
-        self.slot_size = size
-        self.slots = max(1, min(MOST_SLOTS, SEGMENT // size))
-        self.size = PAGE + self.slots * size
+        self.slot = slot
+        self.size = PAGE + slots_of(slot) * slot
+        #: the peer has its descriptor
+        self.announced = False
         self.fd = make_memfd(self.size)
-        self.memory = memoryview(core.Mapping(self.fd, self.size))
+        try:
+            self.slots = core.Slots(core.Mapping(self.fd, self.size), PAGE, slot, slots_of(slot))
+        except OSError:
+            self.close_fd()
+            raise
+
+    def offset(self, index: int) -> int:
+        """Where in the segment a slot begins."""
+        return PAGE + index * self.slot
 
     def close_fd(self) -> None:
-        """The mapping stays: only the peer needed the descriptor."""
+        """The mapping stays: only the peer needed the descriptor. Idempotent."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A place for one payload."""
-
-    segment: Segment
-    index: int
-
-    @property
-    def offset(self) -> int:
-        return PAGE + self.index * self.segment.slot_size
-
-    @property
-    def is_free(self) -> bool:
-        return self.segment.memory[self.index] == FREE
-
-    def view(self, nbytes: int) -> memoryview:
-        return self.segment.memory[self.offset : self.offset + nbytes]
-
-    def mark(self, state: int) -> None:
-        self.segment.memory[self.index] = state
-
-
 class Arena:
     """The segments of one connection. Thread-safe.
 
-    limit: bytes of all segments together; a payload larger than a third of it is still given
-    three slots, so that one may be filled while others are in use.
+    limit: bytes of all segments together, and of the largest payload; of any size up to it FEWEST
+    slots may be made, so that one is filled while another is read.
     """
 
     def __init__(self, core: Any, limit: int) -> None:
-        self._core = core
         self.limit = limit
         self.total = 0
-        self._lock = threading.Lock()
+        self._core = core
+        # Reentrant: the collector may end something that closes the arena inside any statement.
+        self._lock = threading.RLock()
         self._numbers = 0
-        #: slot size -> slots in the order in which they were used
-        self._slots: dict[int, deque[Slot]] = {}
+        #: slot size -> segments, oldest first
+        self._sizes: dict[int, list[Segment]] = {}
         self._segments: dict[int, Segment] = {}
-        #: numbers of segments that were given up; the peer is to be told
+        #: numbers of segments that were given up and announced before; the peer is to be told
         self.dropped: list[int] = []
 
-    def reserve(self, nbytes: int) -> tuple[Slot, bool] | None:
-        """(a slot, marked as used; whether its segment is new), or None when all are in use."""
+    def take(self, nbytes: int) -> tuple[Segment, int] | str:
+        """(a segment, the index of a slot in it that is ours now), or why there is none: "full",
+        "too_large", "no_memory".
+
+        The first free slot is taken and not the one used longest ago: it is the likeliest to be
+        in the processor's cache.
+        """
+        if nbytes > self.limit:
+            return "too_large"
         size = slot_size(nbytes)
         with self._lock:
-            slots = self._slots.setdefault(size, deque())
-            # The slot used longest ago is the likeliest to be free; a receiver may keep some for long.
-            for _ in range(len(slots)):
-                slot = slots[0]
-                slots.rotate(-1)
-                if slot.is_free:
-                    slot.mark(USED)
-                    return slot, False
-            return self._grow(size, slots)
+            for segment in self._sizes.get(size, ()):
+                index = segment.slots.take()
+                if index >= 0:
+                    return segment, index
+            return self._grow(size)
 
-    def _grow(self, size: int, slots: deque[Slot]) -> tuple[Slot, bool] | None:
-        limit = max(self.limit, 3 * (size + PAGE))
-        planned = PAGE + max(1, min(MOST_SLOTS, SEGMENT // size)) * size
+    def _grow(self, size: int) -> tuple[Segment, int] | str:
+        planned = PAGE + slots_of(size) * size
+        limit = max(self.limit, FEWEST * planned)
         if self.total + planned > limit:
             self._trim(self.total + planned - limit, size)
         if self.total + planned > limit:
-            return None
+            return "full"
         self._numbers += 1
         try:
             segment = Segment(self._core, self._numbers, size)
         except (InternalError, OSError):
-            return None  # the connection takes the payload, as it would without shared memory
+            return "no_memory"  # the connection takes the payload, as it would without shared memory
+        index = segment.slots.take()
         self.total += segment.size
         self._segments[segment.number] = segment
-        new = [Slot(segment, index) for index in range(segment.slots)]
-        new[0].mark(USED)
-        slots.extend((*new[1:], new[0]))
-        return new[0], True
+        self._sizes.setdefault(size, []).append(segment)
+        return segment, index
 
     def _trim(self, wanted: int, keep: int) -> None:
         """Gives up segments of other sizes that are wholly free."""
-        for size in [size for size in self._slots if size != keep]:
-            for segment in {slot.segment.number: slot.segment for slot in self._slots[size]}.values():
-                if wanted > 0 and not any(segment.memory[: segment.slots]):
-                    self._slots[size] = deque(s for s in self._slots[size] if s.segment is not segment)
-                    del self._segments[segment.number]
+        for size in [size for size in self._sizes if size != keep]:
+            for segment in [segment for segment in self._sizes[size] if segment.slots.idle]:
+                if wanted <= 0:
+                    return
+                self._sizes[size].remove(segment)
+                del self._segments[segment.number]
+                segment.close_fd()
+                if segment.announced:
                     self.dropped.append(segment.number)
-                    self.total -= segment.size
-                    wanted -= segment.size
+                self.total -= segment.size
+                wanted -= segment.size
 
-    def slot(self, number: int, offset: int) -> Slot:
-        """The slot that a reference of ours names."""
-        segment = self._segments[number]
-        return Slot(segment, (offset - PAGE) // segment.slot_size)
+    def find(self, number: int, offset: int) -> tuple[Any, int] | None:
+        """(slots, index) of a reference of ours. None: the segment is gone, since a peer said of a
+        slot that it was done with it before it was even sent."""
+        segment = self._segments.get(number)
+        return None if segment is None else (segment.slots, (offset - PAGE) // segment.slot)
 
     def close(self) -> None:
         """Forgets all; what is mapped lives as long as views of it."""
@@ -145,5 +144,5 @@ class Arena:
             for segment in self._segments.values():
                 segment.close_fd()
             self._segments.clear()
-            self._slots.clear()
+            self._sizes.clear()
             self.total = 0

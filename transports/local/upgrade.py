@@ -8,6 +8,7 @@ from typing import Any
 
 from transports.errors import ProtocolError
 from transports.local.carrier import LocalCarrier
+from transports.local.carriers import Carriers
 from transports.local.door import TOKEN_SIZE, Door, Pair, enter
 from transports.upgrade import Made, Upgrade, text_of
 
@@ -24,6 +25,7 @@ class LocalUpgrade(Upgrade):
     _pair: Pair | None = None
 
     def offer(self) -> dict[str, Any]:
+        Carriers.of(self.around)  # fails here, if it must, and not in `made`
         self._token = secrets.token_bytes(TOKEN_SIZE)
         return {"name": self._door().name, "token": self._token.hex()}
 
@@ -34,6 +36,7 @@ class LocalUpgrade(Upgrade):
             raise ProtocolError("upgrade", "the token is not hexadecimal") from error
         if len(token) != TOKEN_SIZE:
             raise ProtocolError("upgrade", f"a token of {len(token)} bytes")
+        Carriers.of(self.around)
         self._pair = enter(text_of(offer, "name", 100), token)
         return {}
 

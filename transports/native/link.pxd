@@ -136,6 +136,7 @@ cdef int link_is_full(link_t* link, size_t payload) noexcept nogil
 cdef int link_room(link_t* link, size_t payload) noexcept nogil
 cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil
 cdef void link_append(link_t* link, segment_t* segment) noexcept nogil
+cdef bint link_gathers(link_t* link) noexcept nogil
 cdef int link_write(link_t* link) noexcept nogil
 cdef int link_settle(link_t* link) noexcept nogil
 cdef void link_give_up_begun(link_t* link) noexcept nogil

@@ -26,6 +26,7 @@ cdef enum:
     ROUND = 4 * 1024 * 1024         # of one link_write: others wait for the mutex, or for the flusher
     PIECE = 1024 * 1024             # of one copy under the mutex
     PAUSE_NS = 20 * 1000            # a send after this long a pause goes out at once
+    BURST_NS = 100 * 1000           # the same where a payload is copied in between
 
 fork_generation = 0
 
@@ -184,6 +185,17 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
     if not link.armed:
         link_arm(link)
     return OK
+
+
+cdef bint link_gathers(link_t* link) noexcept nogil:
+    """Whether a message whose payload travels beside the connection waits for company: within a
+    burst, and if nobody waits for its answer. Its turn and time are noted."""
+    cdef int64_t now = now_ns()
+    cdef bint burst = now - link.last_sent <= BURST_NS or now - link.last_write <= BURST_NS
+    cdef bint turn = link.turn
+    link.turn = 0
+    link.last_sent = now
+    return burst and not turn and link.queued_bytes < COALESCE
 
 
 cdef int link_write(link_t* link) noexcept nogil:

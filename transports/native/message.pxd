@@ -22,5 +22,5 @@ cdef int add_segments(outgoing_t* out, Py_ssize_t count, list owners, bint hold,
 cdef int drop_segments(outgoing_t* out, Py_ssize_t count) except -1
 cdef bint has_large(list owners)
 cdef int enqueue(link_t* link, outgoing_t* out, Py_ssize_t count, size_t total, bint force,
-                 bint settle) noexcept nogil
+                 bint settle, bint gather) noexcept nogil
 cdef list unsent_messages(list pieces)

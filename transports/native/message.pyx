@@ -19,8 +19,7 @@ from transports.wire import MAX_TOPIC
 from transports.native.link cimport (
     BROKEN, BY_REFERENCE, F_CONTROL, F_CRC, F_EXTENDED, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE,
     NO_MEMORY, OK, REFERENCE_BIT, header_t, link_append, link_put_header, link_reserve, link_room,
-    link_settle, link_t, link_write,
-    now_ns, segment_t,
+    link_arm, link_gathers, link_settle, link_t, link_write, segment_t,
 )
 from transports.native.pool cimport HeldBuffer
 from transports.native.system cimport pthread_mutex_unlock
@@ -136,13 +135,14 @@ cdef bint has_large(list owners):
 
 
 cdef int enqueue(link_t* link, outgoing_t* out, Py_ssize_t count, size_t total, bint force,
-                 bint settle) noexcept nogil:
-    """Appends one message and writes. Enters with the mutex held and leaves without it."""
+                 bint settle, bint gather) noexcept nogil:
+    """Appends one message and writes, or lets it wait for company with `gather`. Enters with the
+    mutex held and leaves without it."""
     cdef int answer = append_message(link, out, count, total, force)
     if answer == OK and link.fd >= 0 and not link.kernel_full:
-        link.turn = 0
-        link.last_sent = now_ns()
-        if link_write(link) == BROKEN:
+        if link_gathers(link) and gather:
+            link_arm(link)
+        elif link_write(link) == BROKEN:
             answer = OK        # it is queued: take_unsent finds it, and the next send tells
     if answer == OK and settle and link.borrowed:
         answer = link_settle(link)

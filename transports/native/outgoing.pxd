@@ -23,7 +23,8 @@ cdef class Outgoing:
     cdef bint match(self, bytes topic)
     cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow) except -1
     cdef int offer_carried(self, object frames, bint hold, object released) except -2
-    cdef int put(self, object frames, bint force, bint hold, object released, bint borrow) except -1
+    cdef int put(self, object frames, bint force, bint hold, object released, bint borrow,
+                 bint gather=*) except -1
     cdef int write_out(self, bint no_gil) except -1
     cdef int check_process(self) except -1
     cdef int take_mutex(self) except -1

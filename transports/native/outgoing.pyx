@@ -24,6 +24,7 @@ from transports.native.system cimport pthread_mutex_lock, pthread_mutex_trylock,
 
 cdef enum:
     MAX_FRAMES = 1 << 20
+    GATHERED = 256 * 1024      # a payload beside the connection that is no smaller goes out at once
 
 
 cdef bint any_large(frames) except -1:
@@ -281,14 +282,15 @@ cdef class Outgoing:
             return -1
         placed, released, saved = carried
         try:
-            self.put(placed, True, True, released, False)
+            self.put(placed, True, True, released, False, saved < GATHERED)
         except BaseException:
             self.carrier.take_back(placed)
             raise
         self.link.sent_bytes += <uint64_t>saved
         return OK
 
-    cdef int put(self, object frames, bint force, bint hold, object released, bint borrow) except -1:
+    cdef int put(self, object frames, bint force, bint hold, object released, bint borrow,
+                 bint gather=False) except -1:
         """Queues the message as it is, and writes what the kernel takes. OK or FULL."""
         cdef outgoing_t one
         cdef outgoing_t* out = &one
@@ -311,11 +313,11 @@ cdef class Outgoing:
             if total < 4096:
                 self.take_mutex()
                 # Nothing of it is borrowed; what another thread lent is not copied with the GIL held.
-                answer = enqueue(self.link, out, count, total, force, False)
+                answer = enqueue(self.link, out, count, total, force, False, gather)
             else:
                 self.take_mutex()
                 with nogil:
-                    answer = enqueue(self.link, out, count, total, force, not (hold or borrow))
+                    answer = enqueue(self.link, out, count, total, force, not (hold or borrow), gather)
             if answer != OK:
                 drop_segments(out, count)
         finally:

@@ -23,6 +23,8 @@ from transports.errors import DeviceError, OptionError
 from transports.verbs.driver import DeviceHandle
 
 SYSTEM = Path("/sys/class/infiniband")
+#: tables have up to 1024 places, a file each; behind so many empty ones nothing is looked for
+_GAP = 32
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
@@ -202,13 +204,17 @@ def _ports(folder: Path) -> list[Port]:
 
 
 def _gids(folder: Path) -> list[Gid]:
-    found = []
-    for name in sorted(_names(folder / "gids"), key=int):
-        text = _text(folder / "gids" / name)
+    found: list[Gid] = []
+    empty = 0
+    for index in sorted(map(int, _names(folder / "gids"))):
+        text = _text(folder / "gids" / str(index))
         if text and text != _NO_GID:
-            kind = _text(folder / "gid_attrs" / "types" / name)
-            interface = _text(folder / "gid_attrs" / "ndevs" / name)
-            found.append(Gid(int(name), text, kind, interface))
+            empty = 0
+            kind = _text(folder / "gid_attrs" / "types" / str(index))
+            interface = _text(folder / "gid_attrs" / "ndevs" / str(index))
+            found.append(Gid(index, text, kind, interface))
+        elif (empty := empty + 1) >= _GAP:
+            break
     return found
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
 from time import clock_gettime_ns
 
-from transports.base import Stream
 from transports.core import Frame, Region
 from transports.errors import ProtocolError, TransferError
 from transports.twin import fork
@@ -16,6 +14,7 @@ from transports.verbs.credits import ReceivingCredits
 from transports.verbs.driver import SUCCESS, QueuePair
 from transports.verbs.eager import Splitter, Unit
 from transports.verbs.failures import ACCESS_REFUSED, completion_failed
+from transports.verbs.half import Half
 from transports.verbs.memory import Block
 from transports.verbs.port import COARSE, GRANT, READ, Port
 from transports.verbs.rendezvous import Announced, Chunk, Reading, Window
@@ -44,7 +43,7 @@ class _Message:
         self.read = 0
 
 
-class Incoming(Stream):
+class Incoming(Half):
     """What `VerbsStream` is made of, second half. State is guarded by the port's lock."""
 
     def _begin_receiving(self, port: Port, pair: QueuePair, max_message: int) -> None:
@@ -264,27 +263,3 @@ class Incoming(Stream):
                 self._port.domain.received.give_back(reading.place)
         self._chunks.clear()
         self._window = Window()
-
-    # -- given by the other half
-
-    name: str
-
-    _generation: int
-
-    def _tell_soon(self) -> None:
-        raise AssertionError
-
-    def _is_broken(self) -> TransferError:
-        raise AssertionError
-
-    def _break(self, error: TransferError) -> None:
-        raise AssertionError
-
-    def _say(self, data: bytes) -> None:
-        raise AssertionError
-
-    def _wake(self, callback: Callable[[], None] | None) -> None:
-        raise AssertionError
-
-    def _run_after(self) -> None:
-        raise AssertionError

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from time import clock_gettime_ns
 from typing import TYPE_CHECKING, Any
 
-from transports.base import Stream
 from transports.errors import Broken, ProtocolError, TransferError
 from transports.twin import fork
 from transports.twin.codec import normalize
@@ -17,6 +16,7 @@ from transports.verbs.credits import SendingCredits
 from transports.verbs.driver import SUCCESS, QueuePair
 from transports.verbs.eager import BUFFER, Waiting
 from transports.verbs.failures import completion_failed
+from transports.verbs.half import Half
 from transports.verbs.memory import DeviceMemory, Source
 from transports.verbs.port import COARSE, GRANT, SEND, Port
 from transports.verbs.rendezvous import Announcement, next_number
@@ -65,11 +65,8 @@ class _Open:
         self.asked: float | None = None
 
 
-class Outgoing(Stream):
+class Outgoing(Half):
     """What `VerbsStream` is made of, first half. State is guarded by the port's lock."""
-
-    beside: Any
-    full: bool = False
 
     def _begin_sending(self, port: Port, pair: QueuePair, granted: int, socket_type: int) -> None:
         self.socket_type = socket_type
@@ -367,29 +364,6 @@ class Outgoing(Stream):
                 self._port.after.append(lambda released=message.released: released(error))  # type: ignore[misc]
         self._slots.clear()
         self._port.domain.staging.give_back(self._slab)
-
-    # -- given by the other half
-
-    _generation: int
-    name: str
-
-    def _is_broken(self) -> TransferError:
-        raise AssertionError
-
-    def _break(self, error: TransferError) -> None:
-        raise AssertionError
-
-    def _say(self, data: bytes) -> None:
-        raise AssertionError
-
-    def _watch(self) -> None:
-        raise AssertionError
-
-    def _wake(self, callback: Callable[[], None] | None) -> None:
-        raise AssertionError
-
-    def _run_after(self) -> None:
-        raise AssertionError
 
 
 def normalize_all(frames: Sequence[OutFrame]) -> list[OutFrame]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib
-import logging
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -27,74 +23,13 @@ from transports.verbs.driver import (
     QueuePair,
     SharedReceiveQueue,
 )
+from transports.verbs.pyverbs_library import close, is_open, load_library, lock, opened
 
-_MODULES = ("device", "pd", "mr", "cq", "srq", "qp", "wr", "addr", "pyverbs_error")
-#: the module of the enums: until 44, and since
-_ENUMS = ("pyverbs.enums", "pyverbs.libibverbs_enums")
 #: what the link of a completion channel's descriptor says
 _CHANNEL = "anon_inode:[infinibandevent]"
 #: work requests of a queue pair that are kept for their next use
 _KEPT = 256
 _ACK_AFTER = 64
-
-_lock = threading.Lock()
-_library: SimpleNamespace | None = None
-#: pyverbs' objects that are open, by id. pyverbs closes what is collected, and a forked child shares the
-#: device's descriptor: its collector would end the parent's connections.
-_open: dict[int, Any] = {}
-_pid = 0
-
-
-def _opened(thing: Any) -> Any:
-    _open[id(thing)] = thing
-    return thing
-
-
-def _close(*things: Any) -> None:
-    """Closes in this order; in a forked child nothing, since all of it is the parent's."""
-    if os.getpid() != _pid:
-        return
-    for thing in things:
-        if _open.pop(id(thing), None) is not None:
-            thing.close()
-
-
-def _keep_for_ever() -> None:
-    """In a forked child: what is never collected is never closed, not even when the child exits."""
-    for thing in _open.values():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-def _load() -> SimpleNamespace:
-    """pyverbs' modules by name, `enums` too. Raises DeviceError."""
-    global _library, _pid
-    with _lock:
-        if _library is None:
-            root = logging.getLogger()
-            handlers, level = list(root.handlers), root.level
-            try:
-                _library = _imported()
-                _pid = os.getpid()
-                os.register_at_fork(after_in_child=_keep_for_ever)
-            except ImportError as error:
-                raise failures.import_failed(error) from error
-            finally:
-                # pyverbs calls logging.basicConfig, which is the program's business, not a library's.
-                for handler in [one for one in root.handlers if one not in handlers]:
-                    root.removeHandler(handler)
-                root.setLevel(level)
-        return _library
-
-
-def _imported() -> SimpleNamespace:
-    made = SimpleNamespace(**{name: importlib.import_module(f"pyverbs.{name}") for name in _MODULES})
-    for name in _ENUMS:
-        try:
-            made.enums = importlib.import_module(name)
-            return made
-        except ModuleNotFoundError:
-            continue
-    raise ImportError("none of " + ", ".join(_ENUMS) + " is there")
 
 
 def _number(error: BaseException) -> int:
@@ -108,7 +43,7 @@ def _mapped(device: str, what: str) -> Iterator[None]:
     """pyverbs' errors as ours."""
     try:
         yield
-    except _load().pyverbs_error.PyverbsError as error:
+    except load_library().pyverbs_error.PyverbsError as error:
         raise failures.device_failed(_number(error), device, what) from error
 
 
@@ -118,7 +53,7 @@ class PyverbsDriver(Driver):
     name = "pyverbs"
 
     def __init__(self) -> None:
-        self._library = _load()
+        self._library = load_library()
         try:
             self.version = metadata.version("pyverbs")
         except metadata.PackageNotFoundError:
@@ -146,12 +81,12 @@ class _Device(DeviceHandle):
         self._pinned = 0
         self._regions = 0
         with _mapped(name, "opening the device"):
-            self._context = _opened(library.device.Context(name=name))
+            self._context = opened(library.device.Context(name=name))
             try:
                 attributes = self._context.query_device()
-                self._domain = _opened(library.pd.PD(self._context))
+                self._domain = opened(library.pd.PD(self._context))
             except library.pyverbs_error.PyverbsError:
-                _close(self._context)
+                close(self._context)
                 raise
         self.limits = DeviceLimits(
             queue_pairs=attributes.max_qp,
@@ -205,7 +140,7 @@ class _Device(DeviceHandle):
 
     def close(self) -> None:
         with _mapped(self.name, "closing the device"):
-            _close(self._domain, self._context)
+            close(self._domain, self._context)
 
 
 class _Region(MemoryRegion):
@@ -227,7 +162,7 @@ class _Region(MemoryRegion):
             raise failures.registration_failed(
                 error, _number(error), device=device.name, address=address, size=length, now=now
             ) from error
-        _opened(self._region)
+        opened(self._region)
         self.address, self.length = address, length
         # Kept apart, since asking a closed region of pyverbs for its keys ends the process.
         self.lkey, self.rkey = self._region.lkey, self._region.rkey
@@ -237,16 +172,16 @@ class _Region(MemoryRegion):
     def close(self) -> None:
         region, self._region = self._region, None
         if region is not None:
-            _close(region)
+            close(region)
             self._device._pinned -= self.length
             self._device._regions -= 1
 
 
 class _Queue(CompletionQueue):
     def __init__(self, library: SimpleNamespace, context: Any, depth: int) -> None:
-        with _lock:
+        with lock:
             before = _channels()
-            self._channel = _opened(library.cq.CompChannel(context))
+            self._channel = opened(library.cq.CompChannel(context))
             fd = getattr(self._channel, "fd", None)
             if fd is None:  # rdma-core 44: found among what is new
                 fd = min(_channels() - before)
@@ -254,9 +189,9 @@ class _Queue(CompletionQueue):
         os.set_blocking(self.fd, False)
         self._errors = library.pyverbs_error.PyverbsError
         try:
-            self._queue = _opened(library.cq.CQ(context, depth, None, self._channel))
+            self._queue = opened(library.cq.CQ(context, depth, None, self._channel))
         except self._errors:
-            _close(self._channel)
+            close(self._channel)
             raise
         self._unacknowledged = 0
 
@@ -290,18 +225,18 @@ class _Queue(CompletionQueue):
         self._unacknowledged = 0
 
     def close(self) -> None:
-        if self.fd >= 0 and os.getpid() == _pid:
+        if self.fd >= 0 and is_open(self._queue):
             self.fd = -1
             # Destroying a queue waits until all its events are acknowledged.
             self._acknowledge()
-            _close(self._queue, self._channel)
+            close(self._queue, self._channel)
 
 
 class _Shared(SharedReceiveQueue):
     def __init__(self, library: SimpleNamespace, domain: Any, depth: int) -> None:
         self._library = library
         attributes = library.srq.SrqAttr(max_wr=depth, max_sge=1)
-        self._queue = _opened(library.srq.SRQ(domain, library.srq.SrqInitAttr(attributes)))
+        self._queue = opened(library.srq.SRQ(domain, library.srq.SrqInitAttr(attributes)))
 
     def prepare(self, wr_id: int, address: int, length: int, lkey: int) -> Any:
         wr = self._library.wr
@@ -314,7 +249,7 @@ class _Shared(SharedReceiveQueue):
             raise Broken("a receive buffer could not be posted") from error
 
     def close(self) -> None:
-        _close(self._queue)
+        close(self._queue)
 
 
 class _Pair(QueuePair):
@@ -330,7 +265,7 @@ class _Pair(QueuePair):
         wanted = library.qp.QPInitAttr(
             qp_type=enums.IBV_QPT_RC, scq=queue._queue, rcq=queue._queue, srq=shared._queue, cap=capacity
         )
-        self._pair = _opened(library.qp.QP(domain, wanted))
+        self._pair = opened(library.qp.QP(domain, wanted))
         self.number = self._pair.qp_num
         self._signaled = int(enums.IBV_SEND_SIGNALED)
         self._send = enums.IBV_WR_SEND
@@ -398,7 +333,7 @@ class _Pair(QueuePair):
 
     def close(self) -> None:
         self._kept.clear()
-        _close(self._pair)
+        close(self._pair)
 
 
 def _text(name: Any) -> str:

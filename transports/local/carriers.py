@@ -1,0 +1,79 @@
+"""All carriers of one context: so that the last ones end with it, and are looked at when they ask."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from transports.errors import InternalError, TransferError
+from transports.local.beside import AGAIN, Bell
+from transports.reactor import Reactor
+
+if TYPE_CHECKING:
+    from transports.upgrade import Surroundings
+
+
+class Carrier(Protocol):
+    """What is asked of a carrier here."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def go_on(self) -> None: ...
+    def end(self) -> None: ...
+
+
+class Carriers:
+    """Thread-safe."""
+
+    NAME = "local.carriers"  # in Surroundings.shared
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self._living: set[Carrier] = set()
+        self._asking: deque[Carrier] = deque()
+        self._bell = Bell(reactor, self._rung)
+
+    @classmethod
+    def of(cls, around: Surroundings) -> Carriers:
+        """Those of a context, which begin with its first connection. Raises InternalError."""
+        found = around.shared.get(cls.NAME)
+        if found is None:
+            try:
+                found = around.shared[cls.NAME] = cls(around.reactor)
+            except OSError as error:
+                raise InternalError("no descriptors left", hint="raise `ulimit -n`") from error
+        assert isinstance(found, cls)
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Of all segments that the context sends through."""
+        return sum(carrier.nbytes for carrier in list(self._living))
+
+    def add(self, carrier: Carrier) -> None:
+        self._living.add(carrier)
+
+    def remove(self, carrier: Carrier) -> None:
+        self._living.discard(carrier)
+
+    def attend(self, carrier: Carrier) -> None:
+        """Lets `carrier.go_on` be called soon; out of any statement of any thread."""
+        self._asking.append(carrier)
+        self._bell.ring()
+
+    def close(self) -> None:
+        """Ends those that are left. Idempotent."""
+        self._bell.close()
+        for carrier in list(self._living):
+            carrier.end()
+
+    def _rung(self) -> None:
+        try:
+            self._reactor.call_later(AGAIN, self._go_on)
+        except TransferError:  # the context ends, and all carriers with it
+            return
+
+    def _go_on(self) -> None:
+        asking = {self._asking.popleft() for _ in range(len(self._asking))}
+        for carrier in asking:
+            carrier.go_on()
