@@ -234,8 +234,9 @@ def _read(context: Context) -> dict[Key, float]:
     for kind, name in (("segments", "local.carriers"), ("tensors", "local.blocks")):
         total["transfer_local_bytes", (kind,)] += getattr(context.shared.get(name), "nbytes", 0)
     total["transfer_core_info", (context.core.IMPLEMENTATION,)] += 1
-    # Only transports with registered memory (RDMA, UCX) count this; the name is there from the start.
-    total["transfer_registration_seconds_total", ()] += getattr(context.pool, "registration_ns", 0) / 1e9
+    # Only rdma registers memory; the name is there from the start.
+    spent = sum(getattr(kept, "registration_ns", 0) for kept in list(context.shared.values()))
+    total["transfer_registration_seconds_total", ()] += spent / 1e9
     return total
 
 

@@ -102,6 +102,12 @@ class Stream(ABC):
     #: there is something. Streams may share them.
     wait_fds: tuple[int, ...] = ()
     device: str = ""
+    #: the core's stream over the connection beside this one, if there is one
+    beside: Any = None
+    #: as the core's. False: how long half a message may be there is the transport's affair
+    midway: bool = False
+    #: time.monotonic_ns() when the peer was heard last, by whatever way
+    last_received_ns: int = 0
     #: `receive` takes a sink, see `core_contract.pyi`
     takes_sink: bool = False
     #: the message that `receive` returned last lies where the sink said

@@ -97,8 +97,8 @@ class SocketConnector:
             self._attempt += 1
             number = self._attempt
             self._timer = self._reactor.call_later(self._options.connect_timeout, self._late, number)
-        if self.address.needs_lookup:
-            # A look-up may block for many seconds, and others share the reactor's thread.
+        if self.address.needs_lookup or self._must_prepare(number):
+            # Either may block for seconds, and others share the reactor's thread.
             threading.Thread(
                 target=self._look_up, args=(number,), name="transfer-lookup", daemon=True
             ).start()
@@ -113,7 +113,13 @@ class SocketConnector:
         assert isinstance(started, socket.socket)
         return started
 
+    def _must_prepare(self, number: int) -> bool:
+        return number == 1 and self._options.prepare is not None
+
     def _look_up(self, number: int) -> None:
+        if self._must_prepare(number):
+            assert self._options.prepare is not None
+            self._options.prepare()
         started = self._start()
         if isinstance(started, socket.socket):
             # Ours at once, so that `close` closes it: a reactor that ends drops what it was to call.

@@ -343,6 +343,8 @@ class SocketBase:
 #     wait_fds: tuple[int, ...]                descriptors that a sleeping receiver watches for it
 #                                              (optional). receive() returning None promises that one
 #                                              of them becomes readable when there is something
+#     beside: Stream | None                    the core's, over the TCP connection beside it: heartbeats go
+#                                              that way, and `last_received_ns` tells of both
 #     takes_sink: bool                         receive(sink) asks a sink for payloads of messages of one
 #                                              frame; what the sink raises leaves the message unread
 #                                              (ProtocolError: is the stream's end). `placed` says of the

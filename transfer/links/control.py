@@ -163,9 +163,12 @@ class Controls(Losses):
                 continue
             stream = peer.stream
             told = idle and not peer.agreement.plain  # a plain peer knows no heartbeats
+            # What a foreign stream moves is noticed by the peer when its application looks; what comes
+            # beside it, by the peer's reactor.
+            way = stream.beside if peer.foreign else stream
             try:
-                said = max(stream.last_sent_ns, peer.since_ns)  # the hello tells that we live, too
-                if told and now - said >= idle // 2 and not stream.queued:
+                said = max(way.last_sent_ns, peer.since_ns)  # the hello tells that we live, too
+                if told and now - said >= idle // 2 and not way.queued:
                     stream.send(control(bytes([Control.HEARTBEAT])), force=True)
                 if self._is_silent(socket, peer, now):
                     self.emit(EventKind.SILENT, peer.endpoint, peer.address)
