@@ -17,7 +17,7 @@ def test_on_real_verbs(record_property) -> None:
     except vm.Missing as missing:
         pytest.skip(str(missing))
     ran = vm.run(vm.pytest_command(), tools=tools)
-    assert ran.status is not None, ran.console[-3000:]
+    assert ran.status is not None, ran.output[-8000:] + ran.console[-3000:]
     assert ran.status == 0, ran.output[-8000:]
     done = ran.counts["tests"] - ran.counts["skipped"]
     assert done > 50, f"only {done} tests ran: {ran.output[-3000:]}"
