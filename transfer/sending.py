@@ -15,6 +15,7 @@ from transfer.constants import DONTWAIT, SNDMORE
 from transfer.links import Links
 from transfer.tracker import Tracker
 from transfer.turns import SENDING, Turns
+from transports.base import Capabilities
 from transports.errors import Again, Broken
 
 if TYPE_CHECKING:
@@ -73,6 +74,20 @@ class Sending(Turns):
         if flags & SNDMORE or self._partial:
             return self._send_part(frames, flags, hold, track or hold)
         return self._send_message(frames, flags, hold, track or hold)
+
+    def _tensor_capabilities(self, flags: int) -> Capabilities:
+        """What each peer that a tensor may go to now can take. Pointers only where nobody on the way
+        reads, keeps or multiplies the payload."""
+        values, streams = self._values, self._streams()
+        plain = self._pattern.send_mode is not SendMode.FANOUT and not (
+            flags & SNDMORE
+            or self._partial
+            or values["compression"]
+            or values["resend"]
+            or values["conflate"]
+        )
+        direct = plain and bool(streams) and all(getattr(s, "takes_device_memory", False) for s in streams)
+        return Capabilities(device_memory=direct)
 
     def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
         thread = threading.get_ident()

@@ -136,6 +136,11 @@ class Stream(ABC):
         """True when nothing is queued any more."""
 
     @property
+    def takes_device_memory(self) -> bool:
+        """Payloads may be objects with `__cuda_array_interface__`, kept until they are `released`."""
+        return False
+
+    @property
     def sinking(self) -> bool:
         """A message that is not received yet uses memory of a sink's."""
         return False

@@ -345,6 +345,8 @@ class SocketBase:
 #                                              of them becomes readable when there is something
 #     beside: Stream | None                    the core's, over the TCP connection beside it: heartbeats go
 #                                              that way, and `last_received_ns` tells of both
+#     takes_device_memory: bool                payloads may be objects with `__cuda_array_interface__` and
+#                                              `nbytes`; the compiled core hands them on as they are
 #     takes_sink: bool                         receive(sink) asks a sink for payloads of messages of one
 #                                              frame; what the sink raises leaves the message unread
 #                                              (ProtocolError: is the stream's end). `placed` says of the

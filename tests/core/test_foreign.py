@@ -456,3 +456,20 @@ def test_a_stream_that_cannot_leave_the_memory_is_lost(core, kit):
     with pytest.raises(Again):
         socket._recv_message(20, lambda *_: bytearray(15))
     assert [lost for lost, _ in socket.losses] == [stream]
+
+
+class Pointer:
+    """Device memory: nobody can read it here."""
+
+    nbytes = 1 << 20
+    __cuda_array_interface__ = {"shape": (1 << 20,), "typestr": "|u1", "data": (4096, False)}  # noqa: RUF012
+
+
+def test_the_core_refuses_device_memory_for_a_connection_of_its_own(kit):
+    """As when a peer by TCP comes at the moment of sending: then the tensor is staged."""
+    own, far = kit.raw()
+    socket = kit.pusher(own)
+    with pytest.raises((TypeError, BufferError)):
+        socket._send_frames([(0, 0, None, None, Pointer())], 0, hold=True)
+    assert socket._send_frames([(0, 0, None, None, b"next")], 0) is own
+    assert read_frame(far).data == b"next"

@@ -439,7 +439,12 @@ class Countdown:
 cdef Py_ssize_t payload_size(data) except -1:
     if type(data) is bytes:
         return PyBytes_GET_SIZE(data)
-    return memoryview(data).nbytes
+    try:
+        return memoryview(data).nbytes
+    except TypeError:
+        if hasattr(data, "__cuda_array_interface__"):  # for a foreign stream; others refuse it
+            return data.nbytes
+        raise
 
 
 cdef tuple shared(tuple frame):
