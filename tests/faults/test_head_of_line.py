@@ -85,13 +85,14 @@ OTHER_SIDE = """
                 big.recv_tensor(out=out)
                 print("too quick", flush=True)
             except transfer.Again:
-                big.rcvtimeo = -1
+                big.rcvtimeo = 300_000
             out = None
         take_all()
 
     for sock in (big, rep, pull):
         sock.wait_for_peers(1, 20)
-    threads = [threading.Thread(target=call) for call in (answer, consume)]
+    big.rcvtimeo = 300_000  # whoever started this may be killed
+    threads = [threading.Thread(target=call, daemon=True) for call in (answer, consume)]
     for thread in threads:
         thread.start()
     monitors = [sock.get_monitor() for sock in (big, rep, pull)]
@@ -100,6 +101,8 @@ OTHER_SIDE = """
             break
         globals()[line.strip()]()
         print("done", flush=True)
+    else:
+        sys.exit("told nothing any more")
     for thread in threads:
         thread.join(20)
     events = [monitor.recv(0).kind.value for monitor in monitors for _ in range(len(monitor._events))]

@@ -49,7 +49,7 @@ OTHER_SIDE = """
             rep.send(message)
         rep.send(b"end")
 
-    threads = [threading.Thread(target=call) for call in (consume, answer)]
+    threads = [threading.Thread(target=call, daemon=True) for call in (consume, answer)]
     for thread in threads:
         thread.start()
     for sock in (pull, rep):
@@ -71,6 +71,8 @@ OTHER_SIDE = """
         })
         received.clear(), arrivals.clear()  # before it is told, since more comes then
         print(told, flush=True)
+    else:
+        sys.exit("told nothing any more")  # whoever started this was killed
     for thread in threads:
         thread.join(20)
     context.destroy(1000)

@@ -44,7 +44,9 @@ def window(nbytes: int) -> Iterator[numpy.typing.NDArray[numpy.uint64]]:
         yield numpy.frombuffer((ctypes.c_char * nbytes).from_address(start), numpy.uint64)
     finally:
         os.close(memory)
-        _libc.munmap(start, nbytes)
+        # At once it would take the kernel half a second, in which no other thread gets new memory.
+        for offset in range(0, nbytes, WINDOW):
+            _libc.munmap(start + offset, WINDOW)
 
 
 def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int) -> int:

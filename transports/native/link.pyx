@@ -14,6 +14,7 @@ from libc.string cimport memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport write
 
+from transports.native.pool cimport allocate
 from transports.native.system cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sched_yield, sendmsg
 from transports.native.system cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
@@ -342,7 +343,7 @@ cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
     cdef size_t size = segment.size
     cdef size_t at = size
     cdef size_t part
-    cdef char* copy = <char*>malloc(size - first if size > first else 1)
+    cdef char* copy = <char*>allocate(size - first if size > first else 1)
     cdef segment_t* husk = <segment_t*>calloc(1, sizeof(segment_t))
     if copy == NULL or husk == NULL:
         free(copy)

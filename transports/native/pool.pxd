@@ -46,6 +46,7 @@ cdef class Frame:
     cdef object __weakref__
 
 
+cdef void* allocate(size_t nbytes) noexcept nogil
 cdef object no_memory(size_t size)
 cdef Lease room_for(Pool pool, size_t size)
 cdef int copy_bytes(char* target, const char* source, size_t size) except -1

@@ -115,9 +115,11 @@ cdef class Pool:
         Pool.close(self)
 
 
-cdef void* allocate(size_t nbytes) noexcept:
+cdef void* allocate(size_t nbytes) noexcept nogil:
+    """For `free`. NULL: there is none."""
     cdef void* pointer = NULL
-    # Huge pages make paging in fresh memory four times cheaper, but only where they are aligned.
+    # Huge pages make paging in fresh memory four times cheaper, but only where they are aligned; and
+    # giving back gigabytes of small ones keeps the whole process from new memory for a second.
     if posix_memalign(&pointer, HUGE_PAGE if nbytes >= 2 * HUGE_PAGE else 64, nbytes) != 0:
         return NULL
     if nbytes >= 2 * HUGE_PAGE:

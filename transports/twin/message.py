@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING
 
 from transports.twin.codec import CONTROL
 from transports.twin.flusher import Released
-from transports.twin.pool import PIECE
+from transports.twin.pool import PIECE, mapping
 
 if TYPE_CHECKING:
     from transports.core_contract import OutFrame
@@ -41,8 +40,7 @@ class Message:
             if type(chunk) is bytes:
                 behind += len(chunk)
                 continue
-            # A mapping costs only what is written to.
-            copy = memoryview(mmap.mmap(-1, len(chunk)) if len(chunk) > PIECE else bytearray(len(chunk)))
+            copy = memoryview(mapping(len(chunk)) if len(chunk) > PIECE else bytearray(len(chunk)))
             result[index] = copy
             end = len(chunk)
             while end and behind < self.left:

@@ -215,8 +215,8 @@ class Outgoing:
                     self._kernel_full = True
                     self._flusher.drain(sock.fileno(), self)
                 return
-            except OSError as error:
-                self._break(failed(error))
+            except OSError as error:  # without its traceback, which would keep the memory written from
+                self._break(failed(error.with_traceback(None)))
                 return
             except BaseException as error:
                 # An interrupt between the system's answer and our account of it: how much went

@@ -197,13 +197,7 @@ class Pool:
     def _allocate(size: int) -> mmap.mmap | bytearray:
         if size < MAPPED:
             return bytearray(size + ALIGNMENT)
-        block = mmap.mmap(-1, size)
-        if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
-                block.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without huge pages serves small ones
-        return block
+        return mapping(size)
 
     def _take_back(self, block: mmap.mmap | bytearray) -> None:
         size = len(block) if isinstance(block, mmap.mmap) else len(block) - ALIGNMENT
@@ -219,6 +213,19 @@ class Pool:
             self._limit = -1
             self._free.clear()
             self.cached = 0
+
+
+def mapping(size: int) -> mmap.mmap:
+    """Memory that costs only what is written to, of huge pages if it is large: giving back gigabytes of
+    small ones keeps the whole process from new memory for a second."""
+    # Private: by default it is shared memory, which has no huge pages, and is a forked child's too.
+    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            block.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # a kernel without huge pages serves small ones
+    return block
 
 
 def _offset(block: mmap.mmap | bytearray) -> int:
