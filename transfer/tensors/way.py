@@ -6,16 +6,15 @@ Never ran on a GPU: tested with stand-ins for the tensor, its device and the pee
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any, Final
 
+from transfer import config
 from transfer.tensors.export import export, export_pointer
 from transports import gpu
 from transports.base import Capabilities
 
 logger = logging.getLogger("transfer")
 
-_SETTINGS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _warned: Final[set[str]] = set()
 
 
@@ -48,5 +47,4 @@ def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
 
 def machine() -> gpu.Machine:
     """What this process knows. dma-buf and peermem are not asked for: rdma stages in this release."""
-    settings = ",".join(os.environ.get(name, "") for name in _SETTINGS)
-    return gpu.Machine(expandable=gpu.expandable_segments(settings))
+    return gpu.Machine(expandable=gpu.expandable_segments(config.torch_allocator()))
