@@ -40,7 +40,17 @@ PACKAGES = (
 _PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 _PACKED = (
     *("pytest", "pytest-*", "_pytest", "pytest_timeout*", "pytest_asyncio*", "pluggy*", "iniconfig*"),
-    *("packaging*", "pygments", "hypothesis*", "_hypothesis*", "sortedcontainers", "attr", "attrs", "numpy"),
+    *(
+        "packaging*",
+        "pygments",
+        "hypothesis*",
+        "_hypothesis*",
+        "sortedcontainers",
+        "attr",
+        "attrs",
+        "numpy",
+        "numpy.libs",
+    ),
 )
 _LEFT_OUT = {
     *("test", "tests", "idlelib", "tkinter", "lib2to3"),

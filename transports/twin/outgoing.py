@@ -364,19 +364,26 @@ class Outgoing:
 
     # -- the flusher's
 
-    def _write_pending(self) -> None:
-        """Writes what was gathered, or what the full kernel left."""
-        with self._lock:
+    def _write_pending(self) -> bool:
+        """Writes what was gathered, or what the full kernel left. False: not now, somebody else writes."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             self._armed = False
             if self._queue and self.broken is None and self._socket is not None:
                 self._write()
             else:
                 self._end_drain()
+        finally:
+            self._lock.release()
         self._settle()
+        return True
 
     def _send_credit(self) -> bool:
-        """Tells the peer how much was consumed. False: not now, output is queued."""
-        with self._lock:
+        """Tells the peer how much was consumed. False: not now, output is queued or on its way."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             able = self.broken is None and self._socket is not None and self.credits
             if able and self._queue:
                 return False
@@ -391,6 +398,8 @@ class Outgoing:
                 self._queue.append(message)
                 self._pending_bytes += message.left
                 self._write()
+        finally:
+            self._lock.release()
         self._settle()
         return True
 

@@ -89,7 +89,10 @@ def registration_failed(
 
 def circumstances(address: int, size: int, pinned: int, regions: int, max_regions: int) -> Circumstances:
     """Looks at this process, after a registration failed."""
-    mapped, writable = mapping_of(Path("/proc/self/maps").read_text(), address, size)
+    try:
+        mapped, writable = mapping_of(Path("/proc/self/maps").read_text(), address, size)
+    except OSError:  # not ours to read after a change of user
+        mapped = writable = True
     return Circumstances(
         may_lock(),
         resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
@@ -117,10 +120,12 @@ def mapping_of(maps: str, address: int, size: int) -> tuple[bool, bool]:
 
 def may_lock() -> bool:
     """Whether CAP_IPC_LOCK is effective, which lifts the limit on locked memory."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) & _CAP_IPC_LOCK)
-    return False
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    effective = next((line for line in status.splitlines() if line.startswith("CapEff:")), "CapEff: 0")
+    return bool(int(effective.split()[1], 16) & _CAP_IPC_LOCK)
 
 
 def device_failed(number: int, device: str, what: str) -> TransferError:

@@ -15,7 +15,6 @@ from transports.wire import SocketType
 
 #: not forked from a process with verbs in it, and quicker than spawn
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.rdma.inside.far"])
 
 
 def upgrade_over(connection: socket.socket, made: World, around: Surroundings, connecting: bool) -> Any:
@@ -47,6 +46,7 @@ class Far:
     """A process that connects to us. `do` is what it does then: see `main`."""
 
     def __init__(self, made: World, around: Surroundings, do: str, size: int) -> None:
+        CONTEXT.set_forkserver_preload([__name__])
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen()

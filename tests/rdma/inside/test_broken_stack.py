@@ -16,8 +16,13 @@ from transports.verbs.probe import probe
 
 pytestmark = pytest.mark.skipif(not devices(), reason="no RDMA device here: `make test-rdma` brings one")
 
+# All is imported before the rights go: the interpreter may lie where only root reads.
 LIMITED = """
-import ctypes, os, resource, sys
+import ctypes, mmap, os, resource, sys
+import transports.verbs.probe, transports.probe
+from transports.verbs.driver import load
+if {plain}:
+    load()
 resource.setrlimit(resource.RLIMIT_MEMLOCK, ({limit}, {limit}))
 if {plain}:
     os.setgid(65534); os.setuid(65534)
