@@ -16,11 +16,13 @@ pytest.importorskip("pyspark", reason="pip install tensor-transfer[demo]")
 pytest.importorskip("sklearn", reason="pip install tensor-transfer[demo]")
 pytest.importorskip("torch", reason="pip install tensor-transfer[demo]")
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
-#: seconds to a moment, and from Ctrl-C to the end: a hang, not a slow machine
-PATIENCE = 240.0
+#: seconds to a moment: many times what it takes, for machines that are busy with much else
+START_PATIENCE = 500.0
+#: seconds from Ctrl-C to the end
+PATIENCE = 120.0
 #: seconds for the kernel to remove what has ended
 GRACE = 3.0
 
@@ -61,7 +63,7 @@ class Demo:
             return  # so a terminal ends
 
     def wait_until(self, what: str, true) -> None:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + START_PATIENCE
         while not true():
             assert self.process.poll() is None, f"it ended before {what}: {self.said.decode()}"
             assert time.monotonic() < deadline, f"never came to {what}: {self.said.decode()}"
@@ -116,7 +118,8 @@ def demo(tmp_path):
 MOMENTS = {
     "java starts": lambda demo: any("deploy.SparkSubmit" in line for line in demo.processes().values()),
     "spark starts": lambda demo: any(demo.temp.glob("transfer-demo-*/blockmgr-*")),
-    "training runs": lambda demo: b"loss " in demo.shown,
+    # the second epoch: all servers that Spark opens with a first job are there
+    "training runs": lambda demo: b"loss " in demo.shown.partition(b"epoch 2/")[2],
 }
 
 

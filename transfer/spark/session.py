@@ -128,10 +128,16 @@ def _end_java(before: set[int]) -> None:
     """Ends the Java that came after `before`, and lets PySpark start another one if it is asked to."""
     with uninterrupted():
         started = java_processes() - before
-        end(started)
-        if started:
-            from pyspark import SparkContext
-            from pyspark.sql import SparkSession
+        if not started:
+            return
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
 
-            SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
-            SparkSession._instantiatedSession = None
+        server = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
+        if server is not None:  # it prints a traceback when Java leaves before it, so it is quiet now
+            server.handle_error = lambda request, client: None
+        end(started)
+        if server is not None:
+            server.shutdown()  # after Java, or it might wait for a rest of what Java began to tell
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = None
