@@ -17,6 +17,7 @@ from transports.config import SocketOptions
 from transports.connection import ConnectOptions, reach, serve
 from transports.errors import AddressError, Broken, Fatal, HandshakeError, OutOfDescriptors
 from transports.exchange import Exchange
+from transports.handshake import Handshake
 from transports.hello import encode
 from transports.identity import make_hello
 from transports.reactor import Reactor
@@ -164,19 +165,28 @@ def test_messages_right_behind_the_hello_are_not_swallowed(reactor, server):
 
 
 def test_a_hello_byte_by_byte(reactor, server, monkeypatch):
-    looks: list[int] = []
-    ready = Exchange._ready
-    monkeypatch.setattr(Exchange, "_ready", lambda self, events: (looks.append(events), ready(self, events)))
+    seen, fed = [0], [0]
+    look, feed = Handshake.look, Handshake.feed
+
+    def looked(self: Handshake, data: bytes) -> bool:
+        seen.append(len(data))
+        return look(self, data)
+
+    def was_fed(self: Handshake, data: bytes) -> None:
+        fed.append(fed[-1] + len(data))
+        feed(self, data)
+
+    monkeypatch.setattr(Handshake, "look", looked)
+    monkeypatch.setattr(Handshake, "feed", was_fed)
     side, address = server
     with raw(address) as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         hello = encode(make_hello(SocketType.PUSH))
         apart = {0, 1, HEADER.size - 1, HEADER.size, HEADER.size + 1, len(hello) // 2, len(hello) - 2}
         for position, byte in enumerate(hello):
-            before = len(looks)
             peer.send(bytes([byte]))
             if position in apart:  # else the kernel would put the bytes together
-                until(lambda before=before: len(looks) > before, "a look at this byte")
+                until(lambda sent=position + 1: sent in (seen[-1], fed[-1]), "a look at this byte")
         until(lambda: side.connected, "the connection")
         assert side.connected[0].agreement.remote.socket_type is SocketType.PUSH
         assert not side.connected[0].agreement.plain

@@ -86,9 +86,14 @@ def measure_peer(peer: str, seconds: float, floor: float, *, as_json: bool) -> i
         if sys.stderr.isatty():
             print(f"measuring {way} ...", file=sys.stderr)
 
+    logger = logging.getLogger("transfer")
+    level = logger.level
     # That a better transport is not used is what was asked for here.
-    logging.getLogger("transfer").setLevel(logging.ERROR)
-    checks = list(as_checks(measure(endpoint_of(peer), seconds, next_way), floor))
+    logger.setLevel(logging.ERROR)
+    try:
+        checks = list(as_checks(measure(endpoint_of(peer), seconds, next_way), floor))
+    finally:
+        logger.setLevel(level)
     fine = doctor.healthy(checks)
     if as_json:
         print(json.dumps({"healthy": fine, "checks": doctor.as_data(checks)}, indent=2))
