@@ -37,6 +37,7 @@ def unpacked(pieces, max_message=1 << 30):
     for piece in pieces:
         if unpacker.awaited is not None:
             assert unpacker.awaited.length == len(piece)
+            unpacker.begin()
             unpacker.fill(piece)
         else:
             assert unpacker.feed(piece) == 7
@@ -105,3 +106,24 @@ def test_the_longest_batch_holds_whatever_one_frame_needs():
     topic = b"t" * (64 * 1024)
     chunk = pack((0, 0, topic, None, bytes(APART - 1)), KIND, 1, False, True, APART - 1)
     assert TAKEN.size + len(chunk) < LONGEST
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(frame | tensor, min_size=1, max_size=3), min_size=1, max_size=6), st.data())
+def test_payloads_that_are_begun_before_others_are_there(messages, data):
+    """However many are under way: every message once, in order, whole, and none before its payload."""
+    pool = core.Pool()
+    unpacker = Unpacker(1 << 30, pool)
+    pieces, under_way, found = batches(messages), [], []
+    while pieces or under_way:
+        if under_way and (not pieces or data.draw(st.booleans())):
+            unpacker.fill(under_way.pop(0))
+        elif unpacker.awaited is not None:
+            unpacker.begin()
+            under_way.append(pieces.pop(0))
+        else:
+            unpacker.feed(pieces.pop(0))
+        while unpacker.messages:
+            found.append([bytes(frame.buffer) for frame in unpacker.messages.popleft()])
+    assert found == [[frame[4] for frame in message] for message in messages]
+    pool.close()

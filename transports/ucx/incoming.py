@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from transports.core import Frame
@@ -20,8 +21,24 @@ if TYPE_CHECKING:
 _LZ4 = int(Flag.LZ4)
 #: seconds that a payload may take whose receiver does not wait for it any more
 _FINISHING = 5.0
+#: bytes of payloads that are received before the message is asked for
+AHEAD = 4 << 20
+#: UCX messages that are taken in before the peer hears of it, while payloads are on their way
+_TELL_AFTER = 8
 #: these answer at once, so that what they took in can be told with the answer
 _POLITE = (SocketType.REQ, SocketType.REP)
+
+
+class _Arrival:
+    """A payload of `nbytes` on its way into `memory`. behind: batches taken in behind it."""
+
+    __slots__ = ("behind", "memory", "nbytes", "request")
+
+    def __init__(self, request: Any, memory: Any, nbytes: int) -> None:
+        self.request = request
+        self.nbytes = nbytes
+        self.memory = memory
+        self.behind = 0
 
 
 class Incoming(Outgoing):
@@ -36,8 +53,11 @@ class Incoming(Outgoing):
         self._sunk: Any = None
         self._from = [port.worker.tag(own | kind) for kind in (BATCH, PAYLOAD, GRANT)]
         self._unpacker = Unpacker(around.max_message, around.pool)
-        #: what is being received: the request, its memory
-        self._incoming: tuple[Any, Any] | None = None
+        #: a batch that is being received: the request, its memory
+        self._batch: tuple[Any, Any] | None = None
+        #: payloads that are, in their order, and their bytes
+        self._arriving: deque[_Arrival] = deque()
+        self._arriving_bytes = 0
         self._granting: Any = None  # the last grant's request and bytes
         self._collect = 0  # so many are taken in whoever waits, since the peer is leaving
         self._polite = around.socket_type in _POLITE
@@ -79,12 +99,14 @@ class Incoming(Outgoing):
                 while self._take_in(sink):
                     if messages:
                         break
+                while sink is None and len(messages) < 2 and self._arriving and self._ahead(None):
+                    continue
             except (ProtocolError, Broken) as error:
                 self._fail(error)
                 return
             if messages:
-                if self._taken != self._told and not self._polite:
-                    self._grant()
+                if not self._polite:
+                    self._grant_soon()
                 return
             if worker.step():
                 self._port.stepped_for(self)
@@ -95,59 +117,87 @@ class Incoming(Outgoing):
                 continue
             if self.broken is not None:
                 return
-            if self._unpacker.awaited is None:  # else the payload's grant tells of its batch too
-                self._grant()
+            self._grant_soon()
             if worker.arm():
                 return
 
     def _take_in(self, sink: Any) -> bool:
-        """One UCX message, if one is there: True. What a sink raises leaves it where it is."""
-        unpacker = self._unpacker
-        if self._incoming is None and not self._begin_incoming(sink):
+        """One step towards the next message: True if there was one. What a sink raises changes nothing."""
+        arriving = self._arriving
+        if arriving and arriving[0].request.completed:
+            self._arrived(arriving.popleft())
+            return True
+        return self._ahead(sink)
+
+    def _arrived(self, arrival: _Arrival) -> None:
+        """A payload is here. Raises what UCX says of it, or ProtocolError."""
+        error = failure(arrival.request)
+        if error is not None:
+            raise error
+        self._taken += 1 + arrival.behind
+        self._arriving_bytes -= arrival.nbytes
+        self.last_received_ns = time.monotonic_ns()
+        self._unpacker.fill(arrival.memory)
+
+    def _ahead(self, sink: Any) -> bool:
+        """Takes in a batch, or begins to receive a payload: True. Behind a payload under way only what
+        there is room for, and nothing that may belong into a sink's memory."""
+        if self._unpacker.awaited is not None:
+            return self._begin_payload(sink)
+        if self._arriving and (sink is not None or self._arriving_bytes >= AHEAD):
             return False
-        assert self._incoming is not None
-        request, memory = self._incoming
+        if self._batch is None and not self._begin_batch():
+            return False
+        assert self._batch is not None
+        request, memory = self._batch
         if not request.completed:
             return False
-        self._incoming = None
+        self._batch = None
         error = failure(request)
         if error is not None:
             raise error
-        self._taken += 1
-        self.last_received_ns = time.monotonic_ns()
-        if unpacker.awaited is not None:
-            unpacker.fill(memory)
+        if self._arriving:
+            self._arriving[-1].behind += 1  # told in the order in which it was sent
         else:
-            self._granted(unpacker.feed(memory))
+            self._taken += 1
+        self.last_received_ns = time.monotonic_ns()
+        self._granted(self._unpacker.feed(memory))
         return True
 
-    def _begin_incoming(self, sink: Any) -> bool:
-        """Begins to receive the next message, when its length is what it must be."""
+    def _begin_batch(self) -> bool:
         worker = self._port.worker
-        awaited = self._unpacker.awaited
-        if awaited is None:
-            found = worker.find(self._from[BATCH], remove=True)
-            if found is None:
-                return False
-            if not TAKEN.size <= found.length <= LONGEST:
-                worker.discard(found)
-                raise ProtocolError("length", f"a batch of {found.length} bytes")
-            memory: Any = bytearray(found.length)
-            self._incoming = self._endpoint.take(found, memory), memory
-            return True
+        found = worker.find(self._from[BATCH], remove=True)
+        if found is None:
+            return False
+        if not TAKEN.size <= found.length <= LONGEST:
+            worker.discard(found)
+            raise ProtocolError("length", f"a batch of {found.length} bytes")
+        memory = bytearray(found.length)
+        self._batch = self._endpoint.take(found, memory), memory
+        return True
+
+    def _begin_payload(self, sink: Any) -> bool:
+        """Begins to receive the awaited payload, when its length is what it must be."""
+        worker, unpacker = self._port.worker, self._unpacker
+        awaited = unpacker.awaited
+        assert awaited is not None
+        if self._arriving and (sink is not None or self._arriving_bytes + awaited.length > AHEAD):
+            return False
         found = worker.find(self._from[PAYLOAD])
         if found is None:
             return False
         if found.length != awaited.length:
             raise ProtocolError("length", f"{found.length} bytes came where {awaited.length} were announced")
-        memory = None
-        if sink is not None and self._sunk is None and self._unpacker.single and not awaited.flags & _LZ4:
+        memory: Any = None
+        if sink is not None and self._sunk is None and unpacker.single and not awaited.flags & _LZ4:
             memory = chosen(sink, awaited.meta, awaited.topic, awaited.length)
         chosen_by_sink = memory is not None
         if memory is None:
             memory = self._pool.lease(awaited.length)
         found = worker.find(self._from[PAYLOAD], remove=True)
-        self._incoming = self._endpoint.take(found, memory), memory
+        self._arriving.append(_Arrival(self._endpoint.take(found, memory), memory, awaited.length))
+        self._arriving_bytes += awaited.length
+        unpacker.begin()
         if chosen_by_sink:
             self._sunk = memory
         return True
@@ -155,14 +205,15 @@ class Incoming(Outgoing):
     def leave_sink(self) -> None:
         """The call whose sink chose memory is over: nothing is written there afterwards."""
         with self._port:
-            sunk, incoming = self._sunk, self._incoming
+            sunk = self._sunk
             if sunk is None:
                 return
-            if incoming is not None and incoming[1] is sunk:
+            arrival = self._arriving[0] if self._arriving else None
+            if arrival is not None and arrival.memory is sunk:
                 deadline = time.monotonic() + _FINISHING
-                while not incoming[0].completed and time.monotonic() < deadline and self.broken is None:
+                while not arrival.request.completed and time.monotonic() < deadline and self.broken is None:
                     self._port.advance()
-                if self._incoming is incoming and not incoming[0].completed:
+                if not arrival.request.completed and self._arriving and self._arriving[0] is arrival:
                     # Only the end of the stream takes the memory from UCX.
                     self._sunk = None
                     self._fail(Broken("a payload did not arrive in time"))
@@ -178,8 +229,9 @@ class Incoming(Outgoing):
         for frames in self._unpacker.messages:  # others made progress, and completed it
             if frames[0].data is sunk:
                 frames[0].data = self._copied(sunk)
-        if self._incoming is not None and self._incoming[1] is sunk and self._incoming[0].completed:
-            self._incoming = self._incoming[0], self._copied(sunk)
+        first = self._arriving[0] if self._arriving else None
+        if first is not None and first.memory is sunk and first.request.completed:
+            first.memory = self._copied(sunk)
 
     def _copied(self, data: Any) -> Any:
         lease = self._pool.lease(len(flat(data)))
@@ -194,10 +246,18 @@ class Incoming(Outgoing):
         """Whether a receiver should look; for those who made progress in its place."""
         if self._unpacker.messages or self.broken is not None:
             return True
-        if self._incoming is not None:
-            return bool(self._incoming[0].completed)
+        if self._arriving:
+            return bool(self._arriving[0].request.completed)
+        if self._batch is not None:
+            return bool(self._batch[0].completed)
         kind = BATCH if self._unpacker.awaited is None else PAYLOAD
         return self._port.worker.find(self._from[kind]) is not None
+
+    def _grant_soon(self) -> None:
+        """Tells the peer what was taken in, but only now and then while payloads are on their way: they
+        do not wait for it."""
+        if self._taken - self._told >= _TELL_AFTER or not (self._arriving or self._unpacker.awaited):
+            self._grant()
 
     def _grant(self) -> None:
         """Tells the peer what was taken in. One at a time is under way."""
@@ -232,8 +292,8 @@ class Incoming(Outgoing):
             if self._collect > self._taken:
                 while self._take_in(None):
                     pass
-            if self._taken != self._told and not self._polite and self._unpacker.awaited is None:
-                self._grant()
+            if self._taken != self._told and not self._polite:
+                self._grant_soon()
         except TransferError as error:
             self._fail(error)
 

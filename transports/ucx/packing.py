@@ -73,12 +73,17 @@ def pack(frame: OutFrame, socket_type: int, sequence: int, more: bool, checksum:
 class Awaited:
     """A frame whose data comes apart: everything but its data."""
 
-    __slots__ = ("checksum", "flags", "length", "meta", "sequence", "socket_type", "topic")
+    __slots__ = (
+        "checksum", "flags", "index", "length", "message", "meta", "sequence", "socket_type", "topic",
+    )  # fmt: skip
 
     def __init__(
         self, flags: int, sequence: int, socket_type: int, length: int, checksum: int,
-        meta: bytes | None, topic: bytes | None,
+        meta: bytes | None, topic: bytes | None, message: list[Any],
     ) -> None:  # fmt: skip
+        #: the message that it belongs to, and its place in there
+        self.message = message
+        self.index = len(message)
         self.flags = flags
         self.sequence = sequence
         self.socket_type = socket_type
@@ -107,21 +112,25 @@ class Awaited:
 class Unpacker:
     """Batches in, messages out. Not thread-safe; of no use after a ProtocolError.
 
-    messages: those that are whole. awaited: the frame whose data must be given to `fill` before the
-    next batch. `lease` makes writable memory for small tensors.
+    messages: those that are whole. awaited: the frame whose data comes next; `begin` it before the next
+    batch. Several may be begun; `fill` gives them their data in that order, and no message passes one
+    that is not filled. `lease` makes writable memory for small tensors.
     """
 
     def __init__(self, max_message: int, pool: Pool) -> None:
         self.max_message = max_message
         self.messages: deque[list[Frame]] = deque()
         self.awaited: Awaited | None = None
-        self._parts: list[Frame] = []
+        self._parts: list[Any] = []  # frames; an Awaited in the place of one without its data
+        self._begun: deque[Awaited] = deque()
+        self._behind: deque[list[Any]] = deque()  # messages with such, or behind one
         self._lease: Callable[[int], Lease] = pool.lease
 
     @property
     def single(self) -> bool:
         """The awaited frame is a message by itself."""
-        return self.awaited is not None and not self._parts and not self.awaited.flags & _MORE
+        awaited = self.awaited
+        return awaited is not None and not awaited.index and not awaited.flags & _MORE
 
     def feed(self, batch: bytes | bytearray) -> int:
         """Takes one batch; what it says of `taken`. Raises ProtocolError."""
@@ -144,15 +153,30 @@ class Unpacker:
                 continue
             # The short way of the common case: one small plain frame.
             data = bytes(batch[position : position + length])
-            self.messages.append([Frame(data, sequence=sequence, socket_type=kind)])
+            self._whole([Frame(data, sequence=sequence, socket_type=kind)])
             position += length
         return int(TAKEN.unpack_from(batch)[0])
 
+    def begin(self) -> None:
+        """The awaited frame's data is on its way."""
+        assert self.awaited is not None
+        self._begun.append(self.awaited)
+        self.awaited = None
+
     def fill(self, data: Any) -> None:
-        """The data of the awaited frame. Raises ProtocolError."""
-        awaited, self.awaited = self.awaited, None
-        assert awaited is not None
-        self._add(awaited.frame(data))
+        """The data of the frame that was begun first. Raises ProtocolError."""
+        begun, behind = self._begun, self._behind
+        awaited = begun.popleft()
+        awaited.message[awaited.index] = awaited.frame(data)
+        first = begun[0] if begun else self.awaited
+        while behind and (first is None or behind[0] is not first.message):
+            self.messages.append(behind.popleft())
+
+    def clear(self) -> None:
+        """Forgets all that it has."""
+        for held in (self.messages, self._begun, self._behind, self._parts):
+            held.clear()
+        self.awaited = None
 
     def _rare(
         self, batch: bytes | bytearray, position: int, magic: int, version: int, kind: int, flags: int,
@@ -168,9 +192,10 @@ class Unpacker:
         position += meta_size
         topic = bytes(batch[position : position + topic_size]) if flags & _TOPIC else None
         position += topic_size
-        awaited = Awaited(flags, sequence, kind, length, checksum, meta, topic)
+        awaited = Awaited(flags, sequence, kind, length, checksum, meta, topic, self._parts)
         if length >= APART:
             self.awaited = awaited
+            self._add(awaited)
             return position
         data: Any = bytes(batch[position : position + length])
         if flags & _TENSOR:  # received tensors are writable and own their memory
@@ -180,11 +205,15 @@ class Unpacker:
         self._add(awaited.frame(data))
         return position + length
 
-    def _add(self, frame: Frame) -> None:
+    def _add(self, frame: Frame | Awaited) -> None:
         self._parts.append(frame)
         if not frame.flags & _MORE:
-            self.messages.append(self._parts)
-            self._parts = []
+            message, self._parts = self._parts, []
+            self._whole(message)
+
+    def _whole(self, message: list[Any]) -> None:
+        waits = self._begun or self.awaited is not None
+        (self._behind if waits else self.messages).append(message)
 
 
 def _meta_size(flags: int, batch: bytes | bytearray, position: int) -> int:

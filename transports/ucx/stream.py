@@ -149,18 +149,19 @@ class UcxStream(Incoming):
         self._queue.clear()
         self._waiting = self.queued = self.queued_bytes = 0
         self._ungranted.clear()
-        self._unpacker.messages.clear()
-        self._unpacker.awaited = None
+        self._unpacker.clear()
 
     def _over(self) -> list[tuple[Any, Any]]:
         """Lets the cancelled requests end; those that do not, with the memory that they use."""
         open_: list[tuple[Any, Any]] = [(request, data) for request, _, data in self._requests]
-        if self._incoming is not None:
-            open_.append(self._incoming)
+        open_ += [(arrival.request, arrival.memory) for arrival in self._arriving]
+        if self._batch is not None:
+            open_.append(self._batch)
         if self._granting is not None:
             open_.append(self._granting)
         self._requests.clear()
-        self._incoming = self._granting = None
+        self._arriving.clear()
+        self._batch = self._granting = None
         deadline = time.monotonic() + _PATIENCE
         while (open_ := [pair for pair in open_ if not pair[0].completed]) and time.monotonic() < deadline:
             self._port.worker.step()

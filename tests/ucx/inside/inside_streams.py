@@ -15,6 +15,7 @@ from transports.errors import Broken, ProtocolError, TensorMismatch
 from transports.testing import carrying
 from transports.testing.ends import plain, receive, until
 from transports.ucx import driver
+from transports.ucx.incoming import AHEAD
 from transports.ucx.outgoing import BATCH, GRANT, PAYLOAD, WINDOW
 from transports.ucx.packing import APART, LONGEST, TAKEN, pack
 from transports.wire import Flag, SocketType
@@ -221,7 +222,7 @@ def test_memory_of_a_sink_is_left_alone_after_its_call():
                 assert other.receive(lambda *_: out) is None
                 assert time.monotonic() < deadline
         other.leave_sink()
-        assert other._incoming[1] is not out
+        assert other._arriving[0].memory is not out
         out[:] = bytes(len(out))
         assert receive(other)[0].bytes == data
         assert not any(out)
@@ -243,6 +244,44 @@ def test_what_others_completed_leaves_the_memory_of_a_sink_too():
         out[:] = bytes(len(out))
         [frame] = other.receive(lambda *_: pytest.fail("asked for what is here"))
         assert not other.placed and frame.bytes == data
+
+
+def test_payloads_and_small_messages_stay_in_order():
+    with kit() as made:
+        one, other = made.connect()
+        sent = [os.urandom(size) for size in (1 << 20, 10, 1 << 20, 70_000, 3, 1 << 20)]
+        for data in sent:
+            one.send(plain(data))
+        got = []
+
+        def received():
+            with one._port as port:
+                port.worker.step()
+            while (message := other.receive()) is not None:
+                got.append(message[0].bytes)
+            assert other._arriving_bytes <= AHEAD
+            return len(got) == len(sent)
+
+        until(received, "all messages")
+        assert got == sent
+        until(lambda: one.flush() or other.receive(), "the peer to hear that all were taken in")
+        assert one._posted == other._taken and not one._ungranted
+
+
+def test_what_was_not_taken_in_is_counted_while_others_are_under_way():
+    """A batch that is here does not count before the payload in front of it."""
+    with kit() as made:
+        one, other = made.connect()
+        for _ in range(3):
+            one.send(plain(os.urandom(1 << 20)))
+        with one._port as port:  # the sender cannot go on
+            deadline = time.monotonic() + 10
+            while len(other._arriving) < 2:
+                port.worker.step() if not other._arriving else None
+                assert other.receive() is None
+                assert time.monotonic() < deadline
+            assert other._taken == 1 and other._arriving[0].behind >= 1
+        assert one.close() == 3
 
 
 # -- bad peers -------------------------------------------------------------------------------------
