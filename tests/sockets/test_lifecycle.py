@@ -341,3 +341,18 @@ def test_a_connection_that_cannot_be_used_ends_and_comes_again(context, monkeypa
     assert eventually(lambda: len(sender.peers()) == 1)
     sender.send(b"x")
     assert receiver.recv() == b"x"
+
+
+def test_peers_cannot_make_counters_without_end(context):
+    """Reasons of refusals are words of the peer's; a few hundred are kept, then they are others."""
+    pull = context.socket(PULL)
+    for number in range(2000):
+        pull._links._count(f"refused:{number}:{number}")
+        pull._links._count(f"fallback:rdma:tcp:{number}")
+    pull._links._count("connected", 7)
+    counts = pull._links.counts
+    assert len(counts) < 600
+    assert counts["connected"] == 7
+    assert counts["fallback:rdma:tcp:other"] > 1000
+    for name in ("refused:", "fallback:rdma:tcp:"):
+        assert sum(count for word, count in counts.items() if word.startswith(name)) == 2000

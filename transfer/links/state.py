@@ -147,8 +147,10 @@ class LinkState:
     def _count(self, word: str, count: int = 1) -> None:
         if count:
             with self._lock:
-                if word not in self.counts and len(self.counts) >= _MOST_WORDS:
-                    word = word.rpartition(":")[0] + ":other"  # peers choose what stands there
+                if word not in self.counts and len(self.counts) >= _MOST_WORDS and ":" in word:
+                    # Peers choose what stands last; before it, at most, is what was wanted and used.
+                    name, *between, _ = word.split(":")
+                    word = ":".join([name, *(between if name == "fallback" else ()), "other"])
                 self.counts[word] = self.counts.get(word, 0) + count
 
     def _later(self, name: str, seconds: float, call: Any) -> None:
