@@ -161,3 +161,16 @@ def test_what_is_sent_again_is_what_was_sent(context, copy):
     second = context.socket(PULL)
     second.bind(first.last_endpoint)
     assert [second.recv(), second.recv()] == [b"a" * 300_000, b"b" * 100]
+
+
+def test_a_message_that_was_only_polled_for_is_not_consumed(context):
+    """The application of who found it may die before it receives it."""
+    pull, push = pair_of(context, PULL, PUSH)
+    polled = push.send(b"polled for", track=True)
+    assert pull.poll(20_000)
+    with pytest.raises(Again):
+        polled.wait_confirmed(0.2)
+    assert pull.peers()[0].received == 0
+    assert pull.recv() == b"polled for"
+    polled.wait_confirmed(20)
+    assert pull.peers()[0].received == 1
