@@ -136,10 +136,12 @@ class Pattern:
         """The message as the caller sees it, or None: it was dropped and counted."""
         return frames
 
-    def unadmit(self, frames: Admitted) -> None:
-        """What `admit` returned last is unread again: the turn it took is given back."""
+    def unadmit(self, frames: Admitted) -> Any:
+        """What `admit` returned last is unread again: the turn it took is given back. What `readmit`
+        has to know of it."""
+        return None
 
-    def readmit(self, frames: Admitted) -> bool:
+    def readmit(self, frames: Admitted, state: Any) -> bool:
         """The unread message is received now. False: it was dropped and counted."""
         return True
 

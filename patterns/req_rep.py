@@ -8,6 +8,7 @@ reply carries the same number. A DEALER as the requester's peer writes ZeroMQ's 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from patterns.base import (
     ANYONE,
@@ -138,10 +139,11 @@ class Requester(Pattern):
         self.drop("late_reply")
         return None
 
-    def unadmit(self, frames: Admitted) -> None:
+    def unadmit(self, frames: Admitted) -> Any:
         self.waiting = _number_of(frames)
+        return None
 
-    def readmit(self, frames: Admitted) -> bool:
+    def readmit(self, frames: Admitted, state: Any) -> bool:
         if self.waiting != _number_of(frames):  # a new request took the place of its one
             self.drop("late_reply")
             return False
@@ -205,11 +207,15 @@ class Replier(Pattern):
         self.turn.was_asked(peer, number, simple=not self._envelope)
         return frames
 
-    def unadmit(self, frames: Admitted) -> None:
+    def unadmit(self, frames: Admitted) -> Any:
+        asked = self.peer, self.turn.number, self._envelope
         self.turn.open = False
+        return asked
 
-    def readmit(self, frames: Admitted) -> bool:
-        self.turn.open = True
+    def readmit(self, frames: Admitted, state: Any) -> bool:
+        # Another request may have been received and answered meanwhile.
+        peer, number, self._envelope = state
+        self.turn.was_asked(peer, number, simple=not self._envelope)
         return True
 
     def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ class Peer:
     """One connection of a socket, or the queue of an endpoint that is not connected yet."""
 
     __slots__ = (
+        "_confirming",
         "address",
         "agreement",
         "attached",
@@ -86,6 +88,7 @@ class Peer:
         self.trackers: deque[tuple[int, Tracker]] = deque()
         #: (number, message) not confirmed yet, for the option `resend`
         self.retained: deque[tuple[int, list[OutFrame]]] = deque()
+        self._confirming = threading.Lock()
 
     @property
     def pending(self) -> bool:
@@ -102,12 +105,13 @@ class Peer:
     def confirm(self, consumed: int) -> None:
         """The peer consumed so many messages of this stream in all."""
         stream = self.stream
-        if consumed > stream.confirmed:
-            stream.confirmed = consumed
-        while self.trackers and self.trackers[0][0] <= consumed:
-            self.trackers.popleft()[1]._confirm()
-        while self.retained and self.retained[0][0] <= consumed:
-            self.retained.popleft()
+        with self._confirming:
+            if consumed > stream.confirmed:
+                stream.confirmed = consumed
+            while self.trackers and self.trackers[0][0] <= consumed:
+                self.trackers.popleft()[1]._confirm()
+            while self.retained and self.retained[0][0] <= consumed:
+                self.retained.popleft()
 
     def answered(self) -> None:
         """A reply says that every request before it was consumed."""

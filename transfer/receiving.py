@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,7 @@ from transfer.links import Links
 from transfer.tensors import TensorMethods
 from transfer.turns import RECEIVING, Turns
 from transports.errors import Again, ProtocolError
+from transports.owning import pour
 from transports.wire import Flag
 
 if TYPE_CHECKING:
@@ -27,6 +29,15 @@ T = TypeVar("T")
 
 #: milliseconds after which a REQ looks whether the peer that has its request is still there
 _LOOK = 50
+
+
+class Parts(deque[Any]):
+    """Parts that `recv` has not handed out to one thread; they end with that thread."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # told apart by who has them
+
+
+_NONE_LEFT = Parts()
 
 
 class Receiving(Turns):
@@ -40,15 +51,19 @@ class Receiving(Turns):
         _links: Links
         _pattern: Pattern
         _requester: Requester | None
-        _rest: deque[Any]
         _values: dict[str, Any]
         _inherited: bool
         context: Context
         _ending: threading.Lock
-        #: a message that was read and is to be received again: (its stream, its frames)
-        _returned: deque[tuple[Any, list[Any]]]
-        #: `by`: the stream of this thread's newest message, if it came through `_recv_frames`
+        #: messages that were read and are to be received again: (stream, frames, the pattern's state)
+        _returned: deque[tuple[Any, list[Any], Any]]
+        #: of this thread. `by`: the stream of its newest message, if that came through
+        #: `_recv_frames`; `rest`: what is left of a message that it receives part by part
         _came: threading.local
+        #: the `rest` of every thread that still is
+        _rests: weakref.WeakSet[Parts]
+        #: while it is decided which calls the core may do alone
+        _deciding: threading.RLock
         _lockstep: bool
         _frame: type[Frame]
 
@@ -60,10 +75,11 @@ class Receiving(Turns):
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """Receives all parts of a message: bytes, or frames if not `copy`."""
-        if self._rest:
+        rest = self._rest
+        if rest:
             self._check_open()
-            parts = list(self._rest)
-            self._rest.clear()
+            parts = list(rest)
+            rest.clear()
             self._ways_changed()
         else:
             parts = self._sound(lambda: self._parts(self._recv_frames(flags)))
@@ -103,19 +119,35 @@ class Receiving(Turns):
         size = nbytes or target.nbytes
         view = frame.buffer.cast("B")
         length = min(size, view.nbytes)
-        target[:length] = view[:length]
+        pour(target[:length], view[:length])
         return int(view.nbytes)
 
     @property
+    def _rest(self) -> Parts:
+        """What is left of the message that this thread receives part by part."""
+        return getattr(self._came, "rest", _NONE_LEFT)
+
+    def _leave_rest(self, parts: list[Any]) -> None:
+        """For the next calls of this thread; others receive other messages."""
+        with self._deciding:
+            rest = self._rest
+            if rest is _NONE_LEFT:
+                rest = self._came.rest = Parts()
+                self._rests.add(rest)
+            rest.extend(parts)
+            self._general_recv = True
+
+    @property
     def rcvmore(self) -> bool:
-        """Whether the message of the last `recv` has parts left."""
+        """Whether the message of this thread's last `recv` has parts left."""
         return bool(self._rest)
 
     def _recv_general(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        if self._rest:
+        rest = self._rest
+        if rest:
             self._check_open()
-            part = self._rest.popleft()
-            if not self._rest:
+            part = rest.popleft()
+            if not rest:
                 self._ways_changed()
             return self._one(part, copy)
         return self._first(self._sound(lambda: self._parts(self._recv_frames(flags))), copy)
@@ -181,11 +213,9 @@ class Receiving(Turns):
         came = self._came
         came.by = None
         if self._returned:
-            stream, frames = self._returned.popleft()
-            self._ways_changed()
-            if pattern.readmit(frames):
-                came.by = stream
-                return frames
+            again = self._take_returned(timeout)
+            if again is not None:
+                return again
         if not pattern.ordered:
             pattern.expect()
             came.by, frames = self._recv_message(timeout, sink)
@@ -214,6 +244,28 @@ class Receiving(Turns):
             if timeout > 0:
                 timeout = max(0, int((deadline - time.monotonic()) * 1000))
 
+    def _take_returned(self, timeout: int) -> list[Any] | None:
+        """The message that was put back first; None: another thread has it, or it is of no use now."""
+        pattern = self._pattern
+        in_turn = isinstance(pattern, Replier)
+        if in_turn:
+            self._enter(RECEIVING, timeout)
+        try:
+            if in_turn:
+                pattern.expect()  # another thread may have received a request meanwhile
+            try:
+                stream, frames, state = self._returned.popleft()
+            except IndexError:
+                return None
+            self._ways_changed()
+            if not pattern.readmit(frames, state):
+                return None
+        finally:
+            if in_turn:
+                self._leave(RECEIVING)
+        self._came.by = stream
+        return frames
+
     def _check_open(self) -> None:
         """Before the pattern has its say: a closed socket is closed, whatever its turn or direction."""
         if self._inherited or self._ending.locked():
@@ -225,8 +277,8 @@ class Receiving(Turns):
         The core does this for what a sink refuses, but compressed frames are shown to no sink, and
         an envelope is put before a tensor by the pattern.
         """
-        self._pattern.unadmit(frames)
-        self._returned.append((self._came.by, [self._owned(frame) for frame in frames]))
+        kept = [self._owned(frame) for frame in frames]
+        self._returned.append((self._came.by, kept, self._pattern.unadmit(frames)))
         self._ways_changed()
         self._notify()  # whoever polls looks again
 
@@ -235,7 +287,7 @@ class Receiving(Turns):
         if type(frame) is bytes or isinstance(frame.data, bytes | self.context.core.Lease):
             return frame
         lease = self.context.pool.lease(len(frame.data))
-        memoryview(lease)[:] = frame.buffer.cast("B")
+        pour(memoryview(lease), frame.buffer.cast("B"))
         return self._frame(
             lease,
             flags=frame.flags,
@@ -314,8 +366,7 @@ class Receiving(Turns):
 
     def _first(self, parts: list[Any], copy: bool) -> Any:
         if len(parts) > 1:
-            self._rest.extend(parts[1:])
-            self._general_recv = True
+            self._leave_rest(parts[1:])
         return self._one(parts[0], copy)
 
     def _one(self, part: Any, copy: bool) -> Any:

@@ -17,6 +17,7 @@ from transfer.tracker import Tracker
 from transfer.turns import SENDING, Turns
 from transports.base import Capabilities
 from transports.errors import Again, Broken
+from transports.owning import owned
 
 if TYPE_CHECKING:
     from patterns.base import OutFrame
@@ -135,6 +136,9 @@ class Sending(Turns):
             frames = compressed(frames, pattern.send_mode is SendMode.FANOUT)
         if target is None:  # dropped, and counted there
             return _dropped(tracker)
+        if self._values["resend"] and target is ANYONE and pattern.send_mode is SendMode.ROUND_ROBIN:
+            # It may be sent once more when the caller has long changed his memory.
+            frames, hold = owned(frames), True
         try:
             if target is ANYONE and self._values["conflate"]:
                 taker = self._links.send_newest(frames, released)

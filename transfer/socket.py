@@ -10,6 +10,7 @@ import functools
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +22,7 @@ from transfer.links import Links
 from transfer.monitor import Monitor
 from transfer.options import SocketOptions
 from transfer.peer import PeerInfo
-from transfer.receiving import Receiving
+from transfer.receiving import Parts, Receiving
 from transfer.sending import Sending
 from transfer.tensors import TensorMethods
 from transports.errors import Again, Closed, ForkedError, NotSupported
@@ -101,10 +102,10 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods):
             pattern.turn = self._turn = context.core.Turn()
         #: parts sent with SNDMORE whose message is not complete, by thread
         self._partial: dict[int, list[OutFrame]] = {}
-        #: parts of the last message that `recv` has not handed out
-        self._rest: deque[Any] = deque()
+        self._rests: weakref.WeakSet[Parts] = weakref.WeakSet()
+        self._deciding = threading.RLock()
         #: messages that were asked for as something else than they are
-        self._returned: deque[tuple[Any, list[Any]]] = deque()
+        self._returned: deque[tuple[Any, list[Any], Any]] = deque()
         self._dispatcher: Dispatcher | None = None
         self._ending = threading.Lock()
         self._inherited = False
@@ -370,6 +371,10 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods):
 
     def _ways_changed(self) -> None:
         """Decides which calls the core may do alone."""
+        with self._deciding:  # what one thread decides is not undone by what another saw before
+            self._decide()
+
+    def _decide(self) -> None:
         values = self._values
         pattern = self._pattern
         in_python = (
@@ -382,7 +387,7 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods):
             # without a peer the error must say who was awaited, and where
             or (not self._links.peers and pattern.send_mode is not SendMode.FANOUT)
         )
-        receives_in_python = bool(self._rest or self._returned) or values["conflate"] or self._inherited
+        receives_in_python = any(self._rests) or bool(self._returned) or values["conflate"] or self._inherited
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._general_send = pattern.ordered or in_python
         self._general_recv = pattern.ordered or receives_in_python

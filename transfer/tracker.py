@@ -13,7 +13,7 @@ class Tracker:
     Thread-safe. Kept alive by nobody: dropping it changes nothing for the message.
     """
 
-    __slots__ = ("_confirmable", "_confirmed", "_error", "_outstanding", "_state")
+    __slots__ = ("_confirmable", "_confirmed", "_error", "_outstanding", "_rescued", "_state")
 
     def __init__(self, confirmable: bool = True) -> None:
         self._state = threading.Condition(threading.Lock())
@@ -22,6 +22,7 @@ class Tracker:
         self._confirmable = confirmable
         self._confirmed = False
         self._error: BaseException | None = None
+        self._rescued = False
 
     @property
     def done(self) -> bool:
@@ -79,9 +80,15 @@ class Tracker:
     def _released(self, error: BaseException | None) -> None:
         with self._state:
             self._outstanding -= 1
-            if error is not None and not self._confirmed:
+            if error is not None and not self._confirmed and not self._rescued:
                 self._error = error
             self._state.notify_all()
+
+    def _rescue(self) -> None:
+        """The connection ended, but the message may go to another peer, out of memory of our own. That
+        the first stream gave it up is no loss then: from now on only `_fail` tells of one."""
+        with self._state:
+            self._rescued = True
 
     def _confirm(self) -> None:
         with self._state:
@@ -105,9 +112,3 @@ class Tracker:
             self._outstanding = 0
             self._error = error
             self._state.notify_all()
-
-    def _again(self) -> None:
-        """The message goes to another peer: it is in flight once more."""
-        with self._state:
-            self._outstanding = -1
-            self._error = None

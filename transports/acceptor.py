@@ -6,7 +6,7 @@ import threading
 
 from transports.address import Address
 from transports.base import Transport
-from transports.connection import AcceptorOwner, Connected
+from transports.connection import AcceptorOwner, Connected, hand_over
 from transports.errors import HandshakeError, TransferError
 from transports.exchange import Exchange, wished
 from transports.handshake import Handshake
@@ -103,7 +103,8 @@ class SocketAcceptor:
         # A connection that was agreed on while `close` ran is handed out: the peer counts on it.
         if isinstance(outcome, Agreement):
             assert made is not None
-            self._owner.on_connected(Connected.of(made, outcome, self.address, exchange.peer))
+            connected = Connected.of(made, outcome, self.address, exchange.peer)
+            hand_over(connected, self._owner.on_connected)
         elif not self._closed:
             self._owner.on_failed(outcome, exchange.peer)
 

@@ -96,6 +96,8 @@ class Stream(ABC):
     blocked_ns: int = 0
     waited_ns: int = 0
     broken: BaseException | None = None
+    #: whether the peer is told how many messages were consumed
+    credits: bool = False
     on_readable: Callable[[], None] | None = None
     on_writable: Callable[[], None] | None = None
     #: descriptors to sleep on: None from `receive` promises that one of them becomes readable when
@@ -165,7 +167,8 @@ class Stream(ABC):
 
     @abstractmethod
     def take_unsent(self) -> list[list[OutFrame]]:
-        """The messages of which nothing left this process; they are no longer queued."""
+        """The messages of which nothing left this process; they are no longer queued. In memory of
+        their own, copied before whoever sent them is told (see `owning.unsent`)."""
 
     @abstractmethod
     def close(self) -> int:

@@ -83,6 +83,7 @@ class ConnectOptions:
 
 
 HelloFactory = Callable[[], Hello]  # a fresh nonce for each connection: see identity.make_hello
+#: it owns the connection then, unless it raises
 OnConnected = Callable[[Connected], object]
 #: (error, where from). HandshakeError or ProtocolError: the peer; OutOfDescriptors: the listener rests
 OnRefused = Callable[[TransferError, str], object]
@@ -154,6 +155,15 @@ class DirectTransport(Transport):
     def reach(
         self, reactor: Reactor, address: Address, owner: ConnectorOwner, options: ConnectOptions
     ) -> Connector: ...
+
+
+def hand_over(connected: Connected, on_connected: OnConnected) -> None:
+    """Gives a connection to its owner. Raises what `on_connected` raises: nobody wants it then."""
+    try:
+        on_connected(connected)
+    except BaseException:
+        connected.discard()
+        raise
 
 
 def serve(

@@ -11,7 +11,7 @@ from enum import Enum
 from transports.address import Address
 from transports.backoff import Backoff
 from transports.base import Transport
-from transports.connection import Connected, ConnectOptions, ConnectorOwner, final
+from transports.connection import Connected, ConnectOptions, ConnectorOwner, final, hand_over
 from transports.errors import AddressError, Broken, Closed, Fatal, HandshakeError, TransferError
 from transports.exchange import Exchange, wished
 from transports.handshake import Handshake
@@ -191,10 +191,14 @@ class SocketConnector:
                 self._exchange = None
                 self._state = _State.CONNECTED
                 self._since = time.monotonic()
-        if current:
-            self._owner.on_connected(connected)
-        else:
+        if not current:
             connected.discard()
+            return
+        try:
+            hand_over(connected, self._owner.on_connected)
+        except BaseException:
+            self.lost()
+            raise
 
     def _late(self, number: int) -> None:
         seconds = self._options.connect_timeout

@@ -239,7 +239,8 @@ class Stream:
     def take_unsent(self) -> list[list[OutFrame]]:
         """Removes and returns the messages (not control frames) of which no byte was given to the
         kernel. For streams that are broken or still have no fd. A message that was begun counts as
-        written. User memory in the result stays exported as long as the result lives."""
+        written. The result's memory is nobody else's: what was the user's is copied before he is
+        told that it is his again, by `released` or by the return of his call."""
     def close(self) -> int:
         """Idempotent, at once, no waiting: closes fd, returns how many queued messages were lost."""
 

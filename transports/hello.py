@@ -354,15 +354,22 @@ def _texts(fields: Mapping[str, Any], key: str) -> dict[str, str]:
     return {_word({key: name}, key, ""): _string(value, name) for name in value}
 
 
-def _shallow(value: dict[str, Any], key: str) -> dict[str, Any]:
-    """What is deeper is read where the stack is short, and ends a repr or a comparison elsewhere."""
+def is_shallow(value: dict[str, Any]) -> bool:
+    """At most MAX_DEPTH levels. What is deeper is read where the stack is short, and ends a repr or a
+    comparison elsewhere."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         inner = (item.values() if isinstance(item, dict) else item for item in level)
         level = [item for items in inner for item in items if isinstance(item, (dict, list))]
         if not level:
-            return value
-    _bad(f"{key!r} has more than {MAX_DEPTH} levels")
+            return True
+    return False
+
+
+def _shallow(value: dict[str, Any], key: str) -> dict[str, Any]:
+    if not is_shallow(value):
+        _bad(f"{key!r} has more than {MAX_DEPTH} levels")
+    return value
 
 
 def _limits(fields: Mapping[str, Any]) -> dict[str, int]:

@@ -22,6 +22,7 @@ from transports.connection import (
     ConnectorOwner,
     DirectTransport,
     final,
+    hand_over,
 )
 from transports.errors import AddressInUse, Broken, Closed, Fatal, HandshakeError
 from transports.exchange import wished
@@ -227,8 +228,13 @@ class InprocConnector:
             self._connected = True
             self._since = time.monotonic()
         peer = str(self.address)
-        acceptor.owner.on_connected(Connected(-1, there, theirs, acceptor.address, peer))
-        self._owner.on_connected(Connected(-1, here, ours, self.address, peer))
+        try:
+            hand_over(Connected(-1, there, theirs, acceptor.address, peer), acceptor.owner.on_connected)
+            hand_over(Connected(-1, here, ours, self.address, peer), self._owner.on_connected)
+        except BaseException:
+            here.close()
+            self.lost()
+            raise
 
     def _refused(self, error: HandshakeError, acceptor: InprocAcceptor) -> None:
         acceptor.owner.on_failed(mirrored(error), str(self.address))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from transports.base import Stream
 from transports.core import Frame
 from transports.errors import Broken, ProtocolError, TransferError
+from transports.owning import unsent
 from transports.prefixes import Prefixes, Subscribable
 from transports.wire import CREDIT, MAX_DATA, Control, Flag, SocketType
 
@@ -135,8 +136,9 @@ class InprocStream(Subscribable, Stream):
             left = [message for message in self._other._incoming if not message.control]
             self._other._incoming.clear()
             self.queued = self.queued_bytes = 0
-        _release(left, self.broken)
-        return [message.frames for message in left]
+        kept = unsent(message.frames for message in left)
+        _release(left, self.broken)  # from here on its sender may change what he sent
+        return kept
 
     def close(self) -> int:
         """Ends this end. What it sent can still be received; what it did not receive is lost to it.
@@ -153,6 +155,13 @@ class InprocStream(Subscribable, Stream):
         for callback in wake:
             _call(callback)
         return 0
+
+    @property
+    def full(self) -> bool:
+        """Whether a message would not be taken now. If so, `on_writable` tells of room."""
+        with self._lock:
+            self._room_wanted = self._room_wanted or self._is_full(1)
+            return self._is_full(1)
 
     # -- under the lock --------------------------------------------------------------------------
 

@@ -34,6 +34,8 @@ _SWEEP = 64
 
 logger = logging.getLogger("transfer")
 
+_Otherwise = Callable[[], object] | None
+
 
 class Timer:
     """A call that is due later. `cancel` may be called from any thread, at any time, often."""
@@ -84,7 +86,7 @@ class Reactor:
         self._poller: _Poller | None = None
         self._wake_read = self._wake_write = -1
         self._closed = False
-        self._ready: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._ready: deque[tuple[Callable[..., object], tuple[Any, ...], _Otherwise]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._cancelled = 0
         self._order = itertools.count()
@@ -110,12 +112,17 @@ class Reactor:
         """True in the reactor's own thread, so in every callback."""
         return self._thread is not None and self._thread.ident == threading.get_ident()
 
-    def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
-        """Runs the callback in the loop, in the order of the calls. Raises Closed, ForkedError."""
+    def call_soon(
+        self, callback: Callable[..., object], *arguments: Any, otherwise: _Otherwise = None
+    ) -> None:
+        """Runs the callback in the loop, in the order of the calls. Raises Closed, ForkedError.
+
+        `otherwise` is called in its place if the loop ends before: what was handed over has an owner.
+        """
         self._check_fork()
         with self._lock:
             self._start()
-            self._ready.append((callback, arguments))
+            self._ready.append((callback, arguments, otherwise))
             self._wake()
 
     def call_later(self, delay: float, callback: Callable[..., object], *arguments: Any) -> Timer:
@@ -247,7 +254,11 @@ class Reactor:
         finally:
             with self._lock:
                 self._closed = True
+                dropped = [otherwise for _, _, otherwise in self._ready]
                 self._release()
+            for otherwise in dropped:
+                if otherwise is not None:
+                    self._call(otherwise, ())
 
     def _timeout(self) -> float | None:
         """Seconds that the loop may sleep, None for endlessly."""
@@ -270,7 +281,7 @@ class Reactor:
         for _ in range(len(self._ready)):  # what these add waits for the next round
             if self._closed:
                 return
-            callback, arguments = self._ready.popleft()
+            callback, arguments, _ = self._ready.popleft()
             self._call(callback, arguments)
 
     def _run_due(self) -> None:

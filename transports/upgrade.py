@@ -13,6 +13,7 @@ transport's own. All of it runs in the reactor's thread.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 from transports.base import Stream
 from transports.errors import HandshakeError, ProtocolError, TransferError
-from transports.hello import Agreement, frame
+from transports.hello import MAX_DEPTH, Agreement, frame, is_shallow
 from transports.reactor import Reactor
 from transports.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Control, Flag, SocketType
 
@@ -30,6 +31,8 @@ MAX_STEP = 16 * 1024
 MAX_TEXT = 1024
 
 OFFER, ACCEPT, READY, DECLINE = "offer", "accept", "ready", "decline"
+#: a reason that a peer gives becomes a label of counters
+_WORD = re.compile(r"[a-z0-9_-]{1,63}")
 
 
 class Declined(TransferError):
@@ -184,7 +187,7 @@ class Dialogue:
         if step == DECLINE:
             reason, text = content.get("reason"), content.get("message")
             self.outcome = Declined(
-                reason if isinstance(reason, str) and reason.isprintable() and len(reason) < 64 else "peer",
+                reason if isinstance(reason, str) and _WORD.fullmatch(reason) else "peer",
                 f"the peer: {text[:MAX_TEXT] if isinstance(text, str) and text.isprintable() else 'no'}",
             )
         elif step != self._expects:
@@ -244,6 +247,8 @@ def _decode(data: bytes) -> tuple[str, dict[str, Any]]:
         raise HandshakeError("upgrade", "a step of the upgrade is no JSON") from error
     if not isinstance(content, dict) or not isinstance(content.get("step"), str):
         raise HandshakeError("upgrade", "a step of the upgrade is no JSON object with a step")
+    if not is_shallow(content):
+        raise HandshakeError("upgrade", f"a step of the upgrade has more than {MAX_DEPTH} levels")
     return content.pop("step"), content
 
 

@@ -9,9 +9,11 @@ from collections import deque
 import pytest
 
 from tests.core.conftest import FANOUT, FILTERED, ROUND_ROBIN
-from tests.core.raw import CONTROL, MORE, TOPIC, Raw, read_frame
+from tests.core.raw import CONTROL, MORE, TOPIC, Raw, plain, read_frame
 from transports import base
 from transports.errors import Again, Broken, Closed, ProtocolError
+from transports.inproc_stream import pair
+from transports.wire import SocketType
 
 
 class Foreign(base.Stream):
@@ -473,3 +475,27 @@ def test_the_core_refuses_device_memory_for_a_connection_of_its_own(kit):
         socket._send_frames([(0, 0, None, None, Pointer())], 0, hold=True)
     assert socket._send_frames([(0, 0, None, None, b"next")], 0) is own
     assert read_frame(far).data == b"next"
+
+
+def test_a_full_inproc_peer_is_not_writable(kit):
+    """Also before it refused a message, and whichever of its two limits it is at."""
+    for limits in ({"send_high_water": 2}, {"send_high_water": 0, "send_high_water_bytes": 2}):
+        one, other = pair(SocketType.PUSH, SocketType.PULL)
+        for name, value in limits.items():
+            setattr(one, name, value)
+        socket = kit.pusher(one)
+        for _ in range(2):
+            assert socket._writable() is True
+            socket._send_frames([plain(b"x")], 0)
+        assert socket._writable() is False
+        assert socket._wait_writable(0) is False
+        timer = threading.Timer(0.05, other.receive)
+        timer.start()
+        assert socket._wait_writable(10_000) is True
+        timer.join()
+        assert socket._writable() is True
+        socket._send_frames([plain(b"x")], 0)
+        assert socket._writable() is False
+        socket._detach(one)
+        one.close()
+        other.close()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 
 import pytest
 
 from tests.core.raw import plain, read_frame
 from tests.sockets.helpers import Thread
-from transports.errors import Again
+from transfer.receiving import Receiving
+from transports.errors import Again, Broken
+from transports.owning import owned
 
 PIECES = 24 << 20
 
@@ -81,3 +84,125 @@ def test_a_connection_that_ends_during_the_copy(kit):
             socket._send_frames([plain(data)], 1000)
         ending.finish()
         data.append(1)
+
+
+def start(kit):
+    """A stream whose kernel is full, so that no byte of what comes next leaves."""
+    stream, _ = kit.raw(buffer=4096)
+    stream.send([plain(bytes(1_000_000))])
+    assert stream.queued == 1
+    return stream
+
+
+@pytest.mark.parametrize("size", [10, 300_000, 5_000_000])
+def test_held_memory_that_was_never_sent_is_told_of_when_it_was_copied(kit, size):
+    """Whoever hears that his memory is free changes it: what goes to somebody else is what he sent."""
+    stream = start(kit)
+    data, told = numbered(size), []
+
+    def free(error):
+        data[:] = bytes(size)
+        told.append(error)
+
+    assert stream.send([plain(data), plain(b"and more")], hold=True, released=free)
+    (message,) = stream.take_unsent()
+    stream.close()
+    kit.flusher.reap()
+    assert [type(error) for error in told if size >= 65536] == [Broken] * (size >= 65536)
+    assert [bytes(frame[4]) for frame in message] == [bytes(numbered(size)), b"and more"]
+    data.append(1)
+
+
+def test_what_is_taken_back_while_its_sender_waits(kit):
+    """The sender's call ends as soon as its message is gone, and the sender goes on writing there."""
+    for _ in range(20):
+        stream = start(kit)
+        socket = kit.pusher(stream)
+        data = numbered(3_000_000)
+
+        def send(socket=socket, data=data):
+            socket._send_frames([plain(data)], 5000)
+            data[:] = bytes(len(data))
+            data.append(1)
+
+        sending = Thread(send)
+        while stream.queued < 2:
+            pass
+        (message,) = stream.take_unsent()
+        sending.finish()
+        assert bytes(message[0][4]) == bytes(numbered(3_000_000))
+        stream.close()
+
+
+def test_many_are_taken_back_in_order(kit):
+    stream = start(kit)
+    held = [numbered(size) for size in (100, 70_000, 10, 200_000)]
+    for number, data in enumerate(held):
+        assert stream.send([plain(data)], hold=bool(number % 2))
+        assert stream.send([plain(b"%d" % number)])
+    kept = [bytes(data) for data in held]
+    messages = stream.take_unsent()
+    for data in held:
+        data[:] = bytes(len(data))
+    assert [bytes(message[0][4]) for message in messages] == [
+        one for number, data in enumerate(kept) for one in (data, b"%d" % number)
+    ]
+
+
+@pytest.fixture
+def alone():
+    """A thread keeps the interpreter to itself until it lets it go."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(before)
+
+
+def passes(copy):
+    """Whether another thread runs while `copy()` does; it is tried until one was quick enough."""
+    turn, back = threading.Semaphore(0), threading.Semaphore(0)
+    runs = []
+
+    def run():
+        while turn.acquire() and len(runs) < 500:
+            runs.append(1)
+            back.release()
+
+    other = Thread(run)
+    for _ in range(500):
+        before = len(runs)
+        turn.release()
+        copy()
+        passed = len(runs) > before
+        back.acquire()
+        if passed:
+            break
+    runs.extend([0] * 500)
+    turn.release()
+    other.finish()
+    return passed
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("source", [bytes, bytearray])
+def test_others_run_during_a_large_copy(core, source):
+    frame = core.Frame(source(4 << 20))
+    target = bytearray(4 << 20)
+    assert passes(lambda: Receiving._pour(frame, target, 0))
+    assert passes(lambda: Receiving._pour(frame, target, 3 << 20))
+    assert passes(lambda: core.copy_into(target, frame.data))
+    assert passes(lambda: owned([(0, 0, None, None, memoryview(frame.data)[1:])]))
+    small = core.Frame(source(100))
+    assert not passes(lambda: Receiving._pour(small, bytearray(100), 0))
+
+
+def test_what_is_poured_and_what_is_not(core):
+    for size, room in ((10, 10), (10, 4), (200_000, 200_000), (200_000, 70_001), (200_000, 300_000)):
+        frame, target = core.Frame(bytes(numbered(size))), bytearray(room)
+        assert Receiving._pour(frame, target, 0) == size
+        least = min(size, room)
+        assert target == bytes(numbered(size)[:least]) + bytes(room - least)
+    with pytest.raises(TypeError):
+        Receiving._pour(core.Frame(bytes(200_000)), bytes(200_000), 0)
+    with pytest.raises(BufferError):
+        core.copy_into(bytearray(10), bytes(11))

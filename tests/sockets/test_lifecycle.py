@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket as sockets
 import time
 import warnings
 
@@ -10,7 +11,10 @@ import pytest
 
 import transfer
 from transfer import PAIR, PULL, PUSH, REP, REQ
-from transports.errors import Again, Closed, ContextTerminated, ForkedError
+from transfer.peer import Endpoint
+from transports.address import parse
+from transports.connection import Connected
+from transports.errors import Again, Closed, ContextTerminated, ForkedError, InternalError
 
 from .helpers import TCP, Thread, binds, eventually, pair_of
 from .processes import Program
@@ -285,3 +289,70 @@ def test_a_child_makes_a_context_of_its_own(context):
             os._exit(code)
     assert pull.recv() == b"from the child"
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_connection_that_comes_when_the_context_ends_is_closed(context):
+    """It was put back until `connect` has returned, and the reactor ended before."""
+    push = context.socket(PUSH)
+    context.start()
+    record = Endpoint(parse("tcp://127.0.0.1:1"), 0.0, outgoing=True)
+    push._links.endpoints.append(record)
+    ours = [sockets.socketpair() for _ in range(2)]
+
+    def comes(near):
+        push._links._connected(record, Connected(near.detach(), None, None, record.address, "peer"))
+
+    def end():
+        comes(ours[0][0])  # waits in the reactor's queue
+        context.reactor.close()
+        comes(ours[1][0])
+
+    context.reactor.call_soon(end)
+    for _, far in ours:
+        far.settimeout(20)
+        assert far.recv(1) == b""
+        far.close()
+    push._links.endpoints.remove(record)
+
+
+@pytest.mark.parametrize("receives", [False, True], ids=["sends", "receives"])
+def test_a_connection_that_cannot_be_used_ends_and_comes_again(context, monkeypatch, caplog, receives):
+    """What fails when it is taken in is told once, leaves no descriptor, and stops nothing."""
+    failing = context.socket(PULL if receives else PUSH, reconnect_ivl=1)
+    peer = context.socket(PUSH if receives else PULL)
+    peer.bind(TCP)
+    attach = failing._links._attach
+    failures = []
+
+    def once(socket, stream, sends=True):
+        if not failures and stream.fd >= 0:
+            failures.append(stream)
+            raise InternalError("no memory in the kernel")
+        return attach(socket, stream, sends)
+
+    monkeypatch.setattr(failing._links, "_attach", once)
+    failing.connect(peer.last_endpoint)
+    failing.wait_for_peers(1, 20)
+    peer.wait_for_peers(1, 20)
+    assert failures[0].fd == -1
+    assert failing._links.counts["disconnected"] == 1
+    assert [record.getMessage() for record in caplog.records if "cannot be used" in record.getMessage()]
+    sender, receiver = (peer, failing) if receives else (failing, peer)
+    assert eventually(lambda: len(sender.peers()) == 1)
+    sender.send(b"x")
+    assert receiver.recv() == b"x"
+
+
+def test_peers_cannot_make_counters_without_end(context):
+    """Reasons of refusals are words of the peer's; a few hundred are kept, then they are others."""
+    pull = context.socket(PULL)
+    for number in range(2000):
+        pull._links._count(f"refused:{number}:{number}")
+        pull._links._count(f"fallback:rdma:tcp:{number}")
+    pull._links._count("connected", 7)
+    counts = pull._links.counts
+    assert len(counts) < 600
+    assert counts["connected"] == 7
+    assert counts["fallback:rdma:tcp:other"] > 1000
+    for name in ("refused:", "fallback:rdma:tcp:"):
+        assert sum(count for word, count in counts.items() if word.startswith(name)) == 2000

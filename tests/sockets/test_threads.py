@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from functools import partial
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import transfer
 from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
 from transfer.links import endpoints
-from transports.errors import Again, Broken, Closed, StateError
+from transports.errors import Again, Broken, Closed, StateError, TensorMismatch
 
 from .helpers import Thread, eventually, pair_of
 
@@ -362,3 +363,145 @@ def test_all_senders_that_wait_go_on_when_there_is_room(context, endpoint):
     for thread in sends:
         thread.finish(10)
     assert sorted(pull.recv() for _ in range(8)) == [b"%d" % number for number in range(8)]
+
+
+# --- parts of a message that are received one by one ---------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["by recv", "some by recv_multipart"])
+def test_each_thread_receives_the_parts_of_its_own_messages(context, endpoint, whole):
+    pull, push = pair_of(context, PULL, PUSH, endpoint, rcvtimeo=20_000)
+    count = 1500
+
+    def send():
+        for number in range(count):
+            parts = 1 + number % 4
+            push.send_multipart([b"%d %d %d" % (number, part, parts) for part in range(parts)])
+        for _ in range(THREADS):
+            push.send(b"end")
+
+    def receive(name):
+        messages = []
+        while True:
+            parts = [pull.recv()]
+            if parts == [b"end"]:
+                return messages
+            while pull.rcvmore:
+                if whole and name % 2:
+                    parts += pull.recv_multipart()
+                else:
+                    parts.append(pull.recv(copy=False).bytes)
+            messages.append(parts)
+
+    sending = Thread(send)
+    outcomes = at_once(*(lambda name=name: receive(name) for name in range(THREADS)))
+    sending.finish()
+    received = [message for outcome in outcomes for message in outcome]
+    for message in received:
+        number, _, parts = message[0].split()
+        assert message == [b"%s %d %s" % (number, part, parts) for part in range(int(parts))]
+    assert sorted(int(message[0].split()[0]) for message in received) == list(range(count))
+    assert not pull.rcvmore
+
+
+def test_parts_left_behind_are_those_of_the_thread(context):
+    """What another thread has not finished is in nobody's way, and ends with that thread."""
+    pull, push = pair_of(context, PULL, PUSH)
+    push.send_multipart([b"1", b"of the other"])
+    push.send_multipart([b"2", b"ours"])
+    assert Thread(lambda: (pull.recv(), pull.rcvmore)).finish() == (b"1", True)
+    assert not pull.rcvmore
+    assert pull.recv() == b"2"
+    assert pull.rcvmore and pull.poll(0) == transfer.POLLIN
+    assert pull.recv() == b"ours"
+    assert not pull.rcvmore and pull.poll(0) == 0
+    gc.collect()
+    push.send(b"3")
+    assert pull.recv() == b"3"
+    assert not pull._general_recv, "the core receives alone again"
+
+
+def test_peers_that_come_do_not_undo_what_a_thread_has_left(context):
+    """The reactor decides anew which calls the core may do alone, out of what it saw a moment before."""
+    pull, push = pair_of(context, PULL, PUSH, rcvtimeo=20_000)
+    push.send_multipart([b"1", b"rest"])
+    push.send(b"2")
+    main = threading.get_ident()
+    seen, received = threading.Event(), threading.Event()
+
+    class Watched(type(pull._pattern)):
+        @property
+        def ordered(self):  # asked for when all else is known
+            if threading.get_ident() != main and not seen.is_set():
+                seen.set()
+                received.wait(0.5)
+            return False
+
+    pull._pattern.__class__ = Watched
+    deciding = Thread(pull._ways_changed)
+    assert seen.wait(20)
+    assert pull.recv() == b"1"
+    received.set()
+    deciding.finish()
+    assert [pull.recv(), pull.recv()] == [b"rest", b"2"]
+
+
+def test_another_thread_has_what_was_put_back(context):
+    """It was there when this thread looked, and is gone when it reaches for it."""
+
+    class Gone(deque):
+        def __bool__(self):
+            return True
+
+    pull, push = pair_of(context, PULL, PUSH, rcvtimeo=20_000)
+    pull._returned = Gone()
+    pull._ways_changed()
+    push.send_multipart([b"1", b"2"])
+    assert pull.recv_multipart() == [b"1", b"2"]
+
+
+def test_of_what_is_received_again_each_thread_has_its_own(context):
+    """Messages that were asked for as tensors and are none go back, and are received as what they are."""
+    pull, push = pair_of(context, PULL, PUSH, rcvtimeo=20_000, compression="lz4")
+    count = 600
+    sending = Thread(lambda: [push.send_multipart([bytes(5000), b"%d" % number]) for number in range(count)])
+    received = Counter()
+
+    def receive():
+        while sum(received.values()) < count:
+            try:
+                pull.recv_tensor(transfer.DONTWAIT)
+            except (Again, TensorMismatch):
+                pass
+            try:
+                _, number = pull.recv_multipart(transfer.DONTWAIT)
+            except Again:
+                continue
+            received[int(number)] += 1
+
+    assert at_once(*[receive] * THREADS) == [None] * THREADS
+    sending.finish()
+    assert received == Counter(range(count))
+
+
+def test_a_request_that_was_put_back_keeps_its_requester(context):
+    """Another thread receives and answers a request in between: the reply goes to who asked first."""
+    rep, one = pair_of(context, REP, REQ, rcvtimeo=20_000, compression="lz4")
+    other = context.socket(REQ, rcvtimeo=20_000)
+    other.connect(rep.last_endpoint)
+    rep.wait_for_peers(2, 20)
+    one.send(b"of one" * 1000)
+    with pytest.raises(TensorMismatch):
+        rep.recv_tensor()
+    kept = rep._returned.popleft()  # as if a thread were between the two steps of putting it back
+    rep._ways_changed()
+    other.send(b"of the other")
+    assert rep.recv() == b"of the other"
+    rep._returned.append(kept)
+    rep._ways_changed()
+    with pytest.raises(StateError):
+        rep.recv()
+    rep.send(b"to the other")
+    assert rep.recv() == b"of one" * 1000
+    rep.send(b"to one")
+    assert (one.recv(), other.recv()) == (b"to one", b"to the other")

@@ -11,8 +11,8 @@ from transports.errors import Again, Broken, NotSupported
 from .helpers import Thread, eventually, pair_of
 
 
-def test_done_and_confirmed(context):
-    pull, push = pair_of(context, PULL, PUSH)
+def test_done_and_confirmed(context, endpoint):
+    pull, push = pair_of(context, PULL, PUSH, endpoint)
     tracker = push.send(b"x" * 10, track=True)
     tracker.wait(10)
     assert tracker.done
@@ -104,3 +104,73 @@ def test_a_conflating_sender_keeps_a_copy(context):
     pull = context.socket(PULL)
     pull.connect(push.last_endpoint)
     assert pull.recv() == b"newest"
+
+
+def test_memory_may_change_before_its_message_finds_another_peer(context, tmp_path):
+    """The first peer dies before it is sent. The tracker says that the memory is free, and it is."""
+    for endpoint in ("tcp://127.0.0.1:0", f"inproc://{tmp_path.name}"):
+        first, push = pair_of(context, PULL, PUSH, endpoint, sndbuf=4096, rcvbuf=4096)
+        push.send(bytes(4 << 20), copy=False)  # the kernel is full of it
+        memory = bytearray(b"a" * 1_000_000)
+        small = bytearray(b"b" * 1000)
+        trackers = [push.send(data, copy=False, track=True) for data in (memory, small)]
+        first.close(0)
+        for tracker in trackers:
+            tracker.wait(10)  # the message is not lost, so there is no error
+        memory[:] = bytes(len(memory))
+        small[:] = bytes(len(small))
+        memory.extend(b"more")
+        assert not any(tracker.confirmed for tracker in trackers)
+        second = context.socket(PULL)
+        second.bind(first.last_endpoint)
+        received = [second.recv(), second.recv()]
+        while b"a" not in received[0]:  # by reference what was not received is not lost
+            received = [received[1], second.recv()]
+        assert received == [b"a" * 1_000_000, b"b" * 1000]
+        for tracker in trackers:
+            tracker.wait_confirmed(10)
+            assert tracker.error is None
+
+
+def test_a_tracker_of_what_finds_nobody_ends_with_an_error(context):
+    first, push = pair_of(context, PULL, PUSH, sndbuf=4096, rcvbuf=4096)
+    push.send(bytes(4 << 20), copy=False)
+    memory = bytearray(1_000_000)
+    tracker = push.send(memory, copy=False, track=True)
+    waiting = Thread(tracker.wait_confirmed, 20)
+    first.close(0)
+    tracker.wait(10)
+    push.close(0)
+    with pytest.raises(Broken):
+        waiting.finish()
+    assert tracker.done
+    memory.extend(b"more")
+
+
+@pytest.mark.parametrize("copy", [True, False], ids=["copied", "held"])
+def test_what_is_sent_again_is_what_was_sent(context, copy):
+    """With `resend` a message outlives the call, and its memory is the caller's all the same."""
+    first, push = pair_of(context, PULL, PUSH, resend=True)
+    memories = [bytearray(b"a" * 300_000), bytearray(b"b" * 100)]
+    for memory in memories:
+        tracker = push.send(memory, copy=copy, track=True)
+        tracker.wait(10)
+        memory[:] = bytes(len(memory))
+        memory.extend(b"more")
+    first.close(0)
+    second = context.socket(PULL)
+    second.bind(first.last_endpoint)
+    assert [second.recv(), second.recv()] == [b"a" * 300_000, b"b" * 100]
+
+
+def test_a_message_that_was_only_polled_for_is_not_consumed(context):
+    """The application of who found it may die before it receives it."""
+    pull, push = pair_of(context, PULL, PUSH)
+    polled = push.send(b"polled for", track=True)
+    assert pull.poll(20_000)
+    with pytest.raises(Again):
+        polled.wait_confirmed(0.2)
+    assert pull.peers()[0].received == 0
+    assert pull.recv() == b"polled for"
+    polled.wait_confirmed(20)
+    assert pull.peers()[0].received == 1

@@ -262,3 +262,16 @@ def test_importing_starts_nothing():
     with Program(source) as program:
         assert program.line() == "1 False False"
         assert program.finish()[0] == 0
+
+
+def test_a_full_inproc_peer_takes_nothing(context):
+    pull, push = pair_of(context, PULL, PUSH, "inproc://full", sndhwm=2)
+    assert push.poll(0, POLLOUT) == POLLOUT
+    push.send(b"1")
+    push.send(b"2")
+    assert push.poll(0, POLLOUT) == 0
+    assert push.events & POLLOUT == 0
+    waiting = Thread(push.poll, 20_000, POLLOUT)
+    assert pull.recv() == b"1"
+    assert waiting.finish() == POLLOUT
+    push.send(b"3", transfer.DONTWAIT)

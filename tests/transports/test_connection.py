@@ -20,6 +20,7 @@ from transports.exchange import Exchange
 from transports.handshake import Handshake
 from transports.hello import encode
 from transports.identity import make_hello
+from transports.inproc import InprocTransport
 from transports.reactor import Reactor
 from transports.tcp import TcpTransport
 from transports.testing.ends import Side, close_all, until
@@ -410,3 +411,60 @@ def test_many_connections_at_once(reactor, server):
     assert not side.failed and not any(each.failed for each, _ in entered)
     for client in clients:
         client.__exit__(None, None, None)
+
+
+@pytest.mark.raises_in_reactor
+@pytest.mark.parametrize("who", ["accepting", "connecting"])
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:*", "inproc://refusing"])
+def test_a_connection_that_its_owner_does_not_take_is_closed(reactor, endpoint, who):
+    """The owner raises the first time: nothing is left of that connection, and the next one is made."""
+    sides = {"accepting": Side(), "connecting": Side()}
+    refused = []
+
+    def taker(name):
+        def take(connected):
+            if name == who and not refused:
+                refused.append(connected)
+                raise RuntimeError("not today")
+            sides[name].connected.append(connected)
+
+        return take
+
+    transport = TcpTransport() if endpoint.startswith("tcp") else InprocTransport()
+    acceptor = serve(
+        reactor, transport, parse(endpoint), hello=lambda: make_hello(SocketType.PULL),
+        on_connected=taker("accepting"), on_failed=sides["accepting"].refused,
+    )  # fmt: skip
+    connector = reach(
+        reactor, transport, acceptor.address, hello=lambda: make_hello(SocketType.PUSH),
+        on_connected=taker("connecting"), on_failed=sides["connecting"].refused, options=QUICK,
+    )  # fmt: skip
+    try:
+        until(lambda: refused, "the first")
+        if who == "accepting" and endpoint.startswith("tcp"):
+            until(lambda: sides["connecting"].connected, "the peer's first")
+            assert ended(sides["connecting"].connected.pop())
+            connector.lost()
+        until(lambda: sides["connecting"].connected and sides["accepting"].connected, "the second")
+        (gone,) = refused
+        if gone.fd >= 0:
+            open_still = {one.fd for side in sides.values() for one in side.connected}
+            if gone.fd not in open_still:  # the number may be another's by now
+                with pytest.raises(OSError, match="descriptor"):
+                    os.fstat(gone.fd)
+        else:
+            assert gone.stream.broken is not None
+    finally:
+        connector.close()
+        acceptor.close()
+        for side in sides.values():
+            close_all(side)
+
+
+def ended(connected):
+    """The other side has closed it."""
+    stream = socket.socket(fileno=connected.fd)
+    stream.setblocking(True)
+    stream.settimeout(20)
+    with stream:
+        return stream.recv(1) == b""

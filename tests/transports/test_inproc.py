@@ -16,6 +16,7 @@ from transports.errors import AddressInUse, Broken, ProtocolError
 from transports.identity import make_hello
 from transports.inproc import InprocTransport, names_of
 from transports.inproc_stream import pair
+from transports.owning import unsent
 from transports.reactor import Reactor
 from transports.testing.ends import Side, close_all, plain, until
 from transports.wire import Control, Flag, SocketType
@@ -166,6 +167,30 @@ def test_what_the_other_end_did_not_take_is_given_back(ends):
     assert [frame[1] for frame in back[0]] == [0, 0], "another stream numbers it anew"
     assert one.queued == one.queued_bytes == 0
     assert len(released) == 1
+
+
+def test_what_is_given_back_is_nobody_elses(ends):
+    one, other = ends
+    data = bytearray(b"a" * 100_000)
+
+    def free(error):
+        data[:] = bytes(len(data))
+
+    one.send(plain(data, b"bytes"), hold=True, released=free)
+    other.close()
+    (message,) = one.take_unsent()
+    data.append(1)
+    assert len(data) == 100_001
+    assert [bytes(frame[4]) for frame in message] == [b"a" * 100_000, b"bytes"]
+
+
+def test_what_only_a_device_can_read_counts_as_sent():
+    class OnDevice:
+        """No host memory behind it."""
+
+    first, last = plain(b"first"), plain(bytearray(b"last"))
+    kept = unsent([first, plain(OnDevice()), last, plain(b"end")])
+    assert kept == [plain(b"last"), plain(b"end")]
 
 
 def test_messages_of_a_closed_sender_stay_with_the_receiver(ends):

@@ -12,6 +12,7 @@ import pytest
 
 from transports.errors import Closed, ForkedError, InternalError
 from transports.reactor import EDGE, PEER_CLOSED, READABLE, WRITABLE, Reactor
+from transports.testing.ends import until
 
 SOON = 10.0  # no wait of a test is longer
 
@@ -257,3 +258,18 @@ def test_in_a_forked_child(ends):
     other.send(b"x")
     assert got.wait(SOON), "the child took something from the parent's set"
     reactor.close()
+
+
+def test_what_is_dropped_at_the_end_is_told():
+    reactor = Reactor()
+    told = []
+
+    def end():
+        reactor.call_soon(told.append, "run", otherwise=lambda: told.append("dropped"))
+        reactor.call_soon(told.append, "run")
+        reactor.close()
+
+    reactor.call_soon(told.append, "before", otherwise=lambda: told.append("never"))
+    reactor.call_soon(end)
+    until(lambda: not reactor.running, "the end")
+    assert told == ["before", "dropped"]

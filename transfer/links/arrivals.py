@@ -33,7 +33,10 @@ class Arrivals(Controls):
             made.discard()
             return
         if record.outgoing and record.connector is None:  # `connect` has not returned yet
-            self.context.reactor.call_soon(self._connected, record, made)
+            try:
+                self.context.reactor.call_soon(self._connected, record, made, otherwise=made.discard)
+            except Closed:  # the context ends at this moment
+                made.discard()
             return
         queue, record.queue = record.queue, None
         if queue is not None:
@@ -49,6 +52,16 @@ class Arrivals(Controls):
         except Closed:
             made.discard()
             return
+        try:
+            self._begin(socket, record, peer, replaced, queue)
+        except Exception as error:  # the connection is the peer's by now, and ends with it
+            logger.exception("the connection to %s cannot be used", peer.address)
+            self.lost(peer.stream, error)
+
+    def _begin(
+        self, socket: SocketMethods, record: Endpoint, peer: Peer, replaced: Any, queue: Peer | None
+    ) -> None:
+        """Messages go to the peer, and come from it."""
         if record.outgoing:
             record.peer = peer
             record.attempts = 0
@@ -101,6 +114,8 @@ class Arrivals(Controls):
             credits = self.pattern.confirms and "credit" in features
             if made.stream is not None:
                 stream = made.stream
+                stream.credits = credits
+                self._limit(socket, stream)
             elif queue is not None:
                 stream = queue.stream
                 stream.carrier = made.carrier

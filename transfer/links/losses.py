@@ -51,7 +51,7 @@ class Losses(LinkState):
             self.pattern.detach(stream)
         if remnant is not None and socket is not None:
             self._attach(socket, remnant, sends=False)
-        unsent = _take_unsent(stream)
+        unsent = self._take_unsent(peer)
         first = stream.sent - len(unsent) + 1
         unconfirmed = max(0, stream.sent - len(unsent) - stream.confirmed) if peer.confirms else 0
         stream.close()
@@ -170,6 +170,14 @@ class Losses(LinkState):
             self.emit(EventKind.REDISTRIBUTED, *where, count=unsent)
         self.emit(EventKind.DISCONNECTED, *where, error=error)
 
+    def _take_unsent(self, peer: Peer) -> list[list[OutFrame]]:
+        """What the peer's stream had not begun to send, in memory of our own."""
+        if self.pattern.send_mode is SendMode.ROUND_ROBIN:  # `_settle` decides
+            for _, tracker in list(peer.trackers):
+                tracker._rescue()
+        unsent: list[list[OutFrame]] = peer.stream.take_unsent()
+        return unsent
+
     # -- messages that wait for a peer --------------------------------------------------------------
 
     def _queue_for(self, record: Endpoint) -> None:
@@ -200,7 +208,7 @@ class Losses(LinkState):
         stream = queue.stream
         with self._lock:
             self.peers.pop(stream, None)
-        unsent = _take_unsent(stream)
+        unsent = self._take_unsent(queue)
         self._settle(queue, unsent, stream.sent - len(unsent) + 1, Broken("the queue was closed"))
         stream.close()
 
@@ -217,6 +225,13 @@ class Losses(LinkState):
             credits=credits,
         )
 
+    @staticmethod
+    def _limit(socket: SocketMethods, stream: Any) -> None:
+        """What the socket's options allow, for a stream that came with its connection."""
+        stream.send_high_water = 1 if socket.conflate else socket.sndhwm
+        stream.send_high_water_bytes = socket.sndhwm_bytes
+        stream.max_message = socket.largest_message
+
     def _give_orphans(self) -> None:
         """Offers the messages of lost peers to whoever has room."""
         socket = self._socket()
@@ -230,11 +245,8 @@ class Losses(LinkState):
             try:
                 if not self.peers:
                     raise Again("nobody is there")
-                if tracker is not None:
-                    tracker._again()
-                stream = socket._send_frames(
-                    frames, 0, hold=True, released=tracker._released if tracker else None
-                )
+                # Memory of our own: whoever sent it was told long ago that he may change his.
+                stream = socket._send_frames(frames, 0, hold=True)
             except (Again, Closed):
                 with self._lock:
                     self.orphans.appendleft((frames, tracker))
@@ -243,7 +255,7 @@ class Losses(LinkState):
                 return
             if isinstance(self.pattern, Requester):
                 self.pattern.peer = stream
-            self.note(stream, frames, tracker)
+            self.note(stream, frames, tracker, again=True)
 
     def send_newest(self, frames: Sequence[OutFrame], released: Any) -> Any:
         """Conflate: sends now, or keeps this message in the place of the one that was kept before.
@@ -265,25 +277,24 @@ class Losses(LinkState):
                 self._later("orphans", _RETRY, self._give_orphans)
             return None
 
-    def note(self, stream: Any, frames: Sequence[OutFrame], tracker: Tracker | None) -> None:
-        """A message went to this stream: remembers who wants to know what becomes of it."""
+    def note(
+        self, stream: Any, frames: Sequence[OutFrame], tracker: Tracker | None, again: bool = False
+    ) -> None:
+        """A message went to this stream: remembers who wants to know what becomes of it. `again`: the
+        stream is not the first one that had it."""
         peer = self.peers.get(stream)
+        if tracker is not None and not again:
+            tracker._taken(1)
         if peer is None:
             if tracker is not None:
-                tracker._taken(1)
                 tracker._fail(Broken("the peer went at once"))
             return
         socket = self._socket()
         if socket is not None and socket.resend:
             peer.retained.append((stream.sent, list(frames)))
         if tracker is not None:
-            tracker._taken(1)
             if peer.confirms or peer.pending or isinstance(self.pattern, Requester):
                 peer.trackers.append((stream.sent, tracker))
             else:
                 tracker._not_confirmable()
-
-
-def _take_unsent(stream: Any) -> list[list[OutFrame]]:
-    unsent: list[list[OutFrame]] = stream.take_unsent()
-    return unsent
+        peer.confirm(stream.confirmed)  # its credit may have come before this was noted

@@ -31,6 +31,7 @@ from transports.errors import (
     NotSupported,
     UsageError,
 )
+from transports.owning import pour
 
 __all__ = ["Socket", "SyncSocket"]
 
@@ -212,7 +213,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         length = min(room, len(part))
         if length:
             with memoryview(buffer).cast("B") as target:
-                target[:length] = part.buffer[:length]
+                pour(target[:length], part.buffer[:length])
         return len(part)
 
     def _hinted(self, error: Again) -> Again:

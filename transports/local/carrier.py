@@ -187,7 +187,7 @@ class LocalCarrier:
             found = self._arena.find(number, offset)
             data = found and found[0].lend(found[1], size)
         else:
-            data = self._lending.end(way >> 8, Broken("the message was never sent"))
+            data = self._lending.take_back(way >> 8)
         if data is None:
             raise ProtocolError("beside", "the peer was done with a message that was never sent to it")
         return (frame[0] & ~BY_REFERENCE, frame[1], frame[2], frame[3], data)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from transports.errors import Broken
 from transports.local import beside
 from transports.local.beside import Beside
 from transports.local.blocks import Block, Blocks, Loan
 from transports.local.mappings import MOST_BLOCKS
+from transports.owning import copy_of
 
 _SHARE_BITS = 24
 
@@ -78,13 +80,21 @@ class Lending:
         self._shares[number] = Share(blocks, loan, parts, data)
         return number
 
-    def end(self, number: int, error: BaseException | None) -> Any:
-        """The peer sees it no more: whose memory it was is told. The data; None if it has ended before."""
+    def end(self, number: int, error: BaseException | None) -> None:
+        """The peer sees it no more: whose memory it was is told. It may have ended before."""
+        share = self._remove(number)
+        if share is not None:
+            share.parts.ended(error)
+
+    def take_back(self, number: int) -> Any:
+        """The peer never saw it: a copy, made before its owner is told that he may change it. None if
+        the share has ended before."""
         share = self._remove(number)
         if share is None:
             return None
-        share.parts.ended(error)
-        return share.data
+        copy = copy_of(share.data)
+        share.parts.ended(Broken("the message was never sent"))
+        return copy
 
     def end_all(self, error: BaseException | None) -> None:
         for number in self.numbers():

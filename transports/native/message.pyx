@@ -251,7 +251,9 @@ cdef list unsent_messages(list pieces):
             continue
         message.append(out_frame(frame, data))
         if not header.flags & F_MORE:
-            if not lost:
+            if lost:
+                messages.clear()     # those left are the last ones that were sent, without a gap
+            else:
                 messages.append(message)
             message = []
             lost = False

@@ -26,6 +26,7 @@ cdef class Outgoing:
     cdef int put(self, object frames, bint force, bint hold, object released, bint borrow,
                  bint gather=*) except -1
     cdef int write_out(self, bint no_gil) except -1
+    cdef int own_all(self) except -1
     cdef int check_process(self) except -1
     cdef int take_mutex(self) except -1
     cdef int reap(self) except -1

@@ -14,7 +14,8 @@ from transports.errors import Broken, ForkedError, InternalError
 from transports.native cimport link as native_link
 from transports.native.flusher cimport Flusher, release_segments
 from transports.native.link cimport (
-    BROKEN, FULL, LARGE, NO_MEMORY, OK, link_is_full, link_new, link_write, segment_t,
+    BROKEN, FULL, LARGE, NO_MEMORY, OK, link_give_up_begun, link_is_full, link_new, link_settle,
+    link_write, segment_t,
 )
 from transports.native.message cimport (
     add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_messages,
@@ -379,11 +380,13 @@ cdef class Outgoing:
         raise Broken("the connection ended") from failure
 
     def take_unsent(self):
-        """Removes and returns the messages of which no byte was given to the kernel."""
+        """Removes and returns the messages of which no byte was given to the kernel. Their memory is
+        our own: whoever sent them may change his by the time that they go to somebody else."""
         cdef segment_t* segment
         cdef segment_t* first
         cdef list pieces = []
-        self.take_mutex()
+        cdef bint foreign
+        self.own_all()
         segment = self.link.head
         self.link.head = self.link.tail = NULL
         self.link.queued = 0
@@ -392,14 +395,40 @@ cdef class Outgoing:
         pthread_mutex_unlock(&self.link.mutex)
         first = segment
         while segment != NULL:
-            pieces.append((payload_of(segment, segment == first), segment.done, segment.size,
-                           not segment.payload, bool(segment.starts_inside)))
+            # Still somebody else's: there was no memory for a copy, so it counts as written.
+            foreign = segment.owner != NULL and type(<object>segment.owner) is not bytes
+            pieces.append((payload_of(segment, segment == first), 1 if foreign else segment.done,
+                           segment.size, not segment.payload, bool(segment.starts_inside)))
             segment = segment.next
         release_segments(first, Broken("the connection ended before this message was sent"))
+        if self.link.finished != NULL:
+            self.reap()
         messages = unsent_messages(pieces)
         if self.carrier is not None:
             messages = [self.carrier.take_back(message) for message in messages]
         return messages
+
+    cdef int own_all(self) except -1:
+        """Copies what the queue has of users' memory, while its senders still wait or are not told
+        yet that they may change it. Leaves with the mutex held."""
+        cdef segment_t* segment
+        cdef int answer = OK
+        self.take_mutex()
+        while answer == OK:
+            if self.link.error:
+                link_give_up_begun(self.link)
+            segment = self.link.head
+            while segment != NULL:
+                if (segment.owner != NULL and not segment.borrowed and not segment.done
+                        and type(<object>segment.owner) is not bytes):
+                    segment.borrowed = 1
+                    self.link.borrowed += 1
+                segment = segment.next
+            if not self.link.borrowed:
+                break
+            with nogil:
+                answer = link_settle(self.link)  # others may send while it lets the mutex go
+        return 0
 
     cdef int fail(self, object error) except -1:
         """No more goes through this stream; the first reason stays."""

@@ -301,7 +301,7 @@ class Outgoing:
             return
         copies = message.copies(before)
         with self._lock:
-            if message.left:
+            if message.left and message.borrowed:  # else another thread was faster
                 message.own(before, copies)
 
     def _settle(self, own: Message | None = None) -> None:
@@ -351,15 +351,26 @@ class Outgoing:
         self._settle(message)
 
     def take_unsent(self) -> list[list[OutFrame]]:
-        """Removes and returns the messages of which no byte was given to the kernel."""
-        with self._lock:
-            taken = [m for m in self._queue if not m.begun and not m.control]
-            self._queue = deque(m for m in self._queue if m.begun or m.control)
-            result = [m.frames if self.carrier is None else self.carrier.take_back(m.frames) for m in taken]
-            error = self.broken or Broken("taken back before it was sent")
-            for message in taken:
-                self._leave(message, error)
+        """Removes and returns the messages of which no byte was given to the kernel. Their memory is
+        our own: whoever sent them may change his by the time that they go to somebody else."""
+        while True:
+            with self._lock:
+                taken = [m for m in self._queue if not m.begun and not m.control]
+                borrowed = [m for m in taken if m.borrowed]
+                if not borrowed:
+                    result = self._remove(taken)
+                    break
+            for message in borrowed:  # its sender still waits, or is not told yet that he may change it
+                self._own(message)
         self._settle()
+        return result
+
+    def _remove(self, taken: list[Message]) -> list[list[OutFrame]]:
+        self._queue = deque(m for m in self._queue if m.begun or m.control)
+        result = [m.frames if self.carrier is None else self.carrier.take_back(m.frames) for m in taken]
+        error = self.broken or Broken("taken back before it was sent")
+        for message in taken:
+            self._leave(message, error)
         return result
 
     # -- the flusher's

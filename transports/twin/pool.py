@@ -142,12 +142,12 @@ def copy_into(target: Any, source: Any) -> None:
     to, what = flat_view(target), flat_view(source)
     if to.readonly or to.nbytes != what.nbytes:
         raise BufferError(f"{what.nbytes} bytes do not fit {to.nbytes}, or that is read-only")
-    if what.nbytes < _NO_GIL_FROM or what.readonly:
+    if what.nbytes < _NO_GIL_FROM:
         to[:] = what
         return
     # A foreign function lets the GIL go, a slice assignment does not.
-    array = ctypes.c_char * what.nbytes
-    ctypes.memmove(array.from_buffer(to), array.from_buffer(what), what.nbytes)
+    target = (ctypes.c_char * what.nbytes).from_buffer(to)
+    ctypes.memmove(target, address_of(what), what.nbytes)
 
 
 def size_class(nbytes: int) -> int:

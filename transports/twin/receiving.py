@@ -79,6 +79,8 @@ class Receiving(Attachments):
             self.messages_received += 1
             for frame in frames:
                 self.bytes_received += len(frame)
+            if isinstance(stream, Stream):
+                stream._count(frames)
             return stream, frames
         finally:
             self._leave_foreign_sink()

@@ -174,7 +174,7 @@ class Sending(Attachments):
     def _takes(self, stream: Any) -> bool:
         """A small message would not wait."""
         if not isinstance(stream, Stream):
-            return stream not in self._full
+            return not (stream in self._full or getattr(stream, "full", False))
         if stream._crowded(1) and stream.broken is None:
             stream._starved = True
             stream.flush()

@@ -116,7 +116,10 @@ class Stream(Subscribable, Outgoing):
             if not self._decoder.messages:
                 self._pull(None)
             taken = self._next()
-        return None if taken is None else taken[0]
+        if taken is None:
+            return None
+        self._count(taken[0])
+        return taken[0]
 
     @property
     def _has_decoded(self) -> bool:
@@ -129,15 +132,18 @@ class Stream(Subscribable, Outgoing):
             if self._failure is not None:
                 raise self._failure
             return None
-        frames, placed = self._decoder.take()
-        if not frames[0].flags & CONTROL:
-            self.received += 1
-            for frame in frames:
-                self.received_bytes += len(frame)
-            if self.credits and not self._credit_listed:
-                self._credit_listed = True
-                self._flusher.credit(self)
-        return frames, placed
+        return self._decoder.take()
+
+    def _count(self, frames: list[Frame]) -> None:
+        """The application has this message: a message that was only found is not consumed."""
+        if frames[0].flags & CONTROL:
+            return
+        self.received += 1
+        for frame in frames:
+            self.received_bytes += len(frame)
+        if self.credits and not self._credit_listed and self._socket is not None:
+            self._credit_listed = True
+            self._flusher.credit(self)
 
     def _pull(self, sink: Sink | None) -> None:
         """Reads until a message is whole or nothing is there. Only what the sink raises gets out, and

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transports.base import Stream
 from transports.errors import Broken, ProtocolError, TransferError
+from transports.owning import unsent
 from transports.ucx.driver import Endpoint, failure
 from transports.ucx.packing import APART, FULL, TAKEN, pack
 from transports.ucx.port import Port
@@ -172,14 +173,15 @@ class Outgoing(Stream):
         with self._port as port:
             if self.broken is None:
                 return []
-            unsent = [message for message in self._queue if not message.next]
+            left = [message for message in self._queue if not message.next]
             self._queue.clear()
             self._waiting = 0
             self.queued = self.queued_bytes = 0
-            for message in unsent:
+            kept = unsent(message.frames for message in left)
+            for message in left:
                 self._release(message, self.broken)
             port.want(self, False)
-            return [message.frames for message in unsent]
+            return kept
 
     # -- under the lock ---------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from time import clock_gettime_ns
 from typing import TYPE_CHECKING, Any
 
 from transports.errors import Broken, ProtocolError, TransferError
+from transports.owning import unsent
 from transports.twin import fork
 from transports.twin.codec import normalize
 from transports.verbs import beside, eager
@@ -149,10 +150,11 @@ class Outgoing(Half):
             for message in messages:
                 self.queued -= 1
                 self.queued_bytes -= message.nbytes
+        kept = unsent(message.frames for message in messages if not message.begun)
         for message in messages:
             if message.released is not None:
                 message.released(self.broken)
-        return [message.frames for message in messages if not message.begun]
+        return kept
 
     # -- under the lock ------------------------------------------------------------------------
 

@@ -1,0 +1,56 @@
+"""Data that stays as it is, whatever becomes of the memory that it was sent from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pickle import PickleBuffer
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transports.core_contract import OutFrame
+
+#: a copy from here on lets other threads run meanwhile
+LARGE = 64 * 1024
+
+
+def owned(frames: Iterable[OutFrame]) -> list[OutFrame]:
+    """The message with data that nobody else can change: `bytes` themselves, else a copy.
+
+    Raises TypeError for memory that only a device can read.
+    """
+    return [frame if type(frame[4]) is bytes else (*frame[:4], copy_of(frame[4])) for frame in frames]
+
+
+def unsent(messages: Iterable[list[OutFrame]]) -> list[list[OutFrame]]:
+    """For `Stream.take_unsent`: the messages as `owned` makes them, before their senders are told.
+
+    What only a device can read counts as sent, and so does what was sent before it.
+    """
+    kept: list[list[OutFrame]] = []
+    for frames in messages:
+        try:
+            kept.append(owned(frames))
+        except TypeError:
+            kept.clear()
+    return kept
+
+
+def pour(target: memoryview, source: memoryview) -> None:
+    """Copies flat bytes of the same length; many of them without the GIL."""
+    if source.nbytes < LARGE or target.readonly:  # which says so
+        target[:] = source
+        return
+    from transports.core import copy_into  # importing this package loads no core
+
+    copy_into(target, source)
+
+
+def copy_of(data: Any) -> bytes | bytearray:
+    """The bytes of a contiguous buffer as they lie in memory; large ones are copied without the GIL."""
+    # Row- or column-major: as the cores send it.
+    flat = PickleBuffer(data).raw()
+    if flat.nbytes < LARGE:
+        return bytes(flat)
+    copy = bytearray(flat.nbytes)
+    pour(memoryview(copy), flat)
+    return copy
