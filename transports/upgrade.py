@@ -13,6 +13,7 @@ transport's own. All of it runs in the reactor's thread.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ from transports.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Control, Flag, 
 #: for the JSON of one step, in bytes
 MAX_STEP = 16 * 1024
 MAX_TEXT = 1024
+
+#: a reason becomes a label of a counter
+_WORD = re.compile(r"[a-z][a-z0-9_-]{0,63}\Z")
 
 OFFER, ACCEPT, READY, DECLINE = "offer", "accept", "ready", "decline"
 
@@ -184,7 +188,7 @@ class Dialogue:
         if step == DECLINE:
             reason, text = content.get("reason"), content.get("message")
             self.outcome = Declined(
-                reason if isinstance(reason, str) and reason.isprintable() and len(reason) < 64 else "peer",
+                reason if isinstance(reason, str) and _WORD.match(reason) else "peer",
                 f"the peer: {text[:MAX_TEXT] if isinstance(text, str) and text.isprintable() else 'no'}",
             )
         elif step != self._expects:
