@@ -2,8 +2,8 @@
 
 | case | ours | beside it |
 |---|---|---|
-| 64 bytes and back | two streams that sleep on their completion channel | the same in bare pyverbs; ib_send_lat |
-| 64 KiB to 16 MiB | announced from a registered region, READ by the other end | ib_read_bw; bare READs |
+| 64 bytes and back | two streams, asleep on their completion channels | bare pyverbs; ib_send_lat |
+| 64 KiB to 16 MiB | announced from a registered region, READ by the other end | bare READs; ib_read_bw |
 
 In the virtual machine of `make test-rdma` the times are those of an emulator; the ratios are fair, and
 the cases take turns, so that a busy host slows all alike.
