@@ -96,23 +96,24 @@ class Door:
 
 def enter(name: str, token: bytes) -> Pair:
     """Connects to a peer's door. Raises Declined."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made: list[socket.socket] = []
     try:
+        made.append(connection := socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made += ours, theirs
         connection.setblocking(False)
         ours.setblocking(False)
         connection.connect("\0" + name)
         if not same_user(connection):
             raise Declined("other_user", "the Unix socket belongs to another user")
         passing.send(connection, token, [theirs.fileno()])
-    except OSError as error:
-        _close((connection, ours))
-        raise Declined("unreachable", f"the peer's Unix socket cannot be reached: {error}") from error
-    except BaseException:
-        _close((connection, ours))
+    except BaseException as error:
+        for each in made:
+            each.close()
+        if isinstance(error, OSError):
+            raise Declined("unreachable", f"the peer's Unix socket cannot be reached: {error}") from error
         raise
-    finally:
-        theirs.close()
+    theirs.close()
     return connection, ours
 
 
