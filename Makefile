@@ -28,7 +28,7 @@ CORE_SOURCES := $(wildcard transports/native/*.pyx transports/native/*.pxd trans
 # -qq: warnings about the machine's own pip settings are not ours.
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: setup demo test test-slow test-rdma check format bench build clean
+.PHONY: setup java demo test test-slow test-rdma check format bench build clean
 .DELETE_ON_ERROR:
 
 setup: $(SETUP_DONE) $(CORE_DONE)
@@ -38,7 +38,7 @@ $(PY):
 	  echo "transfer needs Python 3.11 or newer: apt install python3 python3-venv" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "transfer needs Python 3.11 or newer; name one: make PYTHON=python3.12 setup" >&2; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { \
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null && $(PYTHON) -m venv $(VENV) || { \
 	  echo "Python cannot make a virtual environment: apt install python3-venv" >&2; exit 1; }
 
 $(SETUP_DONE): pyproject.toml setup.py Makefile | $(PY)
@@ -63,7 +63,13 @@ $(CORE_DONE): $(CORE_SOURCES) setup.py | $(SETUP_DONE)
 
 build: $(CORE_DONE)
 
-demo: setup
+# Before the minutes that the set-up takes. Whether it is new enough, the demo says.
+java:
+	@command -v "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" >/dev/null || { \
+	  echo "the demo runs Spark, which needs Java 17 or newer: apt install openjdk-17-jre-headless, or set JAVA_HOME" >&2; \
+	  exit 1; }
+
+demo: java setup
 	@$(PY) -m transfer demo $(ARGS)
 
 test: setup

@@ -46,8 +46,7 @@ class DelayedLink:
     def __enter__(self) -> Self:
         self._check()
         try:
-            for name in self.names:
-                _run("ip", "netns", "add", name)
+            self._add_namespaces()
             try:
                 self._with_netem()
                 self.how = "netem"
@@ -90,6 +89,14 @@ class DelayedLink:
             if shutil.which(tool) is None:
                 raise Skipped(f"the tool {tool} is missing (Debian: iproute2)")
 
+    def _add_namespaces(self) -> None:
+        try:
+            for name in self.names:
+                _run("ip", "netns", "add", name)
+                _run("ip", "-n", name, "link")
+        except Failed as error:  # a container without the right, a root that is no mount point
+            raise Skipped(f"no network namespaces here: {error}") from error
+
     def _with_netem(self) -> None:
         ends = ("bench0", "bench1")
         _run("ip", "link", "add", ends[0], "netns", self.names[0], "type", "veth",
@@ -114,7 +121,12 @@ class DelayedLink:
         )
         self._line.start()
         there.close()
-        if not here.poll(PATIENCE) or here.recv() != "up":
+        with here:
+            try:
+                up = here.poll(PATIENCE) and here.recv() == "up"
+            except EOFError:
+                up = False
+        if not up:
             raise Skipped("the delay line did not start")
 
     def _remove(self) -> None:

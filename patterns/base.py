@@ -124,8 +124,8 @@ class Pattern:
             raise NotSupported(f"a {self.socket_type.name} only receives")
         return ANYONE, frames
 
-    def sent(self, peer: Peer) -> None:
-        """The message of the last `route` went to `peer`. Called only after it was taken."""
+    def sent(self, peer: Peer, now: int = 0) -> None:
+        """The message of the last `route` went to `peer`, at `now` (ns). Called only after it was taken."""
 
     def expect(self) -> None:
         """A receive begins. Raises StateError, NotSupported, or what an earlier loss left behind."""

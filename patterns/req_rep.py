@@ -110,35 +110,30 @@ class Requester(Pattern):
         last = self.turn.last + 1
         self.turn.last = last
         self._next = last | CORRELATED if self._correlate else last
+        self.turn.pending = self._next
         return self._next
 
     def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
         number = self.begin()
         return ANYONE, [(flags, number, topic, meta, data) for flags, _, topic, meta, data in frames]
 
-    def sent(self, peer: Peer) -> None:
-        self.waiting = self._next
-        self.peer = peer
-        self.failure = None
+    def sent(self, peer: Peer, now: int = 0) -> None:
+        self.turn.asks(peer, self._next, now)
         if peer not in self.peers:  # it went between the write and this line
-            self.failure = Broken("the peer went before it could answer")
+            self.turn.fails(peer, Broken("the peer went before it could answer"))
 
     def expect(self) -> None:
         if not self.waiting:
             raise StateError("this REQ has sent no request", hint="send one first")
-        failure = self.failure
+        failure = self.turn.gives_up()
         if failure is not None:
-            self.waiting = 0
-            self.failure = None
             raise Broken(
                 "the peer went before it answered this request",
                 hint="send it again if it may be done twice; resend = True does so by itself",
             ) from failure
 
     def admit(self, peer: Peer, frames: Sequence[InFrame]) -> Admitted | None:
-        if frames[0].sequence == self.waiting and peer is self.peer and self.waiting:
-            self.waiting = 0
-            self.failure = None  # it came before the end
+        if self.turn.answers(peer, frames[0].sequence):
             return frames
         self.drop("late_reply")
         return None
@@ -161,10 +156,7 @@ class Requester(Pattern):
 
     def fail(self, peer: Peer, error: BaseException) -> bool:
         """The peer is lost. True if the open request was with it."""
-        if self.waiting and peer is self.peer:
-            self.failure = error
-            return True
-        return False
+        return self.turn.fails(peer, error)
 
 
 class Replier(Pattern):
@@ -204,15 +196,13 @@ class Replier(Pattern):
                 self.drop("no_envelope")
                 return None
             self._envelope = tuple((0, 0, None, None, bytes(f.data)) for f in frames[: cut + 1])
-            self.turn.number = 0
+            number = 0
             frames = frames[cut + 1 :]
         else:
             self._envelope = ()
-            self.turn.number = frames[0].sequence
-        self.turn.stream = peer
+            number = frames[0].sequence
         # An envelope is the pattern's business.
-        self.turn.simple = not self._envelope
-        self.turn.open = True
+        self.turn.was_asked(peer, number, simple=not self._envelope)
         return frames
 
     def unadmit(self, frames: Admitted) -> None:
@@ -226,22 +216,27 @@ class Replier(Pattern):
         if not self.turn.open:
             raise StateError("this REP has no request to answer", hint="receive one first")
         if self.peer not in self.peers:
-            self.turn.open = False
+            self._envelope = ()
+            self.turn.closes(self.peer)
             self.drop("requester_gone")
             return None, frames
-        if self._envelope:
+        if not self.turn.simple:  # the core does not take away the envelope of an earlier request
             return self.peer, [*self._envelope, *frames]
         number = self.turn.number
         return self.peer, [(flags, number, topic, meta, data) for flags, _, topic, meta, data in frames]
 
-    def sent(self, peer: Peer) -> None:
-        self.turn.open = False
+    def sent(self, peer: Peer, now: int = 0) -> None:
+        # The next request may be received once the turn is closed, and brings its own envelope.
         self._envelope = ()
+        self.turn.closes(peer)
 
-    def gone(self) -> None:
-        """The requester went while its reply was being sent: dropped and counted."""
-        self.turn.open = False
-        self.drop("requester_gone")
+    def gone(self, peer: Peer | None = None) -> None:
+        """The requester went while its reply was being sent: dropped and counted.
+
+        None: whoever has asked last.
+        """
+        if self.turn.closes(self.peer if peer is None else peer):
+            self.drop("requester_gone")
 
 
 def _number_of(frames: Admitted) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
 import sys
 import threading
@@ -40,6 +41,7 @@ _SERVICES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "keeps(reason): leaves something behind on purpose")
+    config.addinivalue_line("markers", "raises_in_reactor: callbacks of a reactor raise on purpose")
 
 
 def descriptors() -> dict[int, str]:
@@ -108,6 +110,37 @@ def _settles(left: Callable[[], object]) -> object:
         gc.collect()
         time.sleep(0.01)
     return rest
+
+
+class _Failures(logging.Handler):
+    """What was raised where only a log tells: in callbacks of a reactor, in tasks that nobody awaits."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = str(record.msg)
+        if text.startswith("a callback of %s failed") or "was never retrieved" in text:
+            self.found.append(f"{record.getMessage()}: {record.exc_info and record.exc_info[1]!r}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_fails_unseen(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test in whose time something raised where nobody looks, an assert of its own too.
+
+    A test marked `raises_in_reactor` does it on purpose. Exceptions in other threads are warnings
+    of pytest's, and warnings are errors.
+    """
+    failures = _Failures()
+    loggers = [logging.getLogger(name) for name in ("transfer", "asyncio")]
+    for logger in loggers:
+        logger.addHandler(failures)
+    yield
+    for logger in loggers:
+        logger.removeHandler(failures)
+    if not request.node.get_closest_marker("raises_in_reactor"):
+        assert not failures.found
 
 
 @pytest.fixture(autouse=True)

@@ -64,3 +64,10 @@ def pickle_allowed(environ: Mapping[str, str] | None = None) -> bool:
     """Whether objects may be pickled: MOONCAKE_ALLOW_PICKLE=1, looked up at each call."""
     environ = os.environ if environ is None else environ
     return environ.get("MOONCAKE_ALLOW_PICKLE", "").strip() == "1"
+
+
+def torch_allocator(environ: Mapping[str, str] | None = None) -> str:
+    """What PYTORCH_CUDA_ALLOC_CONF and its newer name tell torch's allocator, as one text."""
+    environ = os.environ if environ is None else environ
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    return ",".join(environ[name] for name in names if environ.get(name))

@@ -22,6 +22,7 @@ from transports.reactor import READABLE, Reactor
 from transports.registry import offer
 
 if TYPE_CHECKING:
+    from transfer.registration import Registration
     from transfer.socket import SocketMethods
 
 logger = logging.getLogger("transfer")
@@ -78,6 +79,7 @@ class Context:
         self._sockets: weakref.WeakSet[SocketMethods] = weakref.WeakSet()
         self._said: set[str] = set()
         self._metrics: Any = None
+        self._registered: set[Registration] = set()
         _live.add(self)
         _set_hooks()
         if metrics_port is not None or registry is not None:
@@ -140,6 +142,24 @@ class Context:
             if blocks is None:
                 blocks = self.shared[NAME] = Blocks(self.core)
         return blocks.allocate(nbytes)
+
+    def register(self, tensor: Any) -> Registration:
+        """Registers a tensor's memory with the network card, once for many sends.
+
+        Only rdma needs it: `send_tensor(tensor, copy=False)` of it, or of a part of it, then registers
+        and copies nothing. Before the device is open (with the first connection) the wish is kept. Where
+        no transport needs it nothing happens, and the result's `reason` says why. The result holds the
+        tensor until it is closed, by itself (`with`) or with the context. Raises NotATensor, UsageError
+        (a tensor with gaps), RegistrationError (when the device is open and refuses).
+        """
+        from transfer.registration import register
+
+        self.check()
+        made = register(self, tensor)
+        self._registered.add(made)
+        if self.closed:  # by another thread meanwhile
+            made.close()
+        return made
 
     def is_shared(self, data: Any) -> bool:
         """Whether these bytes lie in memory of `empty`, all of them."""
@@ -214,6 +234,8 @@ class Context:
             except (OSError, ValueError):
                 logger.debug("the flusher was closed before its context")
         self.reactor.close()
+        for registration in list(self._registered):
+            registration.close()
         for kept in self.shared.values():
             kept.close()
         self.flusher.reap()
@@ -265,9 +287,10 @@ def _set_hooks() -> None:
 def _at_exit() -> None:
     """Interpreter exit sends what it can within a bounded time, and never hangs."""
     deadline = time.monotonic() + config.exit_linger()
+    unclosed = []
     for context in list(_live):
         for socket in context.sockets:
-            warnings.warn(f"unclosed {socket!r}", ResourceWarning, stacklevel=1, source=socket)
+            unclosed.append((f"unclosed {socket!r}", socket))
             left = max(0.0, deadline - time.monotonic()) * 1000
             own = socket.linger
             socket.close(left if own < 0 else min(left, own))
@@ -275,6 +298,8 @@ def _at_exit() -> None:
             context.destroy(0)
         except Closed:
             logger.debug("a context was closed while the interpreter ended")
+    for text, socket in unclosed:  # last: where warnings are errors, the first one ends this function
+        warnings.warn(text, ResourceWarning, stacklevel=1, source=socket)
 
 
 def _after_fork() -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from transports.base import Stream
 from transports.errors import Broken
 
 #: seconds between two looks at kernel queues that cannot be waited for
@@ -57,7 +58,8 @@ def _wait_for_room(streams: list[Any], seconds: float) -> None:
     poll = select.poll()
     for stream in streams:
         fd = getattr(stream, "fd", -1)
-        if fd < 0:  # inproc: its reader decides when there is room
+        if fd < 0 or isinstance(stream, Stream):
+            # Its reader decides when there is room. `fd` is only the connection beside it, which has some.
             seconds = min(seconds, _LOOK)
         else:
             poll.register(fd, select.POLLOUT)

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from transfer.tally import Key, LatencyCounts, Tally, peer_counts, peer_gauges, socket_counts
-from transports.errors import AddressInUse, AddressNotAvailable
+from transports.errors import AddressInUse, AddressNotAvailable, OptionError
 from transports.turn import Turn
 
 if TYPE_CHECKING:
@@ -234,8 +234,9 @@ def _read(context: Context) -> dict[Key, float]:
     for kind, name in (("segments", "local.carriers"), ("tensors", "local.blocks")):
         total["transfer_local_bytes", (kind,)] += getattr(context.shared.get(name), "nbytes", 0)
     total["transfer_core_info", (context.core.IMPLEMENTATION,)] += 1
-    # Only transports with registered memory (RDMA, UCX) count this; the name is there from the start.
-    total["transfer_registration_seconds_total", ()] += getattr(context.pool, "registration_ns", 0) / 1e9
+    # Only rdma registers memory; the name is there from the start.
+    spent = sum(getattr(kept, "registration_ns", 0) for kept in list(context.shared.values()))
+    total["transfer_registration_seconds_total", ()] += spent / 1e9
     return total
 
 
@@ -306,21 +307,21 @@ def serve(
 
     port: a number (0: any free one, see `Server.port`) on all interfaces, or "host:port" for one.
     registry: where to register; None: one of its own if it is served, else the default one.
-    Raises AddressInUse, AddressNotAvailable.
+    Raises OptionError, AddressInUse, AddressNotAvailable.
     """
     if port is None:
         return Server(context, registry)
-    address, number = "0.0.0.0", port
-    if isinstance(port, str):
-        host, _, digits = port.rpartition(":")
-        address, number = host.strip("[]") or address, int(digits)
+    host, _, digits = str(port).rpartition(":")
+    address = host.strip("[]") or "0.0.0.0"
+    if not digits.isdecimal() or int(digits) > 65535:
+        raise OptionError(f"metrics_port cannot be {port!r}", hint='a port from 0 to 65535, or "host:port"')
     if registry is None:
         registry = CollectorRegistry()
     server = Server(context, registry)
     if multi_process():
         registry.register(_AllProcesses())
     try:
-        server.listen(address, int(number), registry)
+        server.listen(address, int(digits), registry)
     except BaseException:
         server.close()
         raise

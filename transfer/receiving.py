@@ -15,14 +15,13 @@ from transfer.compressing import decompressed
 from transfer.constants import DONTWAIT
 from transfer.links import Links
 from transfer.tensors import TensorMethods
+from transfer.turns import RECEIVING, Turns
 from transports.errors import Again, ProtocolError
 from transports.wire import Flag
 
 if TYPE_CHECKING:
     from transfer.context import Context
-    from transports.core_contract import Frame, OutFrame, Sink, SocketBase
-else:
-    SocketBase = object
+    from transports.core_contract import Frame, OutFrame, Sink
 
 T = TypeVar("T")
 
@@ -30,7 +29,7 @@ T = TypeVar("T")
 _LOOK = 50
 
 
-class Receiving(SocketBase):
+class Receiving(Turns):
     """The receiving half of a socket. The plain message of one part never comes here."""
 
     if TYPE_CHECKING:
@@ -129,9 +128,14 @@ class Receiving(SocketBase):
             return self._recv_general(flags, copy)
         return self._first(parts, copy)
 
-    def _turn_message(self, stream: Any, frames: list[Frame], copy: bool) -> Any:
-        """A message that a REQ or REP got in a way which the core leaves to the pattern."""
+    def _admitted(self, stream: Any, frames: list[Frame]) -> Any:
+        """Whether a REQ or REP takes this message, and how: the core leaves it to the pattern."""
         admitted = self._pattern.admit(stream, frames)
+        if admitted is not None and self._requester is not None:
+            self._replied(self._requester, stream)
+        return admitted
+
+    def _turn_message(self, stream: Any, admitted: Any, copy: bool) -> Any:
         if admitted is None:
             return self._recv_general(0, copy)
         try:
@@ -164,7 +168,7 @@ class Receiving(SocketBase):
             cause = cause.__context__
         self._links.lost(stream, error)
         if isinstance(self._pattern, Replier):
-            self._pattern.gone()
+            self._pattern.gone(stream)
         elif self._requester is not None:
             raise error
 
@@ -188,13 +192,24 @@ class Receiving(SocketBase):
             return self._latest(frames) if self._values["conflate"] else frames
         if self._requester is not None:
             return self._recv_reply(self._requester, timeout, sink)
+        if self._turn is None:
+            return self._recv_request(timeout, sink)
+        # One thread at a time: another one's request would take the place of this one's.
+        timeout = self._enter(RECEIVING, timeout)
+        try:
+            return self._recv_request(timeout, sink)
+        finally:
+            self._leave(RECEIVING)
+
+    def _recv_request(self, timeout: int, sink: Sink | None) -> list[Any]:
+        pattern = self._pattern
         pattern.expect()
         deadline = time.monotonic() + timeout / 1000 if timeout > 0 else 0.0
         while True:
             stream, frames = self._recv_message(timeout, sink)
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
-                came.by = stream
+                self._came.by = stream
                 return list(admitted)
             if timeout > 0:
                 timeout = max(0, int((deadline - time.monotonic()) * 1000))
@@ -253,12 +268,16 @@ class Receiving(SocketBase):
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
                 self._came.by = stream
-                if stream.peer is not None:
-                    stream.peer.answered()
-                if not self._lockstep:
-                    self._ways_changed()
-                pattern.turn.answered(time.monotonic_ns())
+                self._replied(pattern, stream)
                 return list(admitted)
+
+    def _replied(self, pattern: Requester, stream: Any) -> None:
+        """The open request was answered."""
+        if stream.peer is not None:
+            stream.peer.answered()
+        if not self._lockstep:
+            self._ways_changed()
+        pattern.turn.answered(time.monotonic_ns())
 
     def _no_reply(self, pattern: Requester, timeout: int) -> Again:
         peer = self._links.peers.get(pattern.peer)

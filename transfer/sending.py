@@ -14,6 +14,8 @@ from transfer.compressing import compressed
 from transfer.constants import DONTWAIT, SNDMORE
 from transfer.links import Links
 from transfer.tracker import Tracker
+from transfer.turns import SENDING, Turns
+from transports.base import Capabilities
 from transports.errors import Again, Broken
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ else:
     SocketBase = object
 
 
-class Sending(SocketBase):
+class Sending(Turns):
     """The sending half of a socket. The plain message of one part never comes here."""
 
     if TYPE_CHECKING:
@@ -73,6 +75,20 @@ class Sending(SocketBase):
             return self._send_part(frames, flags, hold, track or hold)
         return self._send_message(frames, flags, hold, track or hold)
 
+    def _tensor_capabilities(self, flags: int) -> Capabilities:
+        """What each peer that a tensor may go to now can take. Pointers only where nobody on the way
+        reads, keeps or multiplies the payload."""
+        values, streams = self._values, self._streams()
+        plain = self._pattern.send_mode is not SendMode.FANOUT and not (
+            flags & SNDMORE
+            or self._partial
+            or values["compression"]
+            or values["resend"]
+            or values["conflate"]
+        )
+        direct = plain and bool(streams) and all(getattr(s, "takes_device_memory", False) for s in streams)
+        return Capabilities(device_memory=direct)
+
     def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
         thread = threading.get_ident()
         if flags & SNDMORE:
@@ -94,6 +110,18 @@ class Sending(SocketBase):
         if self._inherited or self._ending.locked() or self._links.fatal is not None:
             self._check_usable()
         timeout = 0 if flags & DONTWAIT else self.send_timeout
+        if self._turn is None:
+            return self._send_whole(frames, timeout, hold, track)
+        # One thread at a time: whose turn it is holds from the look at it until the message is sent.
+        timeout = self._enter(SENDING, timeout)
+        try:
+            return self._send_whole(frames, timeout, hold, track)
+        finally:
+            self._leave(SENDING)
+
+    def _send_whole(
+        self, frames: Sequence[OutFrame], timeout: int, hold: bool, track: bool
+    ) -> Tracker | None:
         pattern = self._pattern
         tracker = Tracker() if track else None
         released = tracker._released if tracker is not None else None
@@ -114,17 +142,15 @@ class Sending(SocketBase):
             raise self._explained(error) from None
         if taker is None:
             return _dropped(tracker)
-        if pattern.ordered:
-            pattern.sent(taker)
-            if self._requester is not None:
-                self._requester.turn.asked = time.monotonic_ns()
         if pattern.send_mode is SendMode.FANOUT:
             if tracker is not None:
                 tracker._taken(1)  # the core tells once, after the last stream
                 tracker._not_confirmable()
         elif tracker is not None or self._values["resend"]:
-            self._lockstep = False  # the reply has to come by `_recv_reply`, which confirms it
+            self._lockstep = False  # the reply has to come by `_admitted`, which confirms it
             self._links.note(taker, frames, tracker)
+        if pattern.ordered:  # last: from now on another thread may receive the reply
+            pattern.sent(taker, time.monotonic_ns())
         return tracker
 
     def _send_to(
@@ -138,7 +164,7 @@ class Sending(SocketBase):
             return self._send_frames(frames, timeout, stream=target, hold=hold, released=released)
         except Broken:
             if isinstance(pattern, Replier):
-                pattern.gone()
+                pattern.gone(target)
             else:
                 pattern.drop("peer_gone")
             return None

@@ -102,6 +102,16 @@ class Stream(ABC):
     #: there is something. Streams may share them.
     wait_fds: tuple[int, ...] = ()
     device: str = ""
+    #: the core's stream over the connection beside this one, if there is one
+    beside: Any = None
+    #: as the core's. False: how long half a message may be there is the transport's affair
+    midway: bool = False
+    #: time.monotonic_ns() when the peer was heard last, by whatever way
+    last_received_ns: int = 0
+    #: `receive` takes a sink, see `core_contract.pyi`
+    takes_sink: bool = False
+    #: the message that `receive` returned last lies where the sink said
+    placed: bool = False
 
     def beside_ready(self) -> list[Frame]:
         """Reads the connection beside this stream, if it has one: the control frames that came.
@@ -125,9 +135,28 @@ class Stream(ABC):
     def flush(self) -> bool:
         """True when nothing is queued any more."""
 
+    @property
+    def takes_device_memory(self) -> bool:
+        """Payloads may be objects with `__cuda_array_interface__`, kept until they are `released`."""
+        return False
+
+    @property
+    def sinking(self) -> bool:
+        """A message that is not received yet uses memory of a sink's."""
+        return False
+
+    def leave_sink(self) -> None:
+        """The call whose sink was asked ends: from here on nothing is written to the sink's memory.
+
+        Raises Broken where only the stream's end can promise that.
+        """
+
     @abstractmethod
     def receive(self) -> list[Frame] | None:
-        """One message or control frame, None if there is none. Raises Broken, ProtocolError."""
+        """One message or control frame, None if there is none. Raises Broken, ProtocolError.
+
+        With `takes_sink` it has an argument `sink`, None by default.
+        """
 
     @abstractmethod
     def take_unsent(self) -> list[list[OutFrame]]:

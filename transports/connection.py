@@ -72,12 +72,14 @@ class ConnectOptions:
     handshake_timeout: from the connect to the end of the hello.
     reconnect_first: the first pause is a random time up to this; each further one up to twice that.
     reconnect_limit: no pause is longer; 0: the pauses do not grow (as in pyzmq).
+    prepare: called before the first attempt, in a thread of its own: it may take a second.
     """
 
     connect_timeout: float = 30.0
     handshake_timeout: float = 30.0
     reconnect_first: float = 0.1
     reconnect_limit: float = 5.0
+    prepare: Callable[[], object] | None = None
 
 
 HelloFactory = Callable[[], Hello]  # a fresh nonce for each connection: see identity.make_hello

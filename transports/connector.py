@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import suppress
 from enum import Enum
 
 from transports.address import Address
@@ -96,8 +97,8 @@ class SocketConnector:
             self._attempt += 1
             number = self._attempt
             self._timer = self._reactor.call_later(self._options.connect_timeout, self._late, number)
-        if self.address.needs_lookup:
-            # A look-up may block for many seconds, and others share the reactor's thread.
+        if self.address.needs_lookup or self._must_prepare(number):
+            # Either may block for seconds, and others share the reactor's thread.
             threading.Thread(
                 target=self._look_up, args=(number,), name="transfer-lookup", daemon=True
             ).start()
@@ -112,13 +113,23 @@ class SocketConnector:
         assert isinstance(started, socket.socket)
         return started
 
+    def _must_prepare(self, number: int) -> bool:
+        return number == 1 and self._options.prepare is not None
+
     def _look_up(self, number: int) -> None:
+        if self._must_prepare(number):
+            assert self._options.prepare is not None
+            self._options.prepare()
         started = self._start()
-        try:
+        if isinstance(started, socket.socket):
+            # Ours at once, so that `close` closes it: a reactor that ends drops what it was to call.
+            with self._lock:
+                if not self._is_current(number, _State.CONNECTING):
+                    started.close()
+                    return
+                self._socket = started
+        with suppress(TransferError):  # the context was closed meanwhile
             self._reactor.call_soon(self._started, number, started)
-        except TransferError:  # the context was closed meanwhile
-            if isinstance(started, socket.socket):
-                started.close()
 
     def _started(self, number: int, started: socket.socket | TransferError) -> None:
         if isinstance(started, TransferError):
@@ -126,7 +137,7 @@ class SocketConnector:
             return
         with self._lock:
             if not self._is_current(number, _State.CONNECTING):
-                started.close()
+                started.close()  # twice is fine
                 return
             self._socket = started
             self._reactor.register(started.fileno(), WRITABLE | EDGE, lambda _events: self._writable(number))

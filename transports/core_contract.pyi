@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from transports.turn import Turn as _Turn
+
 class Buffer(Protocol):  # whatever supports the buffer protocol
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -208,6 +210,8 @@ class Stream:
     credits: bool
     checksum: bool
     broken: BaseException | None  # why this stream takes no more, or None
+    # True: all that came was read, it ends inside a message, and nobody reads at this moment.
+    midway: bool
     # -- subscriptions of the peer, for FANOUT; multiset by prefix
     def subscribe(self, prefix: bytes) -> None: ...
     def unsubscribe(self, prefix: bytes) -> bool: ...  # False if it was not subscribed
@@ -239,21 +243,19 @@ class Stream:
     def close(self) -> int:
         """Idempotent, at once, no waiting: closes fd, returns how many queued messages were lost."""
 
-class Turn:
-    """Whose turn it is on a REQ or REP: see transports/turn.py, which the twin uses as it is."""
+class Turn(_Turn):
+    """Whose turn it is on a REQ or REP. Each method is one step for other threads: what they do stands
+    in transports/turn.py.
 
-    number: int
-    last: int
-    stream: Any
-    failure: BaseException | None
-    open: bool
-    simple: bool
-    asked: int  # time.monotonic_ns() of the open request
-    @property
-    def counts(self) -> list[int]: ...
-    @property
-    def total_ns(self) -> int: ...
-    def answered(self, now: int) -> None: ...
+    A side (0: sending, 1: receiving) has one thread at a time inside, from before it looks at the state
+    until it has changed it, so that calls of several threads are as if one came after the other.
+    """
+
+    def enter(self, side: int, seconds: float) -> bool:
+        """Waits for the side. False: not within so many seconds, or a signal came. StateError: this
+        thread is inside already (a signal handler)."""
+
+    def leave(self, side: int) -> None: ...
 
 class SocketBase:
     """The fast path of a Socket. `transfer.Socket` derives from it and overrides the hooks."""
@@ -297,7 +299,7 @@ class SocketBase:
     _general_send: bool  # the subclass sets these when every call must go to its method
     _general_recv: bool
     # REQ and REP: with `_lockstep` the core may take plain turns by itself and notes them in
-    # `_turn`; what is not plain goes to _send_general, _recv_general and _turn_message.
+    # `_turn`; what is not plain goes to _send_general, _recv_general, _admitted and _turn_message.
     _lockstep: bool
     _turn: Turn | None
     closed: bool
@@ -327,7 +329,8 @@ class SocketBase:
     def _send_general(self, data: Any, flags: int, copy: bool, track: bool) -> Any: ...
     def _recv_general(self, flags: int, copy: bool, track: bool) -> Any: ...
     def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any: ...
-    def _turn_message(self, stream: Any, frames: list[Frame], copy: bool) -> Any: ...
+    def _admitted(self, stream: Any, frames: list[Frame]) -> Any: ...
+    def _turn_message(self, stream: Any, admitted: Any, copy: bool) -> Any: ...
     def _on_control(self, stream: Any, frame: Frame) -> None: ...
     def _on_lost(self, stream: Any, error: BaseException) -> None:
         """The stream ended (Broken) or failed (ProtocolError). It is detached already and not closed."""
@@ -340,5 +343,17 @@ class SocketBase:
 #     wait_fds: tuple[int, ...]                descriptors that a sleeping receiver watches for it
 #                                              (optional). receive() returning None promises that one
 #                                              of them becomes readable when there is something
+#     beside: Stream | None                    the core's, over the TCP connection beside it: heartbeats go
+#                                              that way, and `last_received_ns` tells of both
+#     takes_device_memory: bool                payloads may be objects with `__cuda_array_interface__` and
+#                                              `nbytes`; the compiled core hands them on as they are
+#     takes_sink: bool                         receive(sink) asks a sink for payloads of messages of one
+#                                              frame; what the sink raises leaves the message unread
+#                                              (ProtocolError: is the stream's end). `placed` says of the
+#                                              message just returned that it lies where the sink said;
+#                                              `sinking`, that one not yet returned uses such memory.
+#                                              leave_sink() ends that: it is called before the sink is
+#                                              asked for another stream, and when the call ends; what it
+#                                              raises (a TransferError) is the stream's end
 # SocketBase serves foreign streams in the same fair order; with one attached, `send` and `recv`
 # take the ordinary (slower) way.

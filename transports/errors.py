@@ -144,7 +144,8 @@ class PeerError(TransferError):
 class ProtocolError(PeerError):
     """Bytes that are no valid frame. `reason` is a short constant word, used as a metric label:
     magic, version, length, topic, tensor, shape, dtype, flags, checksum, compression, control,
-    truncated, too_large; of rows from Spark: run, recut, lost_rows, doubled_rows."""
+    truncated, stalled, too_large, no_memory (not the peer's fault); of rows from Spark: run, recut,
+    lost_rows, doubled_rows."""
 
     def __init__(self, reason: str, message: str = "", *, hint: str = "") -> None:
         self.reason = reason

@@ -75,6 +75,11 @@ class DeviceMemory:
     stream: int | None = None
     virtual: bool | None = None
 
+    @property
+    def is_host_readable(self) -> bool:
+        """The CPU can read it as it is."""
+        return self.kind in _HOST_READABLE
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -98,7 +103,7 @@ VIRTUAL_WARNING: Final = (
 
 def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
     """How this memory gets to a transport that can this, on this machine. Never raises."""
-    if memory.kind in _HOST_READABLE:
+    if memory.is_host_readable:
         return Way(Route.HOST, "the host can read it")
     if memory.kind not in (CUDA, ROCM):
         return Way(Route.STAGING, f"nothing is known of devices of kind {memory.kind}")

@@ -34,7 +34,7 @@ MAX_ROUTING_ID = 255
 #: levels of lists and objects inside `extra`
 MAX_DEPTH = 32
 #: above it a JSON number is not exact everywhere
-_MAX_NUMBER = 1 << 53
+MAX_NUMBER = 1 << 53
 
 #: words that a refusal may carry; others are shown as "refused"
 REASONS = frozenset(
@@ -369,4 +369,4 @@ def _limits(fields: Mapping[str, Any]) -> dict[str, int]:
     value = _mapping(fields, "limits")
     if len(value) > MAX_LIST:
         _bad("'limits' is not a short object")
-    return {_word({"limits": key}, "limits", ""): _number(value, key, _MAX_NUMBER) for key in value}
+    return {_word({"limits": key}, "limits", ""): _number(value, key, MAX_NUMBER) for key in value}

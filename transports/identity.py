@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transports.choice import Offer
-from transports.hello import Hello
+from transports.hello import MAX_NUMBER, Hello
 from transports.wire import MAX_DATA, SocketType
 
 #: words for what this release can do beyond version 1; a peer without one of them is served without it
@@ -69,7 +69,7 @@ def make_hello(
         epoch=process_epoch(),
         nonce=new_nonce(),
         token=token,
-        limits={"max_message": max_message},
+        limits={"max_message": min(max_message, MAX_NUMBER)},
         offer=Offer() if offer is None else offer,
         lazy=lazy,
         extra={} if extra is None else extra,

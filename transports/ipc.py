@@ -102,7 +102,7 @@ def _name(address: Address) -> str:
 def _inode(path: str) -> tuple[int, int] | None:
     try:
         status = os.lstat(path)
-    except OSError:
+    except OSError:  # gone: nobody's, so `close` removes nothing
         return None
     return status.st_dev, status.st_ino
 

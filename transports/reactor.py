@@ -71,12 +71,13 @@ class Reactor:
     """Runs callbacks of descriptors and timers in one daemon thread.
 
     Every method may be called from any thread. Callbacks run one at a time in the reactor's
-    thread and must not block. An exception in a callback is logged to the logger "transfer" and
-    the loop goes on. In a forked child each method but `close` raises ForkedError.
+    thread and must not block. An exception in a callback is logged to the logger "transfer",
+    counted in `failures`, and the loop goes on. In a forked child each method but `close` raises ForkedError.
     """
 
     def __init__(self, name: str = "transfer-reactor") -> None:
         self._name = name
+        self.failures = 0
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -290,6 +291,8 @@ class Reactor:
         try:
             callback(*arguments)
         except Exception:
+            # It belongs to one connection or timer; those of all others must not stop with it.
+            self.failures += 1
             logger.exception("a callback of %s failed: %r", self._name, callback)
 
     def _release(self) -> None:

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import errno
 import importlib
+import logging
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 
 from transports import probe
 from transports.base import Transport
 from transports.choice import BASE, Offer
 from transports.config import SocketOptions, TransportConfig
-from transports.errors import AddressError
+from transports.errors import AddressError, TransferError
 from transports.upgrade import Declined, Upgrade
+
+logger = logging.getLogger("transfer")
 
 ENTRY_POINTS = "transfer.transports"
 
@@ -34,6 +39,11 @@ _UPGRADES = {
     "rdma": "transports.verbs.upgrade:VerbsUpgrade",
     "ucx": "transports.ucx.upgrade:UcxUpgrade",
 }
+
+#: what loads a library that takes longer than the reactor may be held -> module:function
+_LOADERS = {"rdma": "transports.verbs.driver:load", "ucx": "transports.ucx.driver:fabric"}
+#: what was loaded, or tried
+_prepared: set[str] = set()
 
 _loaded: dict[str, type[Transport]] = {}
 
@@ -76,6 +86,29 @@ def upgrade(name: str) -> type[Upgrade]:
     found = getattr(importlib.import_module(module), attribute)
     assert isinstance(found, type) and issubclass(found, Upgrade)
     return found
+
+
+def preparation(offer: Offer, scheme: str) -> Callable[[], None] | None:
+    """What to call, outside of the reactor, before a connection by this endpoint scheme: it loads the
+    library of the transport that will probably be chosen (UCX: 1 to 2 s, once for the process).
+
+    None: there is nothing to load. What is called never raises: the upgrade tells what is wrong.
+    """
+    named = scheme if scheme in _LOADERS else offer.protocol
+    if named == "auto":
+        named = next((name for name in offer.transports if name in offer.better & set(_LOADERS)), "")
+    if named not in _LOADERS or named not in offer.transports or named in _prepared:
+        return None
+    return partial(_prepare, named)
+
+
+def _prepare(name: str) -> None:
+    _prepared.add(name)
+    module, _, function = _LOADERS[name].partition(":")
+    try:
+        getattr(importlib.import_module(module), function)()
+    except TransferError:
+        logger.debug("loading %s failed", name, exc_info=True)
 
 
 def _load(scheme: str) -> type[Transport]:

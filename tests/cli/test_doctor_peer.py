@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -33,7 +34,9 @@ def serving() -> Iterator[tuple[subprocess.Popen[str], str]]:
 @pytest.mark.keeps(reason="UCX keeps its descriptors")
 def test_every_way_is_measured_or_says_why_not(serving, capsys):
     _, endpoint = serving
+    level = logging.getLogger("transfer").level
     code = cli.run(["doctor", "--json", "--seconds", "0.05", "--peer", endpoint])
+    assert logging.getLogger("transfer").level == level  # quiet for its own time only
     told = json.loads(capsys.readouterr().out)
     found = {check["name"].split()[0]: check for check in told["checks"]}
     assert (code, told["healthy"], set(found)) == (0, True, {"auto", "rdma", "ucx", "tcp"})

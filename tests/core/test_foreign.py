@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.core.conftest import FANOUT, FILTERED, ROUND_ROBIN
 from tests.core.raw import CONTROL, MORE, TOPIC, Raw, read_frame
 from transports import base
-from transports.errors import Again, Broken, Closed
+from transports.errors import Again, Broken, Closed, ProtocolError
 
 
 class Foreign(base.Stream):
@@ -208,6 +209,49 @@ def test_streams_leave_while_a_round_goes_on(kit, itself):
     assert socket._streams() == ([] if itself else [asks])
 
 
+class Beside(Foreign):
+    """Full; while it is asked, another thread sends to whoever is next."""
+
+    def __init__(self, socket) -> None:
+        super().__init__(limit=0)
+        self.socket = socket
+
+    def send(self, frames, **_) -> bool:
+        if bytes(frames[0][4]) != b"beside":
+            self.socket._send_frames([(0, 0, None, None, b"beside")], 0)
+        return False
+
+
+def test_every_stream_is_asked_whatever_other_threads_send(kit):
+    """Else a sender would wait although there is room, and nobody would tell it."""
+    socket = kit.socket(send_mode=ROUND_ROBIN)
+    full, free = Beside(socket), Foreign(limit=2)
+    for stream in (full, free):
+        socket._attach(stream, True, False)
+    assert socket._send_frames([(0, 0, None, None, b"x")], 0) is free
+    assert free.taken == [[b"beside"], [b"x"]]
+
+
+class Drained(Foreign):
+    """Full at first, and told to have room before that refusal has reached the sender."""
+
+    asked = 0
+
+    def send(self, frames, **_) -> bool:
+        self.asked += 1
+        if self.asked == 1:
+            self.on_writable()
+        return self.asked > 1
+
+
+def test_room_that_is_told_during_the_refusal_is_not_forgotten(kit):
+    socket = kit.socket(send_mode=ROUND_ROBIN)
+    stream = Drained()
+    socket._attach(stream, True, False)
+    assert socket._send_frames([(0, 0, None, None, b"x")], 10_000) is stream
+    assert socket._writable()
+
+
 def test_a_full_foreign_stream_wakes_its_sender(kit):
     stream = Foreign(limit=1)
     socket = kit.pusher(stream)
@@ -252,3 +296,180 @@ def test_closing_wakes_a_receiver_of_foreign_streams(kit):
     with pytest.raises(Closed):
         socket._recv_message(10_000)
     timer.join()
+
+
+class Sinking(Foreign):
+    """Reads into a sink's memory by halves: the second one comes with `finish`."""
+
+    takes_sink, sinking = True, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: object = None
+        self.own: bytearray | None = None
+        self.left = 0
+
+    def arrive(self, *frames) -> None:
+        self.done = len(frames) > 1 or len(frames[0].data) % 2 == 0
+        super().arrive(*frames)
+
+    def receive(self, sink=None):
+        self.placed = False
+        if not self.arrived:
+            return super().receive()
+        frames = self.arrived[0]
+        data = frames[0].data
+        if len(frames) == 1 and self.memory is None and self.own is None and sink is not None:
+            self.memory = sink(frames[0].meta, frames[0].topic, len(data))
+            self.sinking = self.memory is not None
+        if self.sinking:
+            memoryview(self.memory)[: len(data) // 2] = data[: len(data) // 2]
+        if not self.done:
+            return None
+        if self.sinking:
+            self.placed, self.sinking = True, False
+            memoryview(self.memory)[:] = data
+            frames[0].data = self.memory
+        self.memory = self.own = None
+        return super().receive()
+
+    def finish(self) -> None:
+        self.done = True
+        self.on_readable()
+
+    def leave_sink(self) -> None:
+        self.left += 1
+        if self.sinking:
+            self.own, self.memory, self.sinking = bytearray(), None, False
+
+
+ODD = b"0123456789abcde"
+
+
+def test_a_stream_that_takes_a_sink_is_given_it(core, kit):
+    stream = Sinking()
+    socket = kit.puller(stream)
+    stream.arrive(core.Frame(b"payload!", meta=b"m" * 48))
+    out, asked = bytearray(8), []
+
+    def sink(meta, topic, nbytes):
+        asked.append((meta, topic, nbytes))
+        return out
+
+    _, [frame] = socket._recv_message(1000, sink)
+    assert frame.data is out and out == b"payload!"
+    assert asked == [(b"m" * 48, None, 8)]
+    assert socket.messages_received == 1 and socket.bytes_received == 8
+    stream.arrive(core.Frame(b"one", flags=MORE), core.Frame(b"more"))
+    parts = {3: bytearray(3), 4: bytearray(4)}
+    _, frames = socket._recv_message(1000, lambda meta, topic, nbytes: parts[nbytes])
+    assert [frame.bytes for frame in frames] == [b"one", b"more"]
+    assert parts == {3: b"one", 4: b"more"}
+
+
+def test_a_sink_that_refuses_leaves_a_foreign_message_to_be_seen(core, kit):
+    import select
+
+    stream = Sinking()
+    socket = kit.puller(stream)
+    socket.fileno()
+    stream.arrive(core.Frame(b"payload!"))
+
+    def refuse(*_):
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        socket._recv_message(1000, refuse)
+    assert select.select([socket], [], [], 10)[0] and socket._readable()
+    out = bytearray(8)
+    _, [frame] = socket._recv_message(0, lambda *_: out)
+    assert frame.data is out and out == b"payload!"
+
+
+def test_memory_of_a_sink_is_left_when_its_call_ends(core, kit):
+    stream = Sinking()
+    socket = kit.puller(stream)
+    stream.arrive(core.Frame(ODD))
+    out = bytearray(15)
+    with pytest.raises(Again):
+        socket._recv_message(20, lambda *_: out)
+    assert stream.left and not stream.sinking
+    out[:] = bytes(15)
+    stream.finish()
+    assert socket._recv_message(1000)[1][0].bytes == ODD and not any(out)
+
+
+@pytest.mark.parametrize("which", ["foreign", "placing", "own"])
+def test_memory_of_a_sink_is_for_one_message(core, kit, which):
+    """Another stream's message comes while half of one lies there."""
+    stream = Sinking()
+    other = Foreign() if which == "foreign" else Sinking()
+    own, far = kit.raw()
+    socket = kit.puller(stream, other, own)
+    stream.arrive(core.Frame(ODD))
+    out = bytearray(15)
+
+    def come() -> None:
+        deadline = time.monotonic() + 10
+        while not stream.sinking and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if which == "own":
+            far.sendall(Raw(ODD.upper()).encode())
+        else:
+            other.arrive(core.Frame(ODD.upper()))
+            if which == "placing":
+                other.finish()
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    origin, [frame] = socket._recv_message(20_000, lambda *_: out)
+    thread.join()
+    assert origin is (own if which == "own" else other)
+    assert frame.bytes == out == ODD.upper()
+    assert stream.left and stream.own is not None
+    stream.finish()
+    assert socket._recv_message(1000)[1][0].bytes == ODD
+    assert out == ODD.upper()
+
+
+def test_a_protocol_error_of_the_sink_ends_the_foreign_stream(core, kit):
+    stream = Sinking()
+    socket = kit.puller(stream)
+    stream.arrive(core.Frame(b"payload!"))
+
+    def nonsense(*_):
+        raise ProtocolError("header", "nonsense")
+
+    with pytest.raises(Again):
+        socket._recv_message(50, nonsense)
+    assert [lost for lost, _ in socket.losses] == [stream]
+
+
+def test_a_stream_that_cannot_leave_the_memory_is_lost(core, kit):
+    class Stuck(Sinking):
+        def leave_sink(self) -> None:
+            raise Broken("it did not end")
+
+    stream = Stuck()
+    socket = kit.puller(stream)
+    stream.arrive(core.Frame(ODD))
+    with pytest.raises(Again):
+        socket._recv_message(20, lambda *_: bytearray(15))
+    assert [lost for lost, _ in socket.losses] == [stream]
+
+
+class Pointer:
+    """Device memory: nobody can read it here."""
+
+    nbytes = 1 << 20
+    __cuda_array_interface__ = {"shape": (1 << 20,), "typestr": "|u1", "data": (4096, False)}  # noqa: RUF012
+
+
+def test_the_core_refuses_device_memory_for_a_connection_of_its_own(kit):
+    """As when a peer by TCP comes at the moment of sending: then the tensor is staged."""
+    own, far = kit.raw()
+    socket = kit.pusher(own)
+    with pytest.raises((TypeError, BufferError)):
+        socket._send_frames([(0, 0, None, None, Pointer())], 0, hold=True)
+    assert socket._send_frames([(0, 0, None, None, b"next")], 0) is own
+    assert read_frame(far).data == b"next"

@@ -10,7 +10,9 @@ import time
 
 import pytest
 
+from tests.core.conftest import Kit
 from tests.core.raw import Raw, eventually, plain, read_frame
+from transports import twin
 from transports.errors import ForkedError, TransferError
 
 
@@ -74,6 +76,25 @@ def test_the_child_is_refused_and_the_parent_goes_on(core, kit):
     assert read_frame(far).data == b"still"
 
 
+def test_locks_that_threads_of_the_parent_hold_are_not_waited_for():
+    """In the child nobody will ever give them back."""
+    kit = Kit(twin)
+    try:
+        (near, _), (incoming, _) = kit.raw(), kit.raw()
+        pusher, puller = kit.pusher(near), kit.puller(incoming)
+        calls = {
+            "send": lambda: pusher.send(b"child"),
+            "recv": lambda: puller.recv(1),
+            "_attach": lambda: pusher._attach(incoming, True, False),
+            "Stream.send": lambda: near.send([plain(b"child")]),
+            "Stream.receive": lambda: incoming.receive(),
+        }
+        with near._lock, incoming._reading, pusher._lock, puller._receiving, kit.flusher._lock:
+            assert in_child(lambda: refusals(calls)) == "all refused"
+    finally:
+        kit.close()
+
+
 def test_closing_in_the_child_does_not_hurt_the_parent(kit):
     near, far = kit.raw("tcp", buffer=4096)
     incoming, source = kit.raw("tcp")
@@ -128,8 +149,20 @@ def test_fork_while_threads_wait(kit):
     assert got == [b"x"]
 
 
-def test_the_error_says_what_to_do():
-    assert issubclass(ForkedError, TransferError)
+def test_the_error_is_ours(core, kit):
+    stream, _ = kit.raw()
+    puller = kit.puller(stream)
+
+    def caught() -> str:
+        try:
+            puller.recv(1)
+        except TransferError as error:
+            return f"{type(error).__name__}: {error.hint}"
+        return "nothing"
+
+    name, _, hint = in_child(caught).partition(": ")
+    assert name == ForkedError.__name__
+    assert "fork" in hint
 
 
 @pytest.mark.parametrize("name", ["twin", "native"])

@@ -119,9 +119,12 @@ def test_held_bytearray_cannot_be_resized(core):
 def test_held_buffer_lets_go_when_it_dies(core):
     data = bytearray(8)
     held = core.HeldBuffer(data)
+    with pytest.raises(BufferError):
+        data.append(1)
     del held
     gc.collect()
     data.append(1)
+    assert len(data) == 9
 
 
 def test_held_buffer_takes_any_contiguous_memory(core):

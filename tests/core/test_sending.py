@@ -333,6 +333,26 @@ def test_a_lost_peer_is_told_once_and_others_go_on(kit):
     assert len(arrived) >= 49, "at most what was on its way to the lost peer is lost"
 
 
+def test_a_message_that_meets_the_end_is_in_one_place(kit):
+    gone, far_gone = kit.raw()
+    alive, far = kit.raw()
+    socket = kit.pusher(gone, alive)
+    far_gone.close()
+    time.sleep(0.001)  # a pause, so that each goes out at once
+    for number in range(6):
+        socket.send(b"%d" % number)
+        time.sleep(0.001)
+    kept = [frames[0][4] for frames in gone.take_unsent()]
+    far.settimeout(0.2)
+    arrived = []
+    try:
+        while True:
+            arrived.append(read_frame(far).data)
+    except TimeoutError:
+        pass
+    assert sorted([*kept, *arrived]) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
 def test_a_lost_peer_asked_for_by_name(kit):
     gone, far = kit.raw()
     socket = kit.pusher(gone)

@@ -102,6 +102,7 @@ BAD_FRAMES = {
     "length over the limit": ("too_large", Raw(length=1_000_001)),
     "tensor over the limit": ("too_large", Raw(flags=TENSOR, meta=META, length=1 << 40)),
     "topic of 4 GB": ("topic", Raw(flags=TOPIC, topic_length=(1 << 32) - 1)),
+    "topic of 64 KiB and a byte": ("topic", Raw(flags=TOPIC, topic_length=65_537)),
     "topic without its flag": ("topic", Raw(b"data", topic=b"topic")),
     "wrong checksum": ("checksum", Raw(b"data", CRC, checksum=1)),
     "wrong checksum, large": ("checksum", Raw(bytes(300_000), CRC, checksum=1)),
@@ -127,6 +128,16 @@ def test_a_bad_frame_ends_its_connection_and_no_other(context, case):
     watched.nobody_noticed()
 
 
+def test_a_topic_that_is_longer_than_said(context):
+    """It swallows the data, the data what comes next, and where a frame should begin there is none."""
+    watched = Watched(context)
+    with stranger(watched.pull.last_endpoint) as bare:
+        speak(bare, Raw(b"data", TOPIC, topic=b"topic", topic_length=9), b"next", bytes(64))
+        assert watched.pull.recv_multipart() == [b"topicdata", b"next"]
+        watched.refuses(bare, "magic")
+    watched.nobody_noticed()
+
+
 def test_a_bad_frame_does_not_end_the_wait_of_a_receiver(context):
     watched = Watched(context)
     waiting = Thread(watched.pull.recv)
@@ -139,17 +150,18 @@ def test_a_bad_frame_does_not_end_the_wait_of_a_receiver(context):
     watched.nobody_noticed()
 
 
-@pytest.mark.parametrize("size", [100, 3_000_000])
+@pytest.mark.parametrize("size", [0, 100, 3_000_000])
 @pytest.mark.parametrize("end", ["closed", "reset"])
 def test_a_frame_cut_in_the_middle(context, size, end):
     watched = Watched(context)
     with stranger(watched.pull.last_endpoint) as bare:
         address = bare.getsockname()[:2]
         frame = Raw(bytes(size), TOPIC, topic=b"topic").encode()
-        speak(bare, Raw(b"before"), frame[: 34 + size // 2])
+        speak(bare, Raw(b"before"), frame[: 34 + size // 2 if size else 17])
         assert watched.pull.recv() == b"before"
         watched.look()
-        hang_up(bare) if end == "reset" else bare.close()
+        # A close with a credit unread would be a reset, too.
+        hang_up(bare) if end == "reset" else bare.shutdown(socket.SHUT_WR)
         counts = watched.pull._links.counts
         assert eventually(lambda: watched.look() or "disconnected" in counts)
         event = awaited(watched.monitor, "disconnected")
@@ -304,6 +316,11 @@ def test_a_bad_reply_fails_its_request(context):
 BAD_BEGINNINGS = {
     "garbage": ("magic", bytes(range(1, 200))),
     "wrong version": ("version", Raw(version=7).encode()),
+    "first message of 2^63 bytes, no hello": ("length", Raw(length=1 << 63).encode()),
+    "first message with a topic of 4 GB, no hello": (
+        "length",
+        Raw(b"data", TOPIC, topic_length=(1 << 32) - 1).encode(),
+    ),
     "hello of 2^63 bytes": ("length", Raw(b"\1", CONTROL, 0, length=1 << 63).encode()),
     "hello of 1 GB": ("length", Raw(b"\1", CONTROL, 0, length=1 << 30).encode()),
     "hello without sense": ("hello", Raw(b"\1{]", CONTROL, 0).encode()),

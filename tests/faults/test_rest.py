@@ -16,8 +16,11 @@ import time
 import pytest
 
 from tests.faults.stranger import seen
+from tests.sockets.helpers import pair_of
 from tests.sockets.processes import Program
-from transfer import PUSH, REQ
+from transfer import PUSH, REP, REQ
+from transfer.draining import unread
+from transports.wire import HEADER_SIZE
 
 REST = float(os.environ.get("TRANSFER_TEST_REST", "1"))
 #: seconds before each of the sends that are compared with the first after the rest, and how many
@@ -46,7 +49,7 @@ OTHER_SIDE = """
             rep.send(message)
         rep.send(b"end")
 
-    threads = [threading.Thread(target=call) for call in (consume, answer)]
+    threads = [threading.Thread(target=call, daemon=True) for call in (consume, answer)]
     for thread in threads:
         thread.start()
     for sock in (pull, rep):
@@ -68,6 +71,8 @@ OTHER_SIDE = """
         })
         received.clear(), arrivals.clear()  # before it is told, since more comes then
         print(told, flush=True)
+    else:
+        sys.exit("told nothing any more")  # whoever started this was killed
     for thread in threads:
         thread.join(20)
     context.destroy(1000)
@@ -164,6 +169,23 @@ def between(before, after):
     return {
         name: [round(b - a, 3) for a, b in zip(before[name], after[name], strict=True)] for name in before
     }
+
+
+def test_heartbeats_do_not_gather(context):
+    """Who sends a request after a rest would have to go through all of them before its reply."""
+    rep, req = pair_of(context, REP, REQ, heartbeat_ivl=5, heartbeat_timeout=5000)
+    (peer,) = req._links.peers.values()
+    waiting = []
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until:
+        waiting.append(unread(peer.fd) // (HEADER_SIZE + 1))
+        time.sleep(0.005)
+    assert 0 < max(waiting) < 50  # there would be 300
+    req.rcvtimeo = rep.rcvtimeo = 10_000
+    req.send(b"ask")
+    assert rep.recv() == b"ask"
+    rep.send(b"answer")
+    assert req.recv() == b"answer"
 
 
 @pytest.mark.timeout(120 + 2 * REST)

@@ -76,7 +76,7 @@ def test_a_bad_message_ends_its_connection_and_no_other(linked, case, how):
 def test_a_reply_that_makes_no_sense_fails_its_request(zi):
     req = zi.socket("REQ")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        req.connect("127.0.0.1:{}".format(listener.getsockname()[1]))
+        req.connect(f"127.0.0.1:{listener.getsockname()[1]}")
         asking = Thread(req.request, b"question")
         with answered(listener, SocketType.REP) as bare:
             asked = read_frame(bare)

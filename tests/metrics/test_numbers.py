@@ -83,8 +83,20 @@ def test_a_full_subscriber_is_counted(context, sample):
     publisher.sndbuf = 4096
     subscriber.subscribe(b"")
     publisher.wait_for_peers(1, timeout=20)
-    data = bytes(1 << 20)
-    eventually(lambda: publisher.send(data) or sample("transfer_drops_total", socket="PUB", reason="full"))
+    data, sent = bytes(1 << 20), 0
+    while not sample("transfer_drops_total", socket="PUB", reason="full"):
+        publisher.send(data)
+        sent += 1
+        assert sent < 200, "nobody reads, and nothing is dropped"
+    dropped = sample("transfer_drops_total", socket="PUB", reason="full")
+    subscriber.rcvtimeo = 2000
+    arrived = 0
+    with pytest.raises(transfer.Again):
+        while True:
+            assert subscriber.recv() == data
+            arrived += 1
+    assert arrived + dropped == sent
+    assert not sample("transfer_drops_total", socket="PUB", reason="no_peer")
 
 
 def test_totals_stay_when_peers_and_sockets_end(context, sample):
@@ -126,7 +138,7 @@ def test_a_sender_that_was_blocked_is_told_by_peer(context, sample):
     assert sample("transfer_send_blocked_seconds_total", socket="PUSH") > 0
     assert sample("transfer_queue_messages", socket="PUSH") >= 1
     assert sample("transfer_queue_bytes", socket="PUSH") > 0
-    assert pull is not None
+    assert not sample("transfer_messages_received_total", socket=pull.type.name)
 
 
 def test_the_round_trips_of_requests_are_a_histogram(context, sample):
@@ -152,6 +164,10 @@ def test_garbage_is_counted_by_reason(context, sample, registry):
     with plain.create_connection((host, int(port)), timeout=20) as intruder:
         intruder.sendall(b"GET / HTTP/1.1\r\nHost: example\r\nUser-Agent: a browser\r\n\r\n")
         eventually(lambda: sample("transfer_handshake_failures_total", reason="magic"))
+    families = [family for family in registry.collect() if family.name == "transfer_handshake_failures"]
+    counts = {s.labels["reason"]: s.value for s in families[0].samples if s.value}
+    assert counts == {"magic": 1}
+    assert not sample("transfer_connections_total", socket="PULL")
 
 
 def test_unconfirmed_messages_are_counted_when_the_peer_goes(context, sample):
@@ -178,6 +194,7 @@ def test_reconnects_are_counted(context, sample):
         taken.bind(("127.0.0.1", 0))
         push.connect(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
         eventually(lambda: (sample("transfer_reconnects_total", socket="PUSH") or 0) >= 2)
+        assert not sample("transfer_connections_total", socket="PUSH")
 
 
 def test_pool_use_is_told(context, sample):

@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY
 
 import transfer
 from transfer import metrics
-from transports.errors import AddressInUse
+from transports.errors import AddressInUse, OptionError
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +47,12 @@ def test_a_port_in_use_is_a_clear_error():
     with transfer.Context(metrics_port="127.0.0.1:0") as context:
         with pytest.raises(AddressInUse, match="metrics_port"):
             transfer.Context(metrics_port=f"127.0.0.1:{context._metrics.port}")
+
+
+@pytest.mark.parametrize("port", ["", "host:", "127.0.0.1:many", "127.0.0.1:70000", 70000, -1, 1.5, True])
+def test_what_a_port_cannot_be(port):
+    with pytest.raises(OptionError, match="metrics_port cannot be"):
+        transfer.Context(metrics_port=port)
 
 
 def test_the_default_registry_serves_too():

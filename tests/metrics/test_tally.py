@@ -54,7 +54,7 @@ def turn(request):
     """The state of a REQ, which counts its round trips, of both cores."""
     if request.param == "twin":
         return Turn()
-    return pytest.importorskip("transports.native.socket", reason="the core is not built").Turn()
+    return pytest.importorskip("transports.native.turn", reason="the core is not built").Turn()
 
 
 def test_every_round_trip_falls_into_its_bucket(turn):

@@ -8,7 +8,15 @@ import transfer
 from transfer.asyncio import AsyncMethods
 from transfer.socket import SocketMethods
 
-HOOKS = {"_send_general", "_recv_general", "_deliver", "_turn_message", "_on_control", "_on_lost"}
+HOOKS = {
+    "_send_general",
+    "_recv_general",
+    "_deliver",
+    "_admitted",
+    "_turn_message",
+    "_on_control",
+    "_on_lost",
+}
 #: attributes of the core that the socket sets on purpose
 SHARED = {"_turn", "_general_send", "_general_recv", "receive_timeout", "socket_type", "send", "recv"}
 

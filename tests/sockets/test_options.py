@@ -33,10 +33,31 @@ def test_by_attribute_name_and_number(context):
 def test_every_option_can_be_read_and_set_to_itself(context):
     socket = context.socket(DEALER)
     for name in OPTIONS:
-        socket.set(name, socket.get(name))
+        value = socket.get(name)
+        assert getattr(socket, name) == value, name
+        socket.set(name, value)
+        assert socket.get(name) == value, name
     for number, name in NUMBERS.items():
         if name not in ("subscribe", "unsubscribe"):
-            socket.get(number)
+            assert socket.get(number) == socket.get(name), name
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_takes_another_value_and_only_it_changes(context, name):
+    socket = context.socket(DEALER)
+    before = {other: socket.get(other) for other in OPTIONS}
+    another = _ANOTHER.get(name)
+    if another is None:
+        another = not before[name] if isinstance(before[name], bool) else 77
+    socket.set(name, another)
+    assert socket.get(name) == another != before[name]
+    after = {other: socket.get(other) for other in OPTIONS}
+    changed = {other for other in OPTIONS if after[other] != before[other]}
+    assert changed == {name}
+
+
+#: for what is neither a switch nor takes any number
+_ANOTHER = {"routing_id": b"another", "compression": "lz4", "tcp_keepalive": 1}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +113,13 @@ def test_a_limit_on_arriving_messages(context):
     event = monitor.recv(10)
     assert (event.kind, event.reason) == ("protocol_failed", "too_large")
     assert pull._links.counts["protocol:too_large"] == 1
+
+
+def test_no_limit_on_arriving_messages_is_too_large_to_connect(context):
+    """The hello tells it, as a number that is exact in every JSON library."""
+    pull, push = pair_of(context, PULL, PUSH, maxmsgsize=2**63 - 1)
+    push.send(b"x")
+    assert pull.recv() == b"x"
 
 
 def test_kernel_buffers(context):

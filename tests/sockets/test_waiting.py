@@ -159,6 +159,7 @@ def test_several_threads_receive_each_message_once(context):
     for thread in threads:
         thread.finish()
     assert sorted(got) == sorted(b"%d" % i for i in range(500))
+    assert sorted(got) == sorted(b"%d" % i for i in range(500))
 
 
 def test_a_callback_gets_every_message_in_order(context):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from typing import Any
@@ -14,6 +13,7 @@ from hypothesis import given, strategies as st
 
 from tests.tensors.pairs import DONTWAIT, Loop, Pair, compressed
 from transfer.tensors.export import export
+from transfer.tensors.header import unpack
 from transports.errors import Again, NotATensor, NotSupported, ProtocolError, TensorMismatch, UsageError
 
 X = np.arange(60_000, dtype="f4").reshape(200, 300)
@@ -268,19 +268,60 @@ def test_a_bomb_is_refused(loop: Loop) -> None:
     assert caught.value.reason == "compression"
 
 
-@given(
-    st.sampled_from([0, 1, 64, 65, 129, 193]),
-    st.none() | st.binary(max_size=120),
-    st.binary(max_size=64),
-    st.sampled_from([{}, {"out": bytearray(8)}, {"like": torch}]),
-)
-def test_garbage_is_refused_with_a_typed_error(
-    flags: int, meta: bytes | None, data: bytes, options: Any
+@st.composite
+def doubtful(draw: st.DrawFn) -> tuple[int, bytes | None, bytes]:
+    """(flags, header, data): any bytes, or a good tensor of 8 bytes with up to two of its bytes changed."""
+    if draw(st.booleans()):
+        flags = draw(st.sampled_from([0, 1, 64, 65, 129, 193]))
+        return flags, draw(st.none() | st.binary(max_size=120)), draw(st.binary(max_size=64))
+    flags, header, data = export(np.arange(2, dtype="f4"))
+    changed = bytearray(header)
+    for _ in range(draw(st.integers(0, 2))):
+        changed[draw(st.integers(0, len(changed) - 1))] = draw(st.integers(0, 255))
+    flags = draw(st.sampled_from([flags, flags, 0, 64, 65]))
+    return flags, bytes(changed), bytes(data)
+
+
+@given(doubtful(), st.sampled_from(["numpy", "out", "torch"]))
+def test_what_is_doubtful_is_refused_with_a_typed_error_or_is_what_its_header_says(
+    frame: tuple[int, bytes | None, bytes], how: str
 ) -> None:
+    flags, meta, data = frame
     loop = Loop()
     loop.messages.append([(flags, 1, None, meta, data)])
-    with contextlib.suppress(ProtocolError, TensorMismatch):
-        loop.recv_tensor(**options)
+    out = bytearray(8)
+    refused: ProtocolError | TensorMismatch | None = None
+    try:
+        got = loop.recv_tensor(**{"numpy": {}, "out": {"out": out}, "torch": {"like": torch}}[how])
+    except (ProtocolError, TensorMismatch) as error:
+        refused = error
+    if isinstance(refused, TensorMismatch):
+        assert loop.messages, "it is not unread any more"
+        assert out == bytes(8)
+    elif refused is not None:
+        assert refused.reason in {"tensor", "dtype", "shape", "compression"}
+        assert out == bytes(8) or refused.reason == "tensor"  # flags are compared after the data was read
+    else:
+        assert meta is not None
+        assert not loop.messages
+        spec = unpack(meta)
+        assert flags == export(np.arange(2, dtype="f4"))[0]
+        if how == "out":
+            assert (got, bytes(out)) == (out, data)
+            return
+        assert tuple(got.shape) == spec.shape
+        assert spec.nbytes == got.nbytes == len(data)
+        if how == "numpy":
+            assert sorted(got.tobytes()) == sorted(data)  # the order of axes may be another
+
+
+def test_what_is_as_it_should_be_is_received() -> None:
+    """The other half of the test above, which an end that refuses everything would pass."""
+    flags, header, data = export(np.arange(2, dtype="f4"))
+    for options in ({}, {"out": np.zeros(2, "f4")}, {"like": torch}):
+        loop = Loop()
+        loop.messages.append([(flags, 1, None, header, bytes(data))])
+        assert loop.recv_tensor(**options).tolist() == [0, 1]
 
 
 def test_importing_loads_nothing() -> None:

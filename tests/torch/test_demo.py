@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from transfer.runs import Commit
 from transfer.spark.columns import ColumnReader
 from transfer.spark.producer import send_commit
 from transfer.spark.schema import Column
+from transfer.spark.session import check_java
 from transfer.torch import RunSummary, StreamDataset
-from transports.errors import ProtocolError
+from transports.errors import NotSupported, ProtocolError
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +92,18 @@ def test_bad_arguments_end_with_usage(capsys):
         main(["--epochs", "0"])
     assert end.value.code == 2
     assert "at least 1" in capsys.readouterr().err
+
+
+def test_java_that_hangs_is_given_up_and_ended(monkeypatch, tmp_path):
+    java = tmp_path / "java"
+    java.write_text(f"#!/bin/sh\necho $$ > '{tmp_path}/pid'\nexec sleep 600\n")
+    java.chmod(0o755)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(NotSupported, match="could not be started"):
+        check_java(timeout=4.0)
+    pid = (tmp_path / "pid").read_text().strip()
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_no_java_is_one_clear_line(monkeypatch, capsys):

@@ -46,7 +46,7 @@ from transports.wire import HEADER, HEADER_SIZE, MAGIC, MAX_DATA, MAX_TOPIC, VER
 #: bytes that one hello, which has at most 16 KiB, may make us allocate at any moment
 MOST_MEMORY = 1 << 20
 #: one case in so many has its memory measured, since that makes it slow
-MEASURED = 10
+MEASURED = 100
 #: all that a handshake may end with, but for what its driver finds (timeout, closed, ...)
 ALLOWED = REASONS | {"refused", "no_hello"}
 
@@ -340,7 +340,7 @@ def judge(name: str, data: bytes, piece: int) -> dict[str, str]:
     for role in ("accepting", "connecting"):
         connecting = role == "connecting"
         result[role] = ending(local, data, connecting, len(data) or 1)
-        piece = max(piece, len(data) // 64)
+        piece = max(piece, len(data) // 20)
         assert ending(local, data, connecting, piece) == result[role], f"other in pieces of {piece}"
     return result
 

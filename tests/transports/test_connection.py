@@ -17,6 +17,7 @@ from transports.config import SocketOptions
 from transports.connection import ConnectOptions, reach, serve
 from transports.errors import AddressError, Broken, Fatal, HandshakeError, OutOfDescriptors
 from transports.exchange import Exchange
+from transports.handshake import Handshake
 from transports.hello import encode
 from transports.identity import make_hello
 from transports.reactor import Reactor
@@ -163,13 +164,33 @@ def test_messages_right_behind_the_hello_are_not_swallowed(reactor, server):
         assert os.read(side.connected[0].fd, 1000) == b"what follows"
 
 
-def test_a_hello_byte_by_byte(reactor, server):
+def test_a_hello_byte_by_byte(reactor, server, monkeypatch):
+    seen, fed = [0], [0]
+    look, feed = Handshake.look, Handshake.feed
+
+    def looked(self: Handshake, data: bytes) -> bool:
+        seen.append(len(data))
+        return look(self, data)
+
+    def was_fed(self: Handshake, data: bytes) -> None:
+        fed.append(fed[-1] + len(data))
+        feed(self, data)
+
+    monkeypatch.setattr(Handshake, "look", looked)
+    monkeypatch.setattr(Handshake, "feed", was_fed)
     side, address = server
     with raw(address) as peer:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in encode(make_hello(SocketType.PUSH)):
+        hello = encode(make_hello(SocketType.PUSH))
+        apart = {0, 1, HEADER.size - 1, HEADER.size, HEADER.size + 1, len(hello) // 2, len(hello) - 2}
+        for position, byte in enumerate(hello):
             peer.send(bytes([byte]))
+            if position in apart:  # else the kernel would put the bytes together
+                until(lambda sent=position + 1: sent in (seen[-1], fed[-1]), "a look at this byte")
         until(lambda: side.connected, "the connection")
+        assert side.connected[0].agreement.remote.socket_type is SocketType.PUSH
+        assert not side.connected[0].agreement.plain
+    assert not side.failed
 
 
 def test_large_hellos_through_tiny_buffers(reactor):
@@ -205,6 +226,7 @@ def test_nothing_grows_while_the_peer_is_away(reactor):
     assert all(isinstance(error, Broken) and error.errno == 111 for error in side.failed)
     assert isinstance(side.failed[0].__cause__, ConnectionRefusedError | OSError)
     assert "is the other side started" in side.failed[0].hint
+    assert len(pauses) >= 500
     assert all(0 <= pause <= 0.002 for pause in pauses)
 
 
@@ -260,6 +282,27 @@ def test_a_slow_look_up_holds_nobody_up(reactor, server, monkeypatch):
         answer.set()
         until(lambda: patient.connected, "the slow one")
     assert not impatient.connected and not impatient.failed
+
+
+def test_a_socket_that_the_reactor_was_not_told_of_is_closed_with_its_connector(reactor, monkeypatch):
+    """As when the context ends between a look-up and the call that it asked for."""
+    soon = reactor.call_soon
+
+    def lossy(call, *arguments):
+        if call.__name__ != "_started":
+            soon(call, *arguments)
+
+    monkeypatch.setattr(reactor, "call_soon", lossy)
+    transport = TcpTransport()
+    start, started = transport.start_connect, []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        numeric = Address("tcp", "127.0.0.1", listener.getsockname()[1])
+        transport.start_connect = lambda _: started.append(start(numeric)) or started[-1]
+        address = Address("tcp", "somewhere.example", numeric.port)
+        with reaching(reactor, address, transport=transport) as (_, connector):
+            until(lambda: started, "the look-up")
+            connector.close()
+            until(lambda: started[0].fileno() < 0, "the end of the socket")
 
 
 def test_each_attempt_takes_the_next_number_of_a_host(reactor, server, monkeypatch):
@@ -363,5 +406,7 @@ def test_many_connections_at_once(reactor, server):
     entered = [client.__enter__() for client in clients]
     until(lambda: all(each.connected for each, _ in entered), "all of them")
     until(lambda: len(side.connected) == 100, "all of them")
+    assert len({made.peer for made in side.connected}) == 100
+    assert not side.failed and not any(each.failed for each, _ in entered)
     for client in clients:
         client.__exit__(None, None, None)

@@ -7,7 +7,8 @@ import importlib
 import pytest
 
 from transports import registry
-from transports.testing import checks
+from transports.inproc_stream import InprocStream
+from transports.testing import carrying, checks, ends, meeting
 
 ENDPOINTS = {
     "tcp": "tcp://127.0.0.1:*",
@@ -54,5 +55,30 @@ def test_carrying_without_descriptors(check, tmp_path):
     check(subject("inproc", tmp_path))
 
 
-def test_one_call_runs_all(tmp_path):
+def test_one_call_runs_all(tmp_path, monkeypatch):
+    ran = []
+
+    def noted(check):
+        def run(subject):
+            check(subject)
+            ran.append(check)
+
+        return run
+
+    every = checks.CHECKS
+    monkeypatch.setattr(checks, "CHECKS", tuple(map(noted, every)))
     checks.check_transport(subject("inproc", tmp_path))
+    assert ran == list(every)
+    modules = (carrying, meeting)
+    written = {
+        check for module in modules for name, check in vars(module).items() if name.startswith("check_")
+    }
+    assert set(ran) == written
+
+
+def test_a_check_that_fails_is_heard(tmp_path, monkeypatch):
+    """The checks assert in a package that pytest does not rewrite; what fails there fails here."""
+    monkeypatch.setattr(InprocStream, "receive", lambda self: None)
+    monkeypatch.setattr(ends, "PATIENCE", 0.05)
+    with pytest.raises(AssertionError, match="waited in vain"):
+        checks.check_carries(subject("inproc", tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
@@ -40,6 +41,14 @@ class Line:
         for end in (self.here, self.there, self.listener, self.transport):
             end.close()
         self.transport.close()
+
+
+@contextmanager
+def closing_all(*sides):
+    try:
+        yield
+    finally:
+        close_all(*sides)
 
 
 def read(end: socket.socket, count: int) -> bytes:
@@ -159,26 +168,33 @@ def test_inproc_has_no_place_for_a_relay():
 )
 def test_a_damaged_handshake_ends_and_the_next_one_is_good(endpoint, there, back, reasons):
     reactor, here, far = Reactor(), Side(), Side()
-    options = ConnectOptions(handshake_timeout=0.3, reconnect_first=0.001, reconnect_limit=0.01)
-    with FaultyTransport(registry.open_transport(endpoint.scheme), there=there, back=back) as transport:
+    # A machine under load must not take the wrong fault for a time-out, nor the accepting side's
+    # time-out, which comes as an end of the connection, for the connecting side's.
+    timeout = 0.3 if reasons == {"timeout"} else 10
+    options = ConnectOptions(handshake_timeout=timeout, reconnect_first=0.001, reconnect_limit=0.01)
+    with (
+        closing_all(here, far),
+        closing(reactor),
+        FaultyTransport(registry.open_transport(endpoint.scheme), there=there, back=back) as transport,
+        ExitStack() as ends,
+    ):
         acceptor = serve(
             reactor, transport, endpoint, hello=lambda: make_hello(SocketType.PULL),
-            on_connected=far.connected.append, on_failed=far.refused, handshake_timeout=0.3,
+            on_connected=far.connected.append, on_failed=far.refused, handshake_timeout=10,
         )  # fmt: skip
+        ends.callback(acceptor.close)
         connector = reach(
             reactor, transport, acceptor.address, hello=lambda: make_hello(SocketType.PUSH),
             on_connected=here.connected.append, on_failed=here.refused, options=options,
         )  # fmt: skip
+        # Whatever fails here: an end that tries again for ever would spoil the tests behind this one.
+        ends.callback(connector.close)
         until(lambda: here.failed, "the failure")
         assert isinstance(here.failed[0], HandshakeError)
         assert here.failed[0].reason in reasons
         assert not here.connected
         transport.arm(there=Faults(), back=Faults())
         until(lambda: here.connected, "a connection after the faults")
-        connector.close()
-        acceptor.close()
-    reactor.close()
-    close_all(here, far)
 
 
 class _nothing:

@@ -237,11 +237,13 @@ def test_bound_after_many_wait():
         )
         for _ in range(10)
     ]  # fmt: skip
+    until(lambda: len(names_of(reactor)._waiting.get("late", ())) == 10, "all of them to wait")
     acceptor = serve(
         reactor, InprocTransport(), parse("inproc://late"), hello=lambda: make_hello(SocketType.PULL),
         on_connected=there.connected.append, on_failed=there.refused,
     )  # fmt: skip
     until(lambda: len(here.connected) == len(there.connected) == 10, "all of them")
+    assert not here.failed and not there.failed
     for each in (*connectors, acceptor):
         each.close()
     reactor.close()

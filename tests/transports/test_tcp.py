@@ -62,7 +62,10 @@ def test_bound_again_while_old_connections_linger():
         connection, _ = until(listener.accept, "the connection")
         connection.close()  # this side closes first, so its end is in TIME_WAIT for a minute
         listener.close()
-    transport.listen(listener.address).close()
+    again = transport.listen(listener.address)
+    assert again.address == listener.address
+    assert again.accept() is None
+    again.close()
 
 
 def test_somebody_elses_address():

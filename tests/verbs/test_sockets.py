@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,3 +121,28 @@ def test_a_closed_peer_loses_nothing(context) -> None:
     closing.start()
     assert [pull.recv()[0] for _ in range(20)] == list(range(20))
     closing.join()
+
+
+def test_heartbeats_go_on_while_nobody_receives(context) -> None:
+    """What is under way by the device is noticed when the application looks: only the connection beside
+    it says meanwhile that the peer lives."""
+    options = {"heartbeat_ivl": 20, "heartbeat_timeout": 400, "frame_timeout": 100}
+    bound, connected = context.socket(transfer.PULL, **options), context.socket(transfer.PUSH, **options)
+    context.kept += bound, connected
+    bound.rcvtimeo = 30_000
+    bound.bind("tcp://127.0.0.1:0")
+    connected.connect(bound.last_endpoint)
+    connected.wait_for_peers(1)
+    monitors = [one.get_monitor() for one in (bound, connected)]
+    connected.send(b"first")
+    assert bound.recv() == b"first"
+    streams = bound._streams(), connected._streams()
+    deadline = time.monotonic() + 2
+    sent = 0
+    while time.monotonic() < deadline:
+        sent += sent < 100 and connected.send(b"x" * 5000) is None
+        time.sleep(0.02)
+    assert (bound._streams(), connected._streams()) == streams
+    assert not any(len(monitor._events) for monitor in monitors)
+    for _ in range(sent):
+        assert len(bound.recv()) == 5000

@@ -23,15 +23,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """What `main` does, but the exit code is returned. Raises only what is a bug."""
-    from transfer.cli.app import app
     from transports import errors
 
     try:
+        from transfer.cli.app import app  # within: Ctrl-C may come while it is loaded
+
         app(list(arguments), prog_name="transfer")
     except SystemExit as end:  # how the parser says that it is done
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return _complain("stopped by Ctrl-C", EXIT_INTERRUPTED)
     except errors.Again as error:
         return _complain(str(error) or "timed out", EXIT_TIMEOUT)
     except errors.UsageError as error:

@@ -9,6 +9,7 @@ import platform
 import sys
 from typing import Any
 
+from transfer.cli import EXIT_INTERRUPTED
 from transports.errors import NotSupported
 
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"), "off": ("-", "dim")}
@@ -45,7 +46,11 @@ def run_doctor(*, as_json: bool) -> int:
     """0 when nothing failed, else 1."""
     from transfer import doctor
 
-    checks = doctor.examine()
+    try:
+        checks = doctor.examine()
+    except KeyboardInterrupt:
+        print("transfer: stopped by Ctrl-C", file=sys.stderr)
+        return EXIT_INTERRUPTED
     fine = doctor.healthy(checks)
     if as_json:
         print(json.dumps({"healthy": fine, "checks": doctor.as_data(checks)}, indent=2))
@@ -81,9 +86,14 @@ def measure_peer(peer: str, seconds: float, floor: float, *, as_json: bool) -> i
         if sys.stderr.isatty():
             print(f"measuring {way} ...", file=sys.stderr)
 
+    logger = logging.getLogger("transfer")
+    level = logger.level
     # That a better transport is not used is what was asked for here.
-    logging.getLogger("transfer").setLevel(logging.ERROR)
-    checks = list(as_checks(measure(endpoint_of(peer), seconds, next_way), floor))
+    logger.setLevel(logging.ERROR)
+    try:
+        checks = list(as_checks(measure(endpoint_of(peer), seconds, next_way), floor))
+    finally:
+        logger.setLevel(level)
     fine = doctor.healthy(checks)
     if as_json:
         print(json.dumps({"healthy": fine, "checks": doctor.as_data(checks)}, indent=2))

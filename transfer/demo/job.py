@@ -16,7 +16,7 @@ import torch
 from transfer.demo import digits
 from transfer.demo.training import Trainer
 from transfer.spark import write
-from transfer.spark.session import local_session
+from transfer.spark.session import running_session
 from transfer.torch import RunSummary, StreamDataset
 from transports.errors import Broken, Closed
 
@@ -114,19 +114,14 @@ def _session(workers: int, folder: Path) -> Iterator[SparkSession]:
     # Spark's own words on stderr would run through the progress bars; what fails comes as an exception.
     quiet = folder / "log4j2.properties"
     quiet.write_text(_NO_LOG)
-    spark = local_session(
-        workers,
-        name="transfer demo",
-        conf={
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{quiet}",
-            "spark.sql.warehouse.dir": str(folder / "warehouse"),
-            "spark.local.dir": str(folder),
-        },
-    )
-    try:
+    conf = {
+        # Java's own temporary files too, so that all of them go with the folder.
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{quiet} -Djava.io.tmpdir={folder}",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder),
+    }
+    with running_session(workers, name="transfer demo", conf=conf) as spark:
         yield spark
-    finally:
-        spark.stop()
 
 
 def _shuffled(frame: DataFrame, seed: int) -> DataFrame:

@@ -32,5 +32,5 @@ def read(path: str | Path) -> str:
     """The text of a file of the kernel's; empty if there is none."""
     try:
         return Path(path).read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
+    except OSError:  # not every kernel has every file; the check that reads it says what is missing
         return ""

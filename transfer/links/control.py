@@ -15,13 +15,16 @@ from transfer.monitor import EventKind
 from transfer.peer import Peer
 from transports.errors import Broken, Closed, ProtocolError
 from transports.reactor import READABLE
-from transports.wire import Control, Flag, SocketType
+from transports.wire import HEADER_SIZE, Control, Flag, SocketType
 
 if TYPE_CHECKING:
     from transfer.socket import SocketMethods
 
 #: why a ROUTER refuses a connection whose identity came again by a newer one
 REPLACED = b"replaced"
+_HEARTBEAT_SIZE = HEADER_SIZE + 1
+#: so many heartbeats may wait for a receiver
+_GATHERED = 16
 
 
 class Controls(Losses):
@@ -133,12 +136,18 @@ class Controls(Losses):
     # -- heartbeats ---------------------------------------------------------------------------------
 
     def schedule_heartbeat(self) -> None:
+        """The next look at the peers: soon enough for each of the three options."""
         socket = self._socket()
         if socket is None or self.closing:
             return
-        interval = socket.heartbeat_ivl or (socket.heartbeat_timeout if socket.heartbeat_timeout > 0 else 0)
-        if interval > 0 and "heartbeat" not in self._timers:
-            self._later("heartbeat", interval / 1000.0, self._beat)
+        beat = socket.heartbeat_ivl or socket.heartbeat_timeout
+        pulse = min((ms for ms in (beat, (socket.frame_timeout + 3) // 4) if ms > 0), default=0) / 1000.0
+        with self._lock:
+            if "heartbeat" in self._timers and pulse < self._pulse:
+                self._timers.pop("heartbeat").cancel()
+            if pulse:
+                self._pulse = pulse
+                self._later("heartbeat", pulse, self._beat)
 
     def _beat(self) -> None:
         """One-way: tells idle peers that we live, and looks who was silent for too long."""
@@ -150,19 +159,36 @@ class Controls(Losses):
             peers = [peer for peer in self.peers.values() if peer.fd >= 0]
         idle = socket.heartbeat_ivl * 1_000_000
         for peer in peers:
-            if peer.agreement is None or peer.agreement.plain:
+            if peer.agreement is None:
                 continue
             stream = peer.stream
+            told = idle and not peer.agreement.plain  # a plain peer knows no heartbeats
+            # What a foreign stream moves is noticed by the peer when its application looks; what comes
+            # beside it, by the peer's reactor.
+            way = stream.beside if peer.foreign else stream
             try:
-                if idle and now - stream.last_sent_ns >= idle // 2 and not stream.queued:
+                said = max(way.last_sent_ns, peer.since_ns)  # the hello tells that we live, too
+                if told and now - said >= idle // 2 and not way.queued:
                     stream.send(control(bytes([Control.HEARTBEAT])), force=True)
                 if self._is_silent(socket, peer, now):
                     self.emit(EventKind.SILENT, peer.endpoint, peer.address)
                     self._count("silent")
                     self.lost(stream, Broken("the peer was silent for too long"))
+                elif self._is_stalled(socket, peer, now):
+                    # Not raised: a traceback would keep what was half read for as long as the event.
+                    self.lost(stream, _stalled(socket.frame_timeout))
             except Broken as error:
                 self.lost(stream, error)
+        if any(map(self._has_gathered, peers)):
+            with suppress(Closed):
+                socket._readable()
         self.schedule_heartbeat()
+
+    def _has_gathered(self, peer: Peer) -> bool:
+        """Only control frames wait, as far as their length tells, and many: nobody has received for
+        long, and whoever does next would go through an hour of heartbeats first."""
+        unread = draining.unread(peer.fd) if self.receives else 0
+        return unread >= _GATHERED * _HEARTBEAT_SIZE and unread % _HEARTBEAT_SIZE == 0
 
     def _is_silent(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
         """Unread bytes are life: whoever is in a long step has not read them, that is all."""
@@ -171,3 +197,21 @@ class Controls(Losses):
         allowed = max(socket.heartbeat_timeout, 3 * peer.heartbeat) * 1_000_000
         last = max(peer.stream.last_received_ns, peer.since_ns)
         return now - last > allowed and draining.unread(peer.fd) == 0
+
+    def _is_stalled(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
+        """Half a message was read, and nothing came since. Whoever says nothing between two messages
+        may do so for ever; inside one there is nothing that a sender could wait for."""
+        allowed = socket.frame_timeout * 1_000_000
+        stream = peer.stream
+        if allowed <= 0 or not stream.midway or draining.unread(peer.fd):
+            return False
+        # Again after the kernel's queue: a thread may have emptied that at this very moment.
+        return bool(stream.midway) and now - stream.last_received_ns > allowed
+
+
+def _stalled(milliseconds: int) -> ProtocolError:
+    return ProtocolError(
+        "stalled",
+        f"the peer was silent for {milliseconds / 1000:g} s inside a message",
+        hint="frame_timeout sets the time",
+    )

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transports import registry
-from transports.address import parse
+from transports.address import Address, parse
 from transports.config import SocketOptions
 from transports.connection import ConnectOptions, reach, serve
 from transports.errors import (
@@ -53,6 +55,9 @@ class Links(Arrivals):
         socket = self._owner()
         address = parse(endpoint)
         record = Endpoint(address, time.monotonic(), outgoing=False)
+        prepare = self._preparation(address)
+        if prepare is not None:
+            prepare()
         try:
             record.acceptor = serve(
                 self.context.reactor,
@@ -70,7 +75,12 @@ class Links(Arrivals):
             raise
         record.address = record.acceptor.address
         with self._lock:
-            self.endpoints.append(record)
+            open_still = not self.closing
+            if open_still:
+                self.endpoints.append(record)
+        if not open_still:  # another thread closed the socket meanwhile, and did not see this one
+            record.close()
+            raise Closed("the socket is closed")
         self.emit(EventKind.LISTENING, str(record.address))
         self.schedule_heartbeat()
         return str(record.address)
@@ -81,6 +91,7 @@ class Links(Arrivals):
         address = parse(endpoint)
         record = Endpoint(address, time.monotonic(), outgoing=True)
         with self._lock:
+            self._owner()
             self.endpoints.append(record)
         self._queue_for(record)
         try:
@@ -93,12 +104,15 @@ class Links(Arrivals):
                 on_failed=partial(self._failed, record),
                 on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
                 on_retried=partial(self._retried, str(address)),
-                options=self._connect_options(socket),
+                options=replace(self._connect_options(socket), prepare=self._preparation(address)),
                 upgrades=self._upgrade,
             )
         except BaseException:
             self._forget(record)
             raise
+        if self.closing:  # another thread closed the socket meanwhile, and found no connector here
+            record.close()
+            raise Closed("the socket is closed")
         self.schedule_heartbeat()
         if (address.policy or self.context.transport_config.policy) == "require":
             self._await_handshake(record, _handshake_timeout(socket))
@@ -266,6 +280,12 @@ class Links(Arrivals):
             for _, tracker in peer.trackers:
                 tracker._fail(closed)
         return unsent
+
+    def _preparation(self, address: Address) -> Callable[[], None] | None:
+        """Loads what the endpoint's transport needs, if it takes long. Not for the reactor's thread."""
+        if address.scheme in ("inproc", "ipc"):
+            return None
+        return registry.preparation(self.context.offer, address.scheme)
 
     # -- how to connect -----------------------------------------------------------------------------
 

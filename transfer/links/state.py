@@ -57,6 +57,7 @@ class LinkState:
         self.own: dict[str, Any] = {}
         #: descriptors of foreign streams that the reactor watches for us, and for how many of them
         self._foreign_fds: dict[int, int] = {}
+        self._pulse = 0.0  # seconds between two looks at the peers
         self.sends = pattern.send_mode is not SendMode.NONE or pattern.ordered
         self.receives = pattern.receive_mode is not ReceiveMode.NONE
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transfer.spark.processes import end, java_processes, uninterrupted
 from transports.errors import NotSupported
 
 if TYPE_CHECKING:
@@ -19,8 +24,9 @@ _INSTALL = (
     "Install Java 17 or newer, for instance: apt install openjdk-17-jre-headless "
     "(conda: openjdk=17), or set JAVA_HOME to one."
 )
-#: what Spark's own launcher runs, so that we look at the same Java
-_JAVA_VERSION = '"${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'
+#: what Spark's own launcher runs, so that we look at the same Java. `exec`, or only the shell would be
+#: killed when Java hangs, and Java would hold our pipes open
+_JAVA_VERSION = 'exec "${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'
 
 
 def check_java(timeout: float = 30.0) -> int:
@@ -53,7 +59,8 @@ def local_session(
     """Starts Spark in this process with `workers` tasks at a time, each in a Python process of its own.
 
     A task is tried `task_failures` times. Everything listens on loopback. The caller stops it. Takes
-    some seconds. Raises NotSupported when Java or PySpark is missing.
+    some seconds; Ctrl-C ends that, with the Java process. Raises NotSupported when Java or PySpark is
+    missing.
     """
     check_java()
     try:
@@ -76,4 +83,61 @@ def local_session(
     }
     for key, value in (settings | (conf or {})).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with _whole_start():
+        return builder.getOrCreate()
+
+
+@contextmanager
+def running_session(
+    workers: int = 2, *, task_failures: int = 4, name: str = "transfer", conf: dict[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A `local_session` for a block. When the block is left, however, all processes of it are gone.
+
+    It must be the only session of this process: a later one starts a new Java.
+    """
+    before = java_processes()
+    spark = local_session(workers, task_failures=task_failures, name=name, conf=conf)
+    try:
+        yield spark
+        spark.stop()
+    finally:
+        # After an error or Ctrl-C there is no stop: Java does it at its end, and that has a deadline.
+        _end_java(before)
+
+
+@contextmanager
+def _whole_start() -> Iterator[None]:
+    """Starts Spark wholly or not at all, and leaves the program's Ctrl-C as it was.
+
+    Spark sets a handler that talks with Java in the middle of whatever the main thread was doing.
+    """
+    before = java_processes()
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except BaseException:
+        _end_java(before)
+        raise
+    finally:
+        if main and handler is not None:
+            signal.signal(signal.SIGINT, handler)
+
+
+def _end_java(before: set[int]) -> None:
+    """Ends the Java that came after `before`, and lets PySpark start another one if it is asked to."""
+    with uninterrupted():
+        started = java_processes() - before
+        if not started:
+            return
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        server = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
+        if server is not None:  # it prints a traceback when Java leaves before it, so it is quiet now
+            server.handle_error = lambda request, client: None
+        end(started)
+        if server is not None:
+            server.shutdown()  # after Java, or it might wait for a rest of what Java began to tell
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = None

@@ -100,6 +100,10 @@ class Stage:
             device.keep(flat, stream)
             device.wait(device.current(), device.record(stream))
 
+    def settle(self) -> None:
+        """Waits until the work that the current stream has now is over."""
+        self._device.synchronize(self._device.record(self._device.current()))
+
     # -- under the lock
 
     def _prepare(self, count: int) -> None:

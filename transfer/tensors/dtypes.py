@@ -137,7 +137,8 @@ def _numpy_from_text(text: str) -> Any:
         dtype = numpy.lib.format.descr_to_dtype(_checked(json.loads(text), 0))
     except (ValueError, TypeError, SyntaxError, RecursionError, OverflowError, MemoryError) as error:
         raise ProtocolError("dtype", f"no dtype: {text[:80]!r}") from error
-    if dtype.hasobject or dtype.itemsize == 0:
+    # An array of sub-arrays has more dimensions than its header says; numpy itself never makes one.
+    if dtype.hasobject or dtype.itemsize == 0 or dtype.subdtype is not None:
         raise ProtocolError("dtype", f"a dtype that cannot travel: {text[:80]!r}")
     return dtype
 

@@ -18,6 +18,7 @@ from transports.errors import NotATensor, NotSupported
 #: (frame flags, header as on the wire, object with the buffer protocol, C-contiguous)
 Exported = tuple[int, bytes, Any]
 Exporter = Callable[[Any], Exported]
+_Flat = tuple[int, bytes, Any, device.Stage | None]
 
 #: headers repeat, message after message. The key is (dtype, shape), and the axes if not in C order;
 #: the entry (flags, header, how to get at the memory)
@@ -186,8 +187,44 @@ def _export_any_torch(tensor: Any) -> Exported:
         raise NotSupported("torch was built without numpy, or numpy is missing") from error
 
 
+def on_device(tensor: Any) -> bool:
+    """A tensor of torch or CuPy in a GPU's memory."""
+    return bool(getattr(tensor, "is_cuda", False)) or device.is_cupy(tensor)
+
+
+def export_pointer(tensor: Any) -> Exported:
+    """As `export` for a tensor on a device, with flat device memory in the place of a buffer.
+
+    All that the current stream has under way for it is over: the transport reads when it likes.
+    """
+    if device.is_cupy(tensor):
+        flags, header, flat, stage = _flat_cupy(tensor)
+    else:
+        torch = sys.modules["torch"]
+        tensor = _plain_torch(torch, tensor)
+        kind, index = tensor.__dlpack_device__()
+        flags, header, flat, stage = _flat_cuda(torch, tensor, (int(kind), int(index)))
+    if stage is None:
+        return flags, header, b""
+    stage.settle()
+    return flags, header, flat
+
+
+def _staged(flags: int, header: bytes, flat: Any, stage: device.Stage | None) -> Exported:
+    """Through pinned memory, in the order of the device's current stream."""
+    if stage is None:
+        return flags, header, b""
+    host = bytearray(flat.nbytes)
+    stage.to_host(flat, memoryview(host))
+    return flags, header, host
+
+
 def _export_cuda(torch: Any, tensor: Any, where: tuple[int, int]) -> Exported:
-    """Staged through pinned memory, in the order of the device's current stream."""
+    return _staged(*_flat_cuda(torch, tensor, where))
+
+
+def _flat_cuda(torch: Any, tensor: Any, where: tuple[int, int]) -> _Flat:
+    """Flags, header, its memory as bytes on the device, the device's slabs (None: no bytes)."""
     shape = tuple(tensor.shape)
     axes = None
     if not tensor.is_contiguous():
@@ -198,15 +235,17 @@ def _export_cuda(torch: Any, tensor: Any, where: tuple[int, int]) -> Exported:
     spec = TensorSpec(row.code, shape, row.itemsize, axes, "", where)
     flags, header = pack(spec)
     if not spec.nbytes:
-        return flags, header, b""
+        return flags, header, b"", None
     ordered = tensor if axes is None else tensor.permute(axes)
-    host = bytearray(spec.nbytes)
-    device.torch_stage(tensor).to_host(ordered.reshape(-1).view(torch.uint8), memoryview(host))
-    return flags, header, host
+    return flags, header, ordered.reshape(-1).view(torch.uint8), device.torch_stage(tensor)
 
 
 def _export_cupy(array: Any) -> Exported:
-    """As `_export_cuda`, for CuPy, whose arrays are described as numpy's are."""
+    return _staged(*_flat_cupy(array))
+
+
+def _flat_cupy(array: Any) -> _Flat:
+    """As `_flat_cuda`, for CuPy, whose arrays are described as numpy's are."""
     kind, index = (int(number) for number in array.__dlpack_device__())
     axes = None
     if not array.flags.c_contiguous:
@@ -217,11 +256,9 @@ def _export_cupy(array: Any) -> Exported:
     spec = TensorSpec(code, tuple(array.shape), itemsize, axes, text, (kind, index))
     flags, header = pack(spec)
     if not spec.nbytes:
-        return flags, header, b""
+        return flags, header, b"", None
     ordered = array if axes is None else array.transpose(axes)
-    host = bytearray(spec.nbytes)
-    device.cupy_stage(array).to_host(ordered.reshape(-1).view(_BYTES), memoryview(host))
-    return flags, header, host
+    return flags, header, ordered.reshape(-1).view(_BYTES), device.cupy_stage(array)
 
 
 def _torch_plain(torch: Any, row: dtypes.ElementType, nbytes: int) -> Callable[[Any], Any] | None:

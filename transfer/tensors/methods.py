@@ -8,8 +8,9 @@ from typing import Any, Protocol
 from transfer.tensors.arrival import BundleArrival, Sink, receive_into, receive_one
 from transfer.tensors.build import builder_for
 from transfer.tensors.bundle import OutFrame, frames_of
-from transfer.tensors.export import export
+from transfer.tensors.export import export, on_device
 from transfer.tensors.target import target_for
+from transfer.tensors.way import send_from_device
 from transports.errors import TensorMismatch, UsageError
 from transports.wire import MAX_TOPIC
 
@@ -53,11 +54,14 @@ class TensorMethods:
         Dense memory (C, Fortran or any order of axes) is not copied from 64 KiB on; `copy=False`
         asks for that whatever the size, and then the memory must not change until the returned
         tracker is done; so does memory of `Context.empty`. A tensor on a device is staged through
-        host memory. Raises NotATensor, Again, and what the pattern raises.
+        host memory, but for `copy=False` where every peer takes device pointers. Raises
+        NotATensor, Again, and what the pattern raises.
         """
-        bits, header, buffer = export(tensor)
         if topic is not None:
             topic = _topic(topic)
+        if copy is False and on_device(tensor):
+            return send_from_device(self, tensor, topic, flags, track)
+        bits, header, buffer = export(tensor)
         return self._send_outframes([(bits, 0, topic, header, buffer)], flags, track, copy)
 
     def recv_tensor(self: FrameSocket, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:

@@ -3,8 +3,9 @@
 from transports.native.flusher import Flusher
 from transports.native.pool import Frame, HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
 from transports.native.slots import Slots
-from transports.native.socket import SocketBase, Turn
+from transports.native.socket import SocketBase
 from transports.native.stream import Stream
+from transports.native.turn import Turn
 
 __all__ = [
     "Flusher",

@@ -7,6 +7,7 @@ from transports.native.pool cimport Frame
 
 cdef class Incoming(Outgoing):
     cdef list parts                 # frames of a message whose end is still to come
+    cdef bint hungry                # the kernel had no more, and a message is not complete
     # a partial frame that left the reader
     cdef char* saved
     cdef size_t saved_size

@@ -24,7 +24,7 @@ from transports.native.link cimport (
     link_arm_credit, now_ns,
 )
 from transports.native.message cimport checksum_of
-from transports.native.pool cimport Frame, HeldBuffer, Lease
+from transports.native.pool cimport Frame, HeldBuffer, Lease, copy_bytes, fill, no_memory, room_for
 from transports.native.pool import copy_into
 from transports.native.system cimport MADV_HUGEPAGE, MSG_DONTWAIT, iovec, madvise, readv, recv, sched_yield
 
@@ -63,6 +63,7 @@ cdef class Incoming(Outgoing):
         while True:
             if self.large is not None:
                 if not self.read_large():
+                    self.hungry = True
                     return None
                 frame = self.large
                 self.large = None
@@ -95,7 +96,12 @@ cdef class Incoming(Outgoing):
                         continue
             if not self.refill(reader, as_bytes, sink):
                 self.park(reader)
+                self.hungry = self.saved_size != 0 or self.parts is not None
                 return None
+
+    @property
+    def midway(self):
+        return self.hungry and not self.link.reading
 
     cdef int park(self, reader_t* reader) except -1:
         """Moves what is left in the reader into the stream's own memory."""
@@ -138,7 +144,7 @@ cdef class Incoming(Outgoing):
                 PyBuffer_Release(&view)
             frame.data = target
         elif header.flags & F_TENSOR or (size >= LARGE and not as_bytes):
-            lease = self.pool.take(size)
+            lease = room_for(self.pool, size)
             memcpy(lease.pointer, at + head, size)
             frame.data = lease
         else:
@@ -189,13 +195,13 @@ cdef class Incoming(Outgoing):
             return target
         self.spare = None
         if lease:
-            target = self.pool.take(size)
+            target = room_for(self.pool, size)
             data[0] = (<Lease>target).pointer
             return target
         try:
             target = PyBytes_FromStringAndSize(NULL, size)
-        except MemoryError as error:
-            raise InternalError(f"no memory for a message of {size} bytes") from error
+        except (MemoryError, OverflowError):
+            raise no_memory(size) from None
         data[0] = PyBytes_AS_STRING(target)
         if size >= HUGE:
             madvise(<void*>((<size_t>data[0] + 4095) & ~<size_t>4095), size - 4096, MADV_HUGEPAGE)
@@ -239,24 +245,27 @@ cdef class Incoming(Outgoing):
 
     cdef object pour(self, Frame frame, object sink):
         """Copies a payload that was read before this sink was known to where the sink wants it."""
-        cdef object target
         if frame.flags & (F_CONTROL | F_LZ4):
             return None
         target = sink(frame.meta, frame.topic, len(frame.data))
         if target is not None:
-            memoryview(target).cast("B")[:] = memoryview(frame.data).cast("B")
+            fill(target, frame.data)
             frame.data = target
 
     cdef int leave_sink(self) except -1:
         """A sink's memory is the caller's again when its call ends: the rest goes to a lease."""
         cdef Lease lease
-        if self.large is None or self.large_hold is None:
+        cdef Frame frame = self.large
+        cdef HeldBuffer held = self.large_hold
+        if frame is None or held is None:
             return 0
-        lease = self.pool.take(self.large_size)
-        memcpy(lease.pointer, self.large_data, self.large_done)
-        self.large.data = lease
-        self.large_data = lease.pointer
+        self.large = None
         self.large_hold = None
+        lease = room_for(self.pool, self.large_size)   # if it raises, the stream is lost
+        copy_bytes(lease.pointer, self.large_data, self.large_done)
+        frame.data = lease
+        self.large_data = lease.pointer
+        self.large = frame
         return 0
 
     cdef int read_large(self) except -1:
@@ -275,9 +284,9 @@ cdef class Incoming(Outgoing):
                             continue
                         break
                     self.large_done += count
+                    self.link.last_received = now_ns()   # who looks for signs of life sees them
                     if count >= SLICE // 2 and self.large_size >= HUGE:
                         sched_yield()
-                self.link.last_received = now_ns()
             self.done_reading()
             if self.large_done < self.large_size:
                 if count < 0 and (error == EAGAIN):
@@ -286,6 +295,7 @@ cdef class Incoming(Outgoing):
                 self.large_hold = None
                 self.took(NULL, count, error)
         self.link.turn = 1
+        self.hungry = False
         return 1
 
     cdef int refill(self, reader_t* reader, bint as_bytes, object sink) except -1:
@@ -386,6 +396,7 @@ cdef class Incoming(Outgoing):
         if count > 0:
             self.link.last_received = now_ns()
             self.link.turn = 1
+            self.hungry = False
             return 1
         if count < 0 and (error == EAGAIN or error == EINTR):
             return 0

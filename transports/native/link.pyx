@@ -14,6 +14,7 @@ from libc.string cimport memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport write
 
+from transports.native.pool cimport allocate
 from transports.native.system cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sched_yield, sendmsg
 from transports.native.system cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
@@ -23,6 +24,8 @@ cdef enum:
     MAX_IOV = 64
     SLICE = 512 * 1024              # of one system call: what waits for this core gets its turn
     YIELD = 4 * 1024 * 1024         # with so much to write the core is offered to others
+    ROUND = 4 * 1024 * 1024         # of one link_write: others wait for the mutex, or for the flusher
+    PIECE = 1024 * 1024             # of one copy under the mutex
     PAUSE_NS = 20 * 1000            # a send after this long a pause goes out at once
     BURST_NS = 100 * 1000           # the same where a payload is copied in between
 
@@ -139,7 +142,9 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
     """Queues one plain message of one frame and writes it if it should go out now.
 
     The caller holds the mutex. OK, FULL, BROKEN, NO_MEMORY, or WOULD_BLOCK: queued, and enough
-    has gathered that the caller had better call link_write without the GIL.
+    has gathered that the caller had better call link_write without the GIL. BROKEN means that
+    nothing was queued: what is queued and meets the end of the connection is found by take_unsent,
+    and would be sent twice if the caller offered it elsewhere, too.
     """
     cdef int64_t now
     cdef int64_t before = link.queued_bytes
@@ -168,13 +173,15 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
         return WOULD_BLOCK
     if link.turn:
         link.turn = 0
-        return BROKEN if link_write(link) == BROKEN else OK
+        link_write(link)
+        return OK
     # The clock is read for the first message after a write only: it costs as much as the rest.
     if before == 0:
         now = now_ns()
         if now - link.last_sent > PAUSE_NS and now - link.last_write > PAUSE_NS:
             link.last_sent = now
-            return BROKEN if link_write(link) == BROKEN else OK
+            link_write(link)
+            return OK
         link.last_sent = now
     if not link.armed:
         link_arm(link)
@@ -193,13 +200,14 @@ cdef bint link_gathers(link_t* link) noexcept nogil:
 
 
 cdef int link_write(link_t* link) noexcept nogil:
-    """Gives the kernel what it takes. The caller holds the mutex.
-    OK: nothing is left. WOULD_BLOCK: the kernel is full and the flusher knows. BROKEN."""
+    """Gives the kernel what it takes, up to ROUND. The caller holds the mutex. OK: nothing is left.
+    WOULD_BLOCK: the kernel is full, or it was enough for once, and the flusher knows. BROKEN."""
     cdef iovec vectors[MAX_IOV]
     cdef msghdr message
     cdef segment_t* segment
     cdef int count
     cdef size_t total
+    cdef size_t done = 0
     cdef ssize_t written
     if link.fd < 0:
         return OK
@@ -223,20 +231,28 @@ cdef int link_write(link_t* link) noexcept nogil:
                 continue
             if errno == EAGAIN:
                 link.kernel_full = 1
-                if not link.armed and not link.wants_output and not link.waiters:
-                    link_arm(link)
-                return WOULD_BLOCK
+                return leave_rest(link)
             if link.error == 0:
                 link.error = errno
                 link_give_up_begun(link)
             return BROKEN
         retire(link, written)
+        done += written
+        if done >= ROUND and link.queued_bytes > 0:
+            # A receiver as fast as we are would keep us here until the end of a very large message.
+            return leave_rest(link)
         if link.waiters and link.queued_bytes >= YIELD and written >= SLICE // 2:
             # A long copy in the kernel must not hold up the small message of another thread.
             sched_yield()
     link.kernel_full = 0
     link.last_write = now_ns()
     return OK
+
+
+cdef int leave_rest(link_t* link) noexcept nogil:
+    if not link.armed and not link.wants_output and not link.waiters:
+        link_arm(link)
+    return WOULD_BLOCK
 
 
 cdef void retire(link_t* link, size_t written) noexcept nogil:
@@ -302,33 +318,70 @@ cdef void link_give_up_begun(link_t* link) noexcept nogil:
 
 
 cdef int link_settle(link_t* link) noexcept nogil:
-    """Copies what is left of borrowed memory, so that its owner may change it. Mutex held."""
+    """Copies what is left of borrowed memory, so that its owner may change it.
+
+    Enters and leaves with the mutex held. For a long copy it lets it go in between, and writes what
+    the kernel takes meanwhile: heartbeats, credits and other links do not wait for gigabytes.
+    """
     cdef segment_t* segment = link.head
-    cdef segment_t* husk
-    cdef char* copy
-    cdef size_t rest
+    cdef int answer
     while segment != NULL:
         if segment.borrowed:
-            rest = segment.size - segment.done
-            copy = <char*>malloc(rest if rest else 1)
-            husk = <segment_t*>calloc(1, sizeof(segment_t))
-            if copy == NULL or husk == NULL:
+            answer = settle_one(link, segment)
+            if answer != OK:
+                return answer
+            segment = link.head      # the queue may be another one
+        else:
+            segment = segment.next
+    return OK
+
+
+cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
+    """From its end on, since the kernel takes its beginning meanwhile. OK also if it is gone."""
+    cdef char* data = segment.data
+    cdef size_t first = segment.done
+    cdef size_t size = segment.size
+    cdef size_t at = size
+    cdef size_t part
+    cdef char* copy = <char*>allocate(size - first if size > first else 1)
+    cdef segment_t* husk = <segment_t*>calloc(1, sizeof(segment_t))
+    if copy == NULL or husk == NULL:
+        free(copy)
+        free(husk)
+        return NO_MEMORY
+    while at > segment.done:
+        part = min(at - segment.done, <size_t>PIECE)
+        at -= part
+        memcpy(copy + at - first, data + at, part)
+        if at > segment.done:
+            if not link.error and not link.closed:
+                link_write(link)
+            pthread_mutex_unlock(&link.mutex)
+            sched_yield()
+            pthread_mutex_lock(&link.mutex)
+            if not still_borrowed(link, segment, data):
                 free(copy)
                 free(husk)
-                return NO_MEMORY
-            memcpy(copy, segment.data + segment.done, rest)
-            husk.owner = segment.owner
-            husk.next = link.finished
-            link.finished = husk
-            segment.owner = NULL
-            segment.borrowed = 0
-            link.borrowed -= 1
-            segment.data = copy
-            segment.size = rest
-            segment.done = 0
-            segment.capacity = rest if rest else 1
-        segment = segment.next
+                return OK
+    husk.owner = segment.owner
+    husk.next = link.finished
+    link.finished = husk
+    segment.owner = NULL
+    segment.borrowed = 0
+    link.borrowed -= 1
+    segment.data = copy
+    segment.size = size - first
+    segment.done -= first
+    segment.capacity = size - first if size > first else 1
     return OK
+
+
+cdef bint still_borrowed(link_t* link, segment_t* wanted, const char* data) noexcept nogil:
+    """It was neither written to its end, nor copied, nor taken back while the mutex was free."""
+    cdef segment_t* segment = link.head
+    while segment != NULL and segment != wanted:
+        segment = segment.next
+    return segment != NULL and segment.borrowed and segment.data == data
 
 
 cdef void link_arm(link_t* link) noexcept nogil:

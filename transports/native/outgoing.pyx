@@ -3,6 +3,7 @@
 
 import os
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport EPROTO
 from libc.stdint cimport uint64_t
@@ -32,6 +33,38 @@ cdef bint any_large(frames) except -1:
         if (PyBytes_GET_SIZE(data) if type(data) is bytes else memoryview(data).nbytes) >= LARGE:
             return True
     return False
+
+
+cdef class Copy:
+    """The copy of a payload, taken out of the queue as it is: it may be gigabytes."""
+
+    cdef char* data
+    cdef Py_ssize_t size
+
+    def __len__(self):
+        return self.size
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
+
+    def __dealloc__(self):
+        free(self.data)
+
+
+cdef object payload_of(segment_t* segment, bint first):
+    """What `unsent_messages` needs of a segment; its memory, if that is ours, is taken over."""
+    cdef Copy copy
+    if segment.owner != NULL:
+        return <object>segment.owner
+    if not segment.payload:
+        return PyBytes_FromStringAndSize(segment.data, segment.size)
+    if first:
+        return b""      # its header is written, so it is never sent again
+    copy = Copy.__new__(Copy)
+    copy.data = segment.data
+    copy.size = segment.size
+    segment.capacity = 0
+    return copy
 
 
 cdef class Outgoing:
@@ -279,7 +312,8 @@ cdef class Outgoing:
             add_segments(out, count, owners, hold, released)
             if total < 4096:
                 self.take_mutex()
-                answer = enqueue(self.link, out, count, total, force, not (hold or borrow), gather)
+                # Nothing of it is borrowed; what another thread lent is not copied with the GIL held.
+                answer = enqueue(self.link, out, count, total, force, False, gather)
             else:
                 self.take_mutex()
                 with nogil:
@@ -347,6 +381,7 @@ cdef class Outgoing:
     def take_unsent(self):
         """Removes and returns the messages of which no byte was given to the kernel."""
         cdef segment_t* segment
+        cdef segment_t* first
         cdef list pieces = []
         self.take_mutex()
         segment = self.link.head
@@ -355,14 +390,10 @@ cdef class Outgoing:
         self.link.queued_bytes = self.link.queued_payload = 0
         self.link.borrowed = 0
         pthread_mutex_unlock(&self.link.mutex)
-        cdef segment_t* first = segment
+        first = segment
         while segment != NULL:
-            if segment.owner != NULL:
-                payload = <object>segment.owner
-            else:
-                payload = PyBytes_FromStringAndSize(segment.data, segment.size)
-            pieces.append((payload, segment.done, segment.size, not segment.payload,
-                           bool(segment.starts_inside)))
+            pieces.append((payload_of(segment, segment == first), segment.done, segment.size,
+                           not segment.payload, bool(segment.starts_inside)))
             segment = segment.next
         release_segments(first, Broken("the connection ended before this message was sent"))
         messages = unsent_messages(pieces)

@@ -44,3 +44,10 @@ cdef class Frame:
     cdef public int flags
     cdef public int socket_type
     cdef object __weakref__
+
+
+cdef void* allocate(size_t nbytes) noexcept nogil
+cdef object no_memory(size_t size)
+cdef Lease room_for(Pool pool, size_t size)
+cdef int copy_bytes(char* target, const char* source, size_t size) except -1
+cdef int fill(object target, object source) except -1

@@ -13,7 +13,7 @@ from libc.errno cimport errno
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
-from transports.errors import InternalError
+from transports.errors import InternalError, ProtocolError
 from transports.wire import Flag
 
 cdef extern from "stdlib.h" nogil:
@@ -40,6 +40,7 @@ cdef enum:
     HUGE_PAGE = 2 * 1024 * 1024
     NO_GIL_FROM = 64 * 1024        # to copy less takes no longer than to let the GIL go
     MORE = 16
+    LONG = 1024 * 1024         # of a copy
 
 
 cdef inline int size_class(size_t nbytes, size_t* rounded) noexcept nogil:
@@ -114,9 +115,11 @@ cdef class Pool:
         Pool.close(self)
 
 
-cdef void* allocate(size_t nbytes) noexcept:
+cdef void* allocate(size_t nbytes) noexcept nogil:
+    """For `free`. NULL: there is none."""
     cdef void* pointer = NULL
-    # Huge pages make paging in fresh memory four times cheaper, but only where they are aligned.
+    # Huge pages make paging in fresh memory four times cheaper, but only where they are aligned; and
+    # giving back gigabytes of small ones keeps the whole process from new memory for a second.
     if posix_memalign(&pointer, HUGE_PAGE if nbytes >= 2 * HUGE_PAGE else 64, nbytes) != 0:
         return NULL
     if nbytes >= 2 * HUGE_PAGE:
@@ -300,3 +303,36 @@ cdef class Frame:
 
     def __repr__(self):
         return f"<Frame {len(self.data)} bytes, flags {Flag(self.flags)!r}, sequence {self.sequence}>"
+
+
+cdef object no_memory(size_t size):
+    return ProtocolError("no_memory", f"a frame of {size} bytes",
+                         hint="lower `maxmsgsize`, or free received tensors sooner")
+
+
+cdef Lease room_for(Pool pool, size_t size):
+    """Memory for a payload. Raises ProtocolError: without any, its connection ends."""
+    try:
+        return pool.take(size)
+    except InternalError:
+        raise no_memory(size) from None
+
+
+cdef int copy_bytes(char* target, const char* source, size_t size) except -1:
+    """Both must stay where they are without the GIL: it is let go for what takes long."""
+    if size < LONG:
+        memcpy(target, source, size)
+    else:
+        with nogil:
+            memcpy(target, source, size)
+    return 0
+
+
+cdef int fill(object target, object source) except -1:
+    """Copies a payload to where a sink wants it."""
+    cdef HeldBuffer place = HeldBuffer(target)
+    cdef HeldBuffer held = HeldBuffer(source)
+    if place.view.readonly or place.view.len != held.view.len:
+        raise InternalError(f"a sink gave {place.view.len} bytes for {held.view.len}, or read-only ones")
+    copy_bytes(<char*>place.view.buf, <const char*>held.view.buf, held.view.len)
+    return 0

@@ -28,7 +28,6 @@ cdef class Receiving(Sending):
     cdef dict foreign_fds           # descriptor -> how many foreign streams sleep on it
     cdef bint foreign_first
     cdef PyThread_type_lock lock    # who receives
-    cdef bint receiving
     cdef reader_t reader
     cdef Stream current             # whose bytes are in the reader
     cdef int ready[MAX_EVENTS]
@@ -36,6 +35,7 @@ cdef class Receiving(Sending):
     cdef int ready_next
     cdef object stash               # a message found by looking, for the next receive
     cdef Stream sinking             # has half a frame in the caller's memory
+    cdef object foreign_sinking     # a foreign stream that has
     cdef int64_t last_wait
     # own subscriptions
     cdef dict prefixes
@@ -48,8 +48,11 @@ cdef class Receiving(Sending):
     cdef tuple poll_once(self, bint as_bytes, sink)
     cdef tuple pour_stash(self, sink)
     cdef bint next_ready(self)
+    cdef int leave_sink(self) except -1
     cdef tuple next_of_current(self, bint as_bytes, sink)
     cdef tuple next_foreign(self, sink)
+    cdef object ask_foreign(self, object stream, sink)
+    cdef int keep_unread(self, object stream) except -1
     cdef bint wanted(self, list frames)
     cdef bint look(self) except -1
     cdef bint take_events(self, epoll_event* events, int count) except -1

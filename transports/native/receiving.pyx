@@ -7,11 +7,11 @@ from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport read as read_fd
 from posix.unistd cimport write as write_fd
 
-from transports.errors import Again, Broken, Closed, ProtocolError
+from transports.errors import Again, Broken, Closed, ProtocolError, TransferError
 
 from transports.native.incoming cimport group, prepare_reader
 from transports.native.link cimport F_CONTROL, F_LZ4, now_ns
-from transports.native.pool cimport Frame
+from transports.native.pool cimport Frame, fill
 from transports.native.stream cimport Stream
 from transports.native.system cimport epoll_event, epoll_wait
 
@@ -67,9 +67,7 @@ cdef class Receiving(Sending):
                 if timeout != 0 and not self.wait_for_input(deadline):
                     raise Again("no message came in time")
         finally:
-            if self.sinking is not None:
-                self.sinking.leave_sink()
-                self.sinking = None
+            self.leave_sink()
             self.receiving = False
             if self.exposed:
                 self.signal()
@@ -136,6 +134,8 @@ cdef class Receiving(Sending):
         while True:
             if self.current is None and not self.next_ready():
                 break
+            if self.foreign_sinking is not None:
+                self.leave_sink()  # the sink's memory is for one message
             message = self.next_of_current(as_bytes, sink)
             if message is not None:
                 return message
@@ -146,13 +146,14 @@ cdef class Receiving(Sending):
         that it breaks the protocol, and its stream is lost."""
         cdef tuple message = self.stash
         cdef Frame frame
+        self.leave_sink()  # what is half there from others would be mixed with it
         try:
             for frame in message[1]:
                 if frame.flags & (F_CONTROL | F_LZ4):
                     continue
                 target = sink(frame.meta, frame.topic, len(frame.data))
                 if target is not None:
-                    memoryview(target).cast("B")[:] = memoryview(frame.data).cast("B")
+                    fill(target, frame.data)
                     frame.data = target
         except ProtocolError as error:
             self.stash = None
@@ -171,11 +172,28 @@ cdef class Receiving(Sending):
                 self.reader.drained = 0
                 # With several peers each has one read-ahead a turn.
                 self.reader.reads = -1 if len(self.by_fd) == 1 else 1
-                if self.sinking is not None and self.sinking is not self.current:
-                    self.sinking.leave_sink()
-                    self.sinking = None
+                if self.sinking is not self.current:
+                    self.leave_sink()
                 return True
         return False
+
+    cdef int leave_sink(self) except -1:
+        """What is half read leaves the memory that a sink gave, or its stream is lost."""
+        cdef Stream stream = self.sinking
+        cdef object other = self.foreign_sinking
+        if stream is not None:
+            self.sinking = None
+            try:
+                stream.leave_sink()
+            except ProtocolError as error:
+                self.lose(stream, error)
+        if other is not None:
+            self.foreign_sinking = None
+            try:
+                other.leave_sink()
+            except TransferError as error:
+                self.lose(other, error)
+        return 0
 
     cdef tuple next_of_current(self, bint as_bytes, sink):
         """A message of the current stream; None: it has no more, and another's turn has come."""
@@ -212,6 +230,10 @@ cdef class Receiving(Sending):
         cdef object stream
         cdef object frames
         cdef tuple message
+        if self.foreign_sinking is not None and self.foreign_sinking in self.foreign_ins:
+            # Before another's message, for which it would have to leave the sink's memory.
+            self.foreign_ins.remove(self.foreign_sinking)
+            self.foreign_ins.insert(0, self.foreign_sinking)
         for _ in range(len(self.foreign_ins)):
             if not self.foreign_ins:
                 break
@@ -219,7 +241,7 @@ cdef class Receiving(Sending):
             self.foreign_ins.append(stream)
             while True:
                 try:
-                    frames = stream.receive()
+                    frames = self.ask_foreign(stream, sink)
                 except (Broken, Closed, ProtocolError) as error:
                     self.lose(stream, error)
                     break
@@ -231,7 +253,7 @@ cdef class Receiving(Sending):
                 if self.receive_mode == FILTERED and not self.wanted(frames):
                     self.filtered += 1
                     continue
-                if sink is None:
+                if sink is None or (stream.takes_sink and stream.placed):
                     return (stream, frames)
                 # It stays unread if the sink refuses.
                 self.stash = (stream, frames)
@@ -240,6 +262,42 @@ cdef class Receiving(Sending):
                     return message
                 break
         return None
+
+    cdef object ask_foreign(self, object stream, sink):
+        """A message or None. One stream at a time may have the sink's memory; others' are copied."""
+        cdef object frames
+        if (sink is None or not stream.takes_sink or self.sinking is not None
+                or (self.foreign_sinking is not None and self.foreign_sinking is not stream)):
+            return stream.receive()
+        self.foreign_sinking = stream
+        try:
+            frames = stream.receive(sink)
+        except (Broken, Closed, ProtocolError):
+            raise
+        except BaseException:  # the sink refuses
+            self.leave_sink()
+            self.keep_unread(stream)
+            raise
+        if not stream.sinking:
+            self.foreign_sinking = None
+        return frames
+
+    cdef int keep_unread(self, object stream) except -1:
+        """What a sink refused is for the next receive, and the descriptor tells of it."""
+        try:
+            frames = stream.receive()
+        except (Broken, Closed, ProtocolError) as error:
+            self.lose(stream, error)
+            return 0
+        if frames is None:
+            return 0
+        if (<Frame>frames[0]).flags & F_CONTROL:
+            self._on_control(stream, frames[0])
+        elif self.receive_mode == FILTERED and not self.wanted(frames):
+            self.filtered += 1
+        else:
+            self.stash = (stream, frames)
+        return 0
 
     cdef bint wanted(self, list frames):
         """Whether one of our own subscriptions matches; the publisher has checked before."""

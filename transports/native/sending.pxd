@@ -29,6 +29,7 @@ cdef class Sending:
     cdef int send_event
     cdef bint exposed               # the user has the descriptor
     cdef bint event_set
+    cdef bint receiving             # a thread is in a receive
     cdef int waiting                # threads that sleep in poll or epoll
     cdef object __weakref__
 

@@ -23,6 +23,8 @@ cdef enum:
     FANOUT = 2
     MAX_POLLED = 256
     PATIENCE_MS = 20           # how long a send waits for the kernel before it copies
+    # Who waits for room looks this often: of several senders one takes the notice meant for all.
+    LOOK_MS = 100
 
 
 cdef class Sending:
@@ -32,14 +34,17 @@ cdef class Sending:
         """Round robin over the streams with room: who took it, or None."""
         cdef Stream stream
         cdef int answer
+        cdef Py_ssize_t place = self.next_out
         for _ in range(len(self.outs)):
-            # `push` may let the GIL go, and streams leave meanwhile: the length is asked anew.
-            if self.next_out >= len(self.outs):
-                self.next_out = 0
+            # `push` may let the GIL go. Streams leave meanwhile: the length is asked anew. Others send:
+            # the place is our own, so that none with room is passed over.
+            if place >= len(self.outs):
+                place = 0
                 if not self.outs:
                     break
-            stream = <Stream>self.outs[self.next_out]
-            self.next_out += 1
+            stream = <Stream>self.outs[place]
+            place += 1
+            self.next_out = place
             answer = self.push(stream, data, sequence)
             if answer == OK:
                 self.messages_sent += 1
@@ -141,8 +146,9 @@ cdef class Sending:
         cdef Stream stream
         cdef uint64_t drained
         cdef bint room = False
-        read_fd(self.receive_event, &drained, 8)
-        self.event_set = False
+        if not self.receiving:  # else a notice may be meant for the receiver that sleeps
+            read_fd(self.receive_event, &drained, 8)
+            self.event_set = False
         for candidate in (self.outs if only is None else (only,)):
             if type(candidate) is Stream:
                 stream = <Stream>candidate
@@ -173,16 +179,17 @@ cdef class Sending:
         """Round robin over native and foreign streams alike."""
         cdef Py_ssize_t native
         cdef object stream
+        cdef Py_ssize_t place = self.next_out
         for _ in range(len(self.outs) + len(self.foreign_outs)):
-            # An offer may let the GIL go, and streams leave meanwhile: lengths are asked anew.
+            # As in `push_one`.
             native = len(self.outs)
-            if self.next_out >= native + len(self.foreign_outs):
-                self.next_out = 0
+            if place >= native + len(self.foreign_outs):
+                place = 0
                 if not native and not self.foreign_outs:
                     break
-            stream = (self.outs[self.next_out] if self.next_out < native
-                      else self.foreign_outs[self.next_out - native])
-            self.next_out += 1
+            stream = self.outs[place] if place < native else self.foreign_outs[place - native]
+            place += 1
+            self.next_out = place
             try:
                 if self.offer_to(stream, frames, hold, released) is not None:
                     return stream
@@ -284,11 +291,20 @@ cdef class Sending:
             stream.fail(interrupted)
             raise
         finally:
+            answer = OK
+            if not hold:
+                stream.check_process()
+                with nogil:  # gigabytes may be left
+                    pthread_mutex_lock(&link.mutex)
+                    if link.error:
+                        link_give_up_begun(link)
+                    if link.borrowed:
+                        answer = link_settle(link)
+                    pthread_mutex_unlock(&link.mutex)
             stream.take_mutex()
             link.waiters -= 1
             if link.error:
                 link_give_up_begun(link)
-            answer = link_settle(link) if link.borrowed and not hold else OK
             if link.queued_bytes and not link.wants_output and link.fd >= 0:
                 link_arm(link)
             pthread_mutex_unlock(&link.mutex)
@@ -335,13 +351,13 @@ cdef class Sending:
         cdef int count = 1
         cdef int answer
         cdef int error
-        cdef int wait = -1
+        cdef int wait = LOOK_MS
         cdef int64_t begin = now_ns()
         cdef uint64_t drained
         if deadline >= 0:
             if begin >= deadline:
                 return False
-            wait = <int>min((deadline - begin + 999999) // 1000000, 1 << 30)
+            wait = <int>min((deadline - begin + 999999) // 1000000, LOOK_MS)
         watched[0].fd = self.send_event
         watched[0].events = POLLIN
         watched[0].revents = 0
@@ -423,7 +439,12 @@ class Countdown:
 cdef Py_ssize_t payload_size(data) except -1:
     if type(data) is bytes:
         return PyBytes_GET_SIZE(data)
-    return memoryview(data).nbytes
+    try:
+        return memoryview(data).nbytes
+    except TypeError:
+        if hasattr(data, "__cuda_array_interface__"):  # for a foreign stream; others refuse it
+            return data.nbytes
+        raise
 
 
 cdef tuple shared(tuple frame):

@@ -1,26 +1,8 @@
 # What users call. See socket.pyx.
 
-from libc.stdint cimport int64_t, uint64_t
-
 from transports.native.receiving cimport Receiving
 from transports.native.stream cimport Stream
-
-cdef enum:
-    BUCKETS = 21
-
-
-cdef class Turn:
-    cdef public uint64_t number
-    cdef public uint64_t last
-    cdef public object stream
-    cdef public object failure
-    cdef public bint open
-    cdef public bint simple
-    cdef readonly uint64_t total_ns
-    cdef uint64_t buckets[BUCKETS]
-    cdef public int64_t asked
-
-    cpdef void answered(self, int64_t now) noexcept
+from transports.native.turn cimport Turn
 
 
 cdef class SocketBase(Receiving):
@@ -36,6 +18,8 @@ cdef class SocketBase(Receiving):
 
     cdef void close_descriptors(self) noexcept
     cdef bint send_in_turn(self, bytes data) except -1
+    cdef bint ask(self, Turn turn, bytes data) except -1
+    cdef bint reply(self, Turn turn, bytes data) except -1
     cdef object send_slowly(self, data, int flags, bint copy, bint track)
     cdef object recv_slowly(self, int flags, bint copy, bint track)
     cdef object recv_in_turn(self, bint copy, bint track)

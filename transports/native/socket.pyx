@@ -7,13 +7,13 @@ halves in sending.pyx and receiving.pyx. The GIL guards the lists; the receive l
 
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport free
 from posix.unistd cimport close as close_fd
 from posix.unistd cimport usleep
 from posix.unistd cimport write as write_fd
 
-from transports.errors import Again, InternalError, NotSupported
+from transports.errors import Again, Broken, InternalError, NotSupported
 
 from transports.native cimport link as native_link
 from transports.native.flusher cimport Flusher
@@ -26,6 +26,7 @@ from transports.native.system cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, epoll_create1,
     epoll_ctl, epoll_event, eventfd,
 )
+from transports.native.turn cimport Turn
 
 cdef extern from "pythread.h" nogil:
     ctypedef void* PyThread_type_lock
@@ -38,28 +39,9 @@ cdef enum:
     FANOUT = 2
     FAIR = 1
     REQ = 0
+    SENDING = 0                # sides of a turn
+    RECEIVING = 1
     LOOK_MS = 50               # a REQ looks this often whether its peer still lives
-
-
-cdef class Turn:
-    """Whose turn it is on a REQ or REP; see transports/turn.py."""
-
-    def __cinit__(self):
-        self.simple = True
-
-    @property
-    def counts(self):
-        return [self.buckets[index] for index in range(BUCKETS)]
-
-    cpdef void answered(self, int64_t now) noexcept:
-        cdef int64_t took = now - self.asked
-        cdef int64_t bound = 16000
-        cdef int index = 0
-        while index < BUCKETS - 1 and took > bound:
-            bound <<= 1
-            index += 1
-        self.buckets[index] += 1
-        self.total_ns += took
 
 
 cdef class SocketBase(Receiving):
@@ -137,20 +119,29 @@ cdef class SocketBase(Receiving):
     cdef bint send_in_turn(self, bytes data) except -1:
         """The common send of a REQ or REP; False: the pattern has to look."""
         cdef Turn turn = self._turn
-        cdef Stream stream
-        if not turn.simple:
+        if not turn.simple or not turn.take(SENDING):
             return False
-        if self.socket_type == REQ:
-            if turn.number or turn.failure is not None:
-                return False
-            stream = self.push_one(data, turn.last + 1)
-            if stream is None:
-                return False
-            turn.last += 1
-            turn.number = turn.last
-            turn.stream = stream
-            turn.asked = now_ns()
-            return True
+        try:
+            return self.ask(turn, data) if self.socket_type == REQ else self.reply(turn, data)
+        finally:
+            turn.give(SENDING)
+
+    cdef bint ask(self, Turn turn, bytes data) except -1:
+        cdef Stream stream
+        if turn.number or turn.failure is not None:
+            return False
+        turn.pending = turn.last + 1
+        stream = self.push_one(data, turn.pending)
+        if stream is None:
+            return False
+        turn.last += 1
+        turn.asks(stream, turn.last, now_ns())
+        if turn.number and stream.socket is not self:  # it went meanwhile: nobody else will say so
+            turn.failure = Broken("the peer went before it could answer")
+        return True
+
+    cdef bint reply(self, Turn turn, bytes data) except -1:
+        cdef Stream stream
         if not turn.open or type(turn.stream) is not Stream:
             return False
         stream = <Stream>turn.stream
@@ -221,37 +212,42 @@ cdef class SocketBase(Receiving):
     cdef object recv_in_turn(self, bint copy, bint track):
         """The common receive of a REQ or REP; what is not common goes to the pattern."""
         cdef Turn turn = self._turn
-        cdef tuple message
+        cdef tuple message = None
         cdef Frame frame
-        cdef bint asks = self.socket_type == REQ
-        if asks:
-            if (turn.number == 0 or not turn.simple or turn.failure is not None
-                    or 0 <= self.receive_timeout <= LOOK_MS):
+        cdef object admitted
+        if self.socket_type == REQ:
+            if (turn.number and turn.simple and turn.failure is None
+                    and not 0 <= self.receive_timeout <= LOOK_MS):
+                try:
+                    message = self.next_message(LOOK_MS, copy, None)
+                except Again:
+                    message = None
+            if message is None:
+                return self._recv_general(0, copy, track)
+            frame = only_frame(message)
+            # A reply that a tracker waits for has more to do.
+            if frame is not None and self._lockstep and turn.answers(message[0], frame.sequence):
+                turn.answered(now_ns())
+                return frame.data if copy and type(frame.data) is bytes else (
+                    frame.bytes if copy else frame)
+            admitted = self._admitted(message[0], message[1])
+        else:
+            if turn.open or not turn.take(RECEIVING):
                 return self._recv_general(0, copy, track)
             try:
-                message = self.next_message(LOOK_MS, copy, None)
-            except Again:
-                return self._recv_general(0, copy, track)
-        elif turn.open:
-            return self._recv_general(0, copy, track)
-        else:
-            message = self.next_message(self.receive_timeout, copy, None)
-        if len(<list>message[1]) == 1:
-            frame = <Frame>(<list>message[1])[0]
-            if frame.flags == 0 and frame.sequence:
-                if asks and message[0] is turn.stream and frame.sequence == turn.number:
-                    turn.number = 0
-                    turn.answered(now_ns())
-                    return frame.data if copy and type(frame.data) is bytes else (
-                        frame.bytes if copy else frame)
-                if not asks and frame.socket_type == REQ and type(message[0]) is Stream:
+                message = self.next_message(self.receive_timeout, copy, None)
+                frame = only_frame(message)
+                if frame is not None and frame.socket_type == REQ and type(message[0]) is Stream:
                     turn.stream = message[0]
                     turn.number = frame.sequence
                     turn.open = True
                     turn.simple = True
                     return frame.data if copy and type(frame.data) is bytes else (
                         frame.bytes if copy else frame)
-        return self._turn_message(message[0], message[1], copy)
+                admitted = self._admitted(message[0], message[1])
+            finally:
+                turn.give(RECEIVING)
+        return self._turn_message(message[0], admitted, copy)
 
     # --- descriptors ----------------------------------------------------------------------------
 
@@ -430,8 +426,11 @@ cdef class SocketBase(Receiving):
         frame = frames[len(frames) - 1]
         return frame.bytes if copy else frame
 
-    def _turn_message(self, stream, frames, copy):
-        return self._deliver(stream, frames, 0, copy)
+    def _admitted(self, stream, frames):
+        return frames
+
+    def _turn_message(self, stream, admitted, copy):
+        return self._deliver(stream, admitted, 0, copy)
 
     def _on_control(self, stream, frame):
         pass
@@ -448,6 +447,15 @@ cdef inline void count_one(SocketBase self, Stream stream, size_t size) noexcept
     self.bytes_received += size
     if link.credits and not link.credit_armed:
         link_arm_credit(link)
+
+
+cdef inline Frame only_frame(tuple message):
+    """The plain frame of a numbered message, if it is no more than that."""
+    cdef Frame frame
+    if len(<list>message[1]) != 1:
+        return None
+    frame = <Frame>(<list>message[1])[0]
+    return frame if frame.flags == 0 and frame.sequence else None
 
 
 cdef Frame plain_frame(bytes data, header_t* header):

@@ -20,7 +20,7 @@ from transports.native.system cimport (
     POLLIN, PR_SET_NAME, PR_SET_TIMERSLACK, SIG_SETMASK, epoll_create1, epoll_ctl, epoll_event,
     epoll_wait, eventfd, pollfd, ppoll, prctl, pthread_atfork, pthread_create, pthread_join,
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
-    pthread_sigmask, sigfillset, sigset_t,
+    pthread_mutex_trylock, pthread_sigmask, sigfillset, sigset_t,
 )
 from transports.native cimport link as native_link
 
@@ -255,7 +255,15 @@ cdef int flush_pending(flusher_t* flusher) noexcept nogil:
     pthread_mutex_unlock(&flusher.mutex)
     while link != NULL:
         count += 1
-        pthread_mutex_lock(&link.mutex)
+        if pthread_mutex_trylock(&link.mutex) != 0:
+            # Somebody writes there, perhaps for long. As `armed` is set, nobody else lists it.
+            following = link.next_pending
+            pthread_mutex_lock(&flusher.mutex)
+            link.next_pending = flusher.pending
+            flusher.pending = link
+            pthread_mutex_unlock(&flusher.mutex)
+            link = following
+            continue
         following = link.next_pending
         link.armed = 0
         if not link.closed and link.fd >= 0 and not link.error and not link.wants_output:
@@ -289,15 +297,7 @@ cdef int send_due_credits(flusher_t* flusher) noexcept nogil:
         pthread_mutex_unlock(&flusher.mutex)
         full_fence()
         count += 1
-        pthread_mutex_lock(&link.mutex)
-        if not link.closed and link.fd >= 0 and not link.error and link.received != link.credited:
-            again = 1
-            if link.queued_bytes == 0:
-                put_credit(link)
-                write_and_watch(flusher, link)
-        elif link.closed or link.error:
-            again = 0
-        pthread_mutex_unlock(&link.mutex)
+        again = credit_one(flusher, link) or again
         pthread_mutex_lock(&flusher.mutex)
         if (again or link.credit_armed) and not link.closed:
             link.credit_due = now + CREDIT_NS
@@ -310,6 +310,20 @@ cdef int send_due_credits(flusher_t* flusher) noexcept nogil:
         else:
             link.credit_listed = 0
         pthread_mutex_unlock(&flusher.mutex)
+
+
+cdef int credit_one(flusher_t* flusher, link_t* link) noexcept nogil:
+    """Whether it must be looked at again because there was, or is, something to tell."""
+    cdef int found = 0
+    if pthread_mutex_trylock(&link.mutex) != 0:
+        return 1           # somebody writes there: a credit would be late, and others must not wait
+    if not link.closed and link.fd >= 0 and not link.error and link.received != link.credited:
+        found = 1
+        if link.queued_bytes == 0:
+            put_credit(link)
+            write_and_watch(flusher, link)
+    pthread_mutex_unlock(&link.mutex)
+    return found
 
 
 cdef void put_credit(link_t* link) noexcept nogil:

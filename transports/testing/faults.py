@@ -11,6 +11,7 @@ of its own. It can cut, delay, stall, corrupt a byte, and pass a few bytes at a 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import select
 import socket
@@ -23,7 +24,7 @@ from typing import Self
 
 from transports.address import Address
 from transports.base import Capabilities, Listener, Transport
-from transports.errors import NotSupported
+from transports.errors import Closed, NotSupported
 from transports.reactor import EDGE, READABLE, WRITABLE, Reactor, Timer
 from transports.tcp import connect_error
 
@@ -267,7 +268,8 @@ class _Link:
         elif all(flow.done for flow in self._flows):
             self.end(False)
         elif any(moved):
-            self._reactor.call_soon(self._turn)  # others have their turn in between
+            with contextlib.suppress(Closed):  # the transport closes at this moment, and ends this link
+                self._reactor.call_soon(self._turn)  # others have their turn in between
         else:
             self._wait(now)
 

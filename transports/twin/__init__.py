@@ -3,13 +3,13 @@
 Same classes, same contract (`transports/core_contract.pyi`), same tests (`tests/core`).
 """
 
-from transports.turn import Turn
 from transports.twin.flusher import Flusher
 from transports.twin.frame import Frame
 from transports.twin.pool import HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
 from transports.twin.slots import Slots
 from transports.twin.socket import SocketBase
 from transports.twin.stream import Stream
+from transports.twin.turn import Turn
 
 __all__ = [
     "Flusher",

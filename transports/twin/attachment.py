@@ -7,6 +7,7 @@ import selectors
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from transports.errors import Closed
@@ -68,8 +69,9 @@ class Attachments:
     # -- attaching
 
     def _attach(self, stream: Any, sends: bool, receives: bool) -> None:
-        self._check()
+        self._flusher.check_process()  # before the lock, which may be held for ever in a forked child
         with self._lock:
+            self._check()
             self._attached[stream] = receives
             if sends:
                 self._join_round(stream)
@@ -90,7 +92,7 @@ class Attachments:
     def _detach(self, stream: Any) -> None:
         with self._lock:
             self._remove(stream)
-            if stream in self._turns:
+            with suppress(ValueError):  # a receiver takes streams out without the lock
                 self._turns.remove(stream)
 
     def _streams(self) -> list[Any]:
@@ -207,6 +209,7 @@ class Attachments:
 
     def _notify(self) -> None:
         with self._lock:
+            self._full.clear()  # limits may have changed
             self._wake_senders()
             self._wake.set()
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from transports.errors import ProtocolError, UsageError
+from transports.errors import InternalError, ProtocolError, UsageError
 from transports.twin.frame import Frame
-from transports.twin.pool import HeldBuffer, Lease, Pool, flat_view
+from transports.twin.pool import HeldBuffer, Lease, Pool, flat_view, pour
 from transports.wire import (
     BY_REFERENCE,
     EXTENDED_LENGTH,
@@ -208,6 +208,15 @@ class Decoder:
         """A message has begun and is not complete."""
         return bool(self._rest or self._parts or self.head is not None)
 
+    @property
+    def starving(self) -> bool:
+        """All that came was taken, and a message is not complete."""
+        if self.messages:
+            return False
+        if self.head is None:
+            return bool(self._rest or self._parts)
+        return (len(self._rest) if self._view is None else self._got) < self.head.length
+
     def feed(self, data: bytes) -> None:
         """Takes any number of bytes. Raises ProtocolError."""
         if self.head is not None:
@@ -269,7 +278,7 @@ class Decoder:
         if not head.flags & TENSOR:
             return data
         # Received tensors are writable and own their memory.
-        lease = self._pool.lease(len(data))
+        lease = room_for(len(data), self._pool)
         memoryview(lease)[:] = data
         return lease
 
@@ -301,7 +310,7 @@ class Decoder:
     def body(self, sink: Sink | None) -> memoryview:
         """Where the rest of the large frame's data goes. With a sink, it is asked first.
 
-        What the sink raises leaves the frame unread.
+        What the sink raises leaves the frame unread. Raises ProtocolError without memory for it.
         """
         head = self.head
         assert head is not None
@@ -311,7 +320,7 @@ class Decoder:
                 if self._body is not None:
                     self.placed.add(len(self._parts))
             if self._body is None:
-                self._body = self._pool.lease(head.length)
+                self._body = room_for(head.length, self._pool)
             self._view = flat_view(self._body)
             known, self._rest = self._rest[: head.length], self._rest[head.length :]
             self._view[: len(known)] = known
@@ -347,15 +356,18 @@ class Decoder:
             self.placed = set()
 
     def unplace(self) -> None:
-        """Moves what is half received out of buffers that a sink gave: its call is over."""
+        """Moves what is half received out of buffers that a sink gave: its call is over.
+
+        Raises ProtocolError when there is no memory for that.
+        """
         if not self.placed:
             return
         placed, self.placed = self.placed, set()
         if self._view is not None and len(self._parts) in placed:
             assert self.head is not None
-            lease = self._pool.lease(self.head.length)
+            lease = room_for(self.head.length, self._pool)
             view = memoryview(lease)
-            view[: self._got] = self._view[: self._got]
+            pour(view[: self._got], self._view[: self._got])
             self._body, self._view = lease, view
         for index, frame in enumerate(self._parts):
             if index in placed:
@@ -372,11 +384,20 @@ def chosen(sink: Sink, meta: bytes | None, topic: bytes | None, nbytes: int) -> 
     return buffer
 
 
+def room_for(nbytes: int, pool: Pool) -> Lease:
+    """Memory for a payload. Raises ProtocolError: without any, the connection ends."""
+    try:
+        return pool.lease(nbytes)
+    except InternalError:
+        hint = "lower maxmsgsize, or free received tensors sooner"
+        raise ProtocolError("no_memory", f"a frame of {nbytes} bytes", hint=hint) from None
+
+
 def copied(data: Any, pool: Pool) -> Lease:
-    """The same bytes on a lease of the pool."""
+    """The same bytes on a lease of the pool. Raises ProtocolError as `room_for` does."""
     view = flat_view(data)
-    lease = pool.lease(view.nbytes)
-    memoryview(lease)[:] = view
+    lease = room_for(view.nbytes, pool)
+    pour(memoryview(lease), view)
     return lease
 
 
@@ -393,5 +414,5 @@ def place(frames: list[Frame], sink: Sink, placed: set[int]) -> None:
     ]
     for frame, buffer in zip(frames, buffers, strict=True):
         if buffer is not None:
-            flat_view(buffer)[:] = frame.buffer
+            pour(flat_view(buffer), flat_view(frame.data))
             frame.data = buffer

@@ -82,10 +82,14 @@ class Flusher:
 
     # -- for streams
 
-    def check(self) -> None:
-        """Raises ForkedError in a child of the process that made this, Closed after `close`."""
+    def check_process(self) -> None:
+        """Raises ForkedError in a child of the process that made this."""
         if self.generation != fork.generation:
             raise fork.refuse()
+
+    def check(self) -> None:
+        """Raises ForkedError in a child of the process that made this, Closed after `close`."""
+        self.check_process()
         if self._closed:
             raise Closed("the context is closed")
 
@@ -157,8 +161,11 @@ class Flusher:
             with self._lock:
                 self._wake.clear()
                 pending, self._pending = self._pending, []
-            for stream in pending + ready:
-                stream._write_pending()
+            busy = [stream for stream in dict.fromkeys(pending + ready) if not stream._write_pending()]
+            if busy:  # somebody writes there, perhaps for long: the others do not wait for that
+                with self._lock:
+                    self._pending += busy
+                    self._wake.set()
             if self._credits and time.monotonic() >= self._credit_due:
                 self._send_credits()
 

@@ -15,6 +15,7 @@ from transports.errors import Broken
 from transports.twin import fork
 from transports.twin.codec import CONTROL, LARGE, encode, normalize
 from transports.twin.flusher import Flusher, Released
+from transports.twin.message import Message
 from transports.wire import CREDIT, Control
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ COALESCE = 64 * 1024
 PAUSE_NS = 60_000
 #: buffers in one write; the system allows 1024
 MAX_IOV = 512
+#: bytes of one system call, and of one round of them: others wait for the lock, or for the flusher
+SLICE, ROUND = 1 << 20, 4 << 20
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -35,50 +38,6 @@ class Owner(Protocol):
     def _opened(self, stream: Outgoing) -> None: ...
     def _closing(self, stream: Outgoing) -> None: ...
     def _has_room(self, stream: Outgoing) -> None: ...
-
-
-class Message:
-    """One message in the out-queue."""
-
-    __slots__ = ("begun", "borrowed", "chunks", "control", "frames", "left", "released", "size")
-
-    def __init__(
-        self, frames: list[OutFrame], chunks: list[bytes | memoryview], size: int, released: Released | None
-    ) -> None:
-        self.frames = frames
-        self.chunks = chunks
-        self.left = sum(map(len, chunks))  # bytes the kernel has not got
-        self.size = size  # payload bytes, for the counters
-        self.control = bool(frames[0][0] & CONTROL)
-        self.borrowed = any(type(frame[4]) is not bytes for frame in frames)
-        self.begun = False
-        self.released = released
-
-    def own(self) -> None:
-        """Copies what still points into memory of the user's."""
-        self.borrowed = False
-        if self.begun:
-            self.chunks = [bytes(chunk) for chunk in self.chunks]
-            self.frames = []  # a message that was begun is never sent again
-            return
-        copies: dict[int, bytes] = {}
-        for position, (flags, sequence, topic, meta, data) in enumerate(self.frames):
-            if type(data) is not bytes:
-                copies[id(data)] = copy = bytes(data)
-                self.frames[position] = (flags, sequence, topic, meta, copy)
-        self.chunks = [copies.get(id(chunk), chunk) for chunk in self.chunks]
-
-    def advance(self, count: int) -> None:
-        """The kernel took `count` bytes more, fewer than are left."""
-        self.begun = True
-        self.left -= count
-        done = 0
-        while count >= len(self.chunks[done]):
-            count -= len(self.chunks[done])
-            done += 1
-        del self.chunks[:done]
-        if count:
-            self.chunks[0] = memoryview(self.chunks[0])[count:]
 
 
 class Outgoing:
@@ -131,6 +90,7 @@ class Outgoing:
         hold: bool = False,
         released: Released | None = None,
     ) -> bool:
+        self._flusher.check_process()  # before the lock, which may be held for ever in a forked child
         message = self._offer(normalize(frames), force, hold, released)
         if message is None:
             return False
@@ -239,19 +199,24 @@ class Outgoing:
             self._flusher.arm(self)
 
     def _write(self) -> None:
-        """Writes until the queue is empty or the kernel is full."""
+        """Writes until the queue is empty, the kernel is full, or it was enough for once."""
         sock = self._socket
         self._turn = False
+        done = 0
         while self._queue and sock is not None and self.broken is None:
             try:
-                self._written(sock.sendmsg(self._next_chunks(), (), _NOSIGNAL))
+                if done >= ROUND:
+                    raise BlockingIOError  # as if it were full: the flusher comes back to it
+                count = sock.sendmsg(self._next_chunks(), (), _NOSIGNAL)
+                done += count
+                self._written(count)
             except BlockingIOError:
                 if not self._kernel_full:
                     self._kernel_full = True
                     self._flusher.drain(sock.fileno(), self)
                 return
-            except OSError as error:
-                self._break(failed(error))
+            except OSError as error:  # without its traceback, which would keep the memory written from
+                self._break(failed(error.with_traceback(None)))
                 return
             except BaseException as error:
                 # An interrupt between the system's answer and our account of it: how much went
@@ -261,14 +226,18 @@ class Outgoing:
         self._end_drain()
 
     def _next_chunks(self) -> list[bytes | memoryview]:
-        if len(self._queue) == 1:
-            return self._queue[0].chunks[:MAX_IOV]
+        first = self._queue[0]
+        if len(first.chunks[0]) > SLICE:
+            return [memoryview(first.chunks[0])[:SLICE]]
         chunks: list[bytes | memoryview] = []
+        size = 0
         for message in islice(self._queue, MAX_IOV):
-            chunks += message.chunks
-            if len(chunks) >= MAX_IOV:
-                break
-        return chunks[:MAX_IOV]
+            for chunk in message.chunks:
+                size += len(chunk)
+                if chunks and (size > SLICE or len(chunks) >= MAX_IOV):
+                    return chunks
+                chunks.append(chunk)
+        return chunks
 
     def _written(self, count: int) -> None:
         self.last_sent_ns = time.monotonic_ns()
@@ -327,8 +296,13 @@ class Outgoing:
     def _own(self, message: Message) -> None:
         """The caller gets its memory back: copies what is not written yet."""
         with self._lock:
+            before = list(message.chunks)
+        if not before:
+            return
+        copies = message.copies(before)
+        with self._lock:
             if message.left:
-                message.own()
+                message.own(before, copies)
 
     def _settle(self, own: Message | None = None) -> None:
         """Tells those who wait. `own` is the message of this very call, which is told directly."""
@@ -390,19 +364,26 @@ class Outgoing:
 
     # -- the flusher's
 
-    def _write_pending(self) -> None:
-        """Writes what was gathered, or what the full kernel left."""
-        with self._lock:
+    def _write_pending(self) -> bool:
+        """Writes what was gathered, or what the full kernel left. False: not now, somebody else writes."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             self._armed = False
             if self._queue and self.broken is None and self._socket is not None:
                 self._write()
             else:
                 self._end_drain()
+        finally:
+            self._lock.release()
         self._settle()
+        return True
 
     def _send_credit(self) -> bool:
-        """Tells the peer how much was consumed. False: not now, output is queued."""
-        with self._lock:
+        """Tells the peer how much was consumed. False: not now, output is queued or on its way."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             able = self.broken is None and self._socket is not None and self.credits
             if able and self._queue:
                 return False
@@ -417,6 +398,8 @@ class Outgoing:
                 self._queue.append(message)
                 self._pending_bytes += message.left
                 self._write()
+        finally:
+            self._lock.release()
         self._settle()
         return True
 

@@ -17,6 +17,8 @@ ALIGNMENT = 64
 #: from here on a block is a mapping of its own: page aligned, and untouched pages cost nothing
 MAPPED = 16 * 1024
 HUGE = 2 << 20
+#: of a copy that holds the GIL
+PIECE = 1 << 20
 #: a block is at most a quarter larger than what was asked for: four size classes an octave
 _STEPS = 4
 _SMALLEST = 256
@@ -195,13 +197,7 @@ class Pool:
     def _allocate(size: int) -> mmap.mmap | bytearray:
         if size < MAPPED:
             return bytearray(size + ALIGNMENT)
-        block = mmap.mmap(-1, size)
-        if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
-                block.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without huge pages serves small ones
-        return block
+        return mapping(size)
 
     def _take_back(self, block: mmap.mmap | bytearray) -> None:
         size = len(block) if isinstance(block, mmap.mmap) else len(block) - ALIGNMENT
@@ -217,6 +213,19 @@ class Pool:
             self._limit = -1
             self._free.clear()
             self.cached = 0
+
+
+def mapping(size: int) -> mmap.mmap:
+    """Memory that costs only what is written to, of huge pages if it is large: giving back gigabytes of
+    small ones keeps the whole process from new memory for a second."""
+    # Private: by default it is shared memory, which has no huge pages, and is a forked child's too.
+    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            block.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # a kernel without huge pages serves small ones
+    return block
 
 
 def _offset(block: mmap.mmap | bytearray) -> int:
@@ -240,6 +249,14 @@ def flat_view(obj: Any) -> memoryview:
             pass
     # The only way of the standard library to flatten any format and any order; nothing is pickled.
     return PickleBuffer(obj).raw()
+
+
+def pour(target: memoryview, source: bytes | memoryview) -> None:
+    """Copies flat bytes of the same length. Others get the GIL in between: gigabytes take seconds."""
+    if len(target) != len(source):
+        raise ValueError(f"{len(source)} bytes for {len(target)}")
+    for start in range(0, len(target), PIECE):
+        target[start : start + PIECE] = source[start : start + PIECE]
 
 
 class HeldBuffer:

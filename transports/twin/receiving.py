@@ -6,7 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import Again, Broken, ProtocolError
+from transports.errors import Again, Broken, ProtocolError, TransferError
 from transports.prefixes import Prefixes
 from transports.twin.attachment import Attachments, Found, deadline_of
 from transports.twin.codec import CONTROL, copied, place
@@ -36,6 +36,8 @@ class Receiving(Attachments):
         self.waited_ns = 0
         self._own_prefixes = Prefixes()
         self._since_poll = 0
+        #: a foreign stream that has half a message in the sink's memory
+        self._sinking: Any = None
 
     # -- own subscriptions
 
@@ -67,6 +69,7 @@ class Receiving(Attachments):
                 stream, frames, _ = found
                 if sink is None:
                     break
+                self._leave_foreign_sink()
                 try:
                     self._place(found, sink)
                     break
@@ -78,6 +81,7 @@ class Receiving(Attachments):
                 self.bytes_received += len(frame)
             return stream, frames
         finally:
+            self._leave_foreign_sink()
             self._end_receiving()
 
     def _begin_receiving(self, deadline: float) -> None:
@@ -119,7 +123,7 @@ class Receiving(Attachments):
     def _find(self, deadline: float, sink: Sink | None) -> Found | None:
         """The next message that we want, None at the deadline. Control frames go to their hook."""
         while True:
-            found = self._next_decoded()
+            found = self._next_decoded(sink)
             if found is None:
                 found = self._await_message(deadline, sink)
                 if found is None:
@@ -135,7 +139,7 @@ class Receiving(Attachments):
 
     # -- decoded messages, in turn
 
-    def _next_decoded(self) -> Found | None:
+    def _next_decoded(self, sink: Sink | None) -> Found | None:
         """A message that needs no waiting, of the stream whose turn it is."""
         turns = self._turns
         self._since_poll += 1
@@ -146,20 +150,19 @@ class Receiving(Attachments):
                 stream = turns.popleft()
             except IndexError:  # another thread detached it
                 break
-            found = self._take_from(stream)
+            found = self._take_from(stream, sink)
             if found is not None:
                 return found
         return None
 
-    def _take_from(self, stream: Any) -> Found | None:
+    def _take_from(self, stream: Any, sink: Sink | None) -> Found | None:
         try:
             if isinstance(stream, Stream):
                 with stream._reading:
                     taken = stream._next()
                     again = stream._has_decoded
             else:
-                frames = stream.receive()
-                taken = None if frames is None else (frames, set())
+                taken = self._take_from_foreign(stream, sink)
                 again = taken is not None
         except (Broken, ProtocolError) as error:
             self._lose(stream, error)
@@ -168,6 +171,32 @@ class Receiving(Attachments):
         if again:
             self._turns.append(stream)
         return None if taken is None else (stream, *taken)
+
+    def _take_from_foreign(self, stream: Any, sink: Sink | None) -> tuple[list[Frame], set[int]] | None:
+        """One stream at a time may have the sink's memory; messages of others are copied."""
+        if sink is None or not stream.takes_sink or self._sinking not in (None, stream):
+            frames = stream.receive()
+            return None if frames is None else (frames, set())
+        self._sinking = stream
+        try:
+            frames = stream.receive(sink)
+        except (Broken, ProtocolError):
+            raise
+        except BaseException:  # the sink refuses: the message is for the next call
+            self._leave_foreign_sink()
+            self._turns.append(stream)
+            raise
+        if not stream.sinking:
+            self._sinking = None
+        return None if frames is None else (frames, {0} if stream.placed else set())
+
+    def _leave_foreign_sink(self) -> None:
+        stream, self._sinking = self._sinking, None
+        if stream is not None:
+            try:
+                stream.leave_sink()
+            except TransferError as error:
+                self._lose(stream, error)
 
     # -- waiting
 
@@ -180,7 +209,7 @@ class Receiving(Attachments):
             while True:
                 timeout = _poll_timeout(deadline, spin_until)
                 half_read = self._poll(timeout, sink, half_read)
-                found = self._next_decoded()
+                found = self._next_decoded(None if half_read is not None else sink)
                 if found is not None:
                     spent = time.monotonic_ns() - started
                     self.waited_ns += spent
@@ -191,7 +220,13 @@ class Receiving(Attachments):
                     return None
         finally:
             if half_read is not None:
-                half_read._decoder.unplace()
+                self._out_of_sink(half_read)
+
+    def _out_of_sink(self, half_read: Stream) -> None:
+        """Its call is over, so its half message leaves the caller's memory; or the stream ends."""
+        half_read._leave_sink()
+        if half_read._failure is not None and half_read not in self._turns:
+            self._turns.append(half_read)
 
     def _poll(
         self, timeout: float | None, sink: Sink | None, half_read: Stream | None = None
@@ -212,16 +247,14 @@ class Receiving(Attachments):
                 self._turns.extend(other for other in stream if other not in self._turns)
                 continue
             if half_read is not None and half_read is not stream:
-                half_read._decoder.unplace()
+                self._out_of_sink(half_read)
                 half_read = None
             with stream._reading:
                 try:
                     # Behind a message that is ready nobody asks the sink: it is asked for one message.
-                    stream._pull(None if self._turns else sink)
-                except ProtocolError as error:  # so says the sink of the header
-                    stream._end(error)
+                    stream._pull(None if self._turns or self._sinking is not None else sink)
                 except BaseException:
-                    stream._decoder.unplace()
+                    stream._leave_sink()
                     raise
             if stream._has_decoded:
                 if stream not in self._turns:

@@ -83,18 +83,18 @@ class Sending(Attachments):
             except Broken as error:
                 self._lost_sending(stream, error)
                 raise
-        senders = self._senders
-        for _ in range(len(senders)):
-            position = self._next_sender
-            if position >= len(senders):
-                position = 0
-            self._next_sender = position + 1
-            try:
-                candidate = senders[position]
-            except IndexError:  # another thread detached one
-                continue
+        with self._lock:
+            senders, first = list(self._senders), self._next_sender
+        for step in range(len(senders)):
+            # Every one is looked at, whatever other threads do to the turn: whoever is passed over
+            # with room would never tell us.
+            position = (first + step) % len(senders)
+            candidate = senders[position]
+            if candidate not in self._attached:
+                continue  # another thread detached it
             try:
                 if self._give(candidate, frames, hold, released):
+                    self._next_sender = position + 1
                     return candidate
             except Broken as error:
                 self._lost_sending(candidate, error)
@@ -102,9 +102,12 @@ class Sending(Attachments):
 
     def _give(self, stream: Any, frames: list[OutFrame], hold: bool, released: Released | None) -> bool:
         if not isinstance(stream, Stream):
+            before = self._room_count
             if stream.send(frames, hold=hold, released=released):
                 return True
-            self._full.add(stream)
+            with self._lock:
+                if self._room_count == before:  # else its room may have come, and been told, meanwhile
+                    self._full.add(stream)
             return False
         # The list becomes the queue's; another stream of a fan-out needs its own.
         several = self._send_mode == FANOUT

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transports.turn import Turn
 from transports.twin.codec import LZ4, MORE, TENSOR, TOPIC
 from transports.twin.flusher import Flusher
 from transports.twin.pool import Pool
 from transports.twin.receiving import Receiving
 from transports.twin.sending import NONE, Sending, plain
+from transports.twin.turn import Turn
 
 if TYPE_CHECKING:
     from transports.twin.frame import Frame

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 READ_AHEAD = 64 * 1024
 #: behind the data of a large frame only this much is read along: it has to be copied
 READ_BEHIND = 4 * 1024
+#: of one system call: who looks for signs of life sees them
+SLICE = 1 << 20
 
 
 class Stream(Subscribable, Outgoing):
@@ -96,6 +98,15 @@ class Stream(Subscribable, Outgoing):
     def carrier(self, value: Carrier | None) -> None:
         self._decoder.carrier = value
 
+    @property
+    def midway(self) -> bool:
+        if not self._reading.acquire(blocking=False):
+            return False  # somebody reads at this moment
+        try:
+            return self._failure is None and self._decoder.starving
+        finally:
+            self._reading.release()
+
     # -- receiving
 
     def receive(self) -> list[Frame] | None:
@@ -129,12 +140,24 @@ class Stream(Subscribable, Outgoing):
         return frames, placed
 
     def _pull(self, sink: Sink | None) -> None:
-        """Reads until a message is whole or nothing is there. Only what the sink raises gets out."""
+        """Reads until a message is whole or nothing is there. Only what the sink raises gets out, and
+        that ends the stream if it is a ProtocolError."""
         decoder = self._decoder
         while not decoder.messages and self._failure is None:
-            body = None if decoder.head is None else decoder.body(sink)
+            try:
+                body = None if decoder.head is None else decoder.body(sink)
+            except ProtocolError as error:  # so says the sink of the header, or there is no memory
+                self._end(error.with_traceback(None))
+                return
             if not self._read(body):
                 return
+
+    def _leave_sink(self) -> None:
+        """Moves what is half received out of memory that is the caller's again."""
+        try:
+            self._decoder.unplace()
+        except ProtocolError as error:  # there is no memory for it
+            self._end(error.with_traceback(None))
 
     def _read(self, body: memoryview | None) -> bool:
         """One read, decoded. False: nothing is there, or the end (see `_failure`)."""
@@ -148,6 +171,8 @@ class Stream(Subscribable, Outgoing):
             if body is None:
                 data = sock.recv(READ_AHEAD)
                 count = len(data)
+            elif len(body) > SLICE:
+                count, data = sock.recv_into(body[:SLICE]), b""
             else:
                 count = sock.recvmsg_into((body, self._behind))[0]
                 data = bytes(self._behind[: max(0, count - len(body))])

@@ -32,11 +32,12 @@ class Incoming(Outgoing):
     ) -> None:
         super().__init__(port, endpoint, fd, theirs, around)
         self.credits = around.credits
-        self.placed = False
+        #: memory of a sink's that the stream uses, or that its last message lies in
+        self._sunk: Any = None
         self._from = [port.worker.tag(own | kind) for kind in (BATCH, PAYLOAD, GRANT)]
         self._unpacker = Unpacker(around.max_message, around.pool)
-        #: what is being received: the request, its memory, whether a sink chose that
-        self._incoming: tuple[Any, Any, bool] | None = None
+        #: what is being received: the request, its memory
+        self._incoming: tuple[Any, Any] | None = None
         self._granting: Any = None  # the last grant's request and bytes
         self._collect = 0  # so many are taken in whoever waits, since the peer is leaving
         self._polite = around.socket_type in _POLITE
@@ -53,10 +54,12 @@ class Incoming(Outgoing):
         messages = self._unpacker.messages
         with self._port:
             if not messages and not self._closed:
-                self.placed = False
                 self._pull(sink)
+            self.placed = False
             if messages:
                 frames = messages.popleft()
+                if self._sunk is not None and frames[0].data is self._sunk:
+                    self.placed, self._sunk = True, None
                 self.received += 1
                 for frame in frames:
                     self.received_bytes += len(frame.data)
@@ -103,7 +106,7 @@ class Incoming(Outgoing):
         if self._incoming is None and not self._begin_incoming(sink):
             return False
         assert self._incoming is not None
-        request, memory, placed = self._incoming
+        request, memory = self._incoming
         if not request.completed:
             return False
         self._incoming = None
@@ -114,7 +117,6 @@ class Incoming(Outgoing):
         self.last_received_ns = time.monotonic_ns()
         if unpacker.awaited is not None:
             unpacker.fill(memory)
-            self.placed = placed
         else:
             self._granted(unpacker.feed(memory))
         return True
@@ -131,7 +133,7 @@ class Incoming(Outgoing):
                 worker.discard(found)
                 raise ProtocolError("length", f"a batch of {found.length} bytes")
             memory: Any = bytearray(found.length)
-            self._incoming = self._endpoint.take(found, memory), memory, False
+            self._incoming = self._endpoint.take(found, memory), memory
             return True
         found = worker.find(self._from[PAYLOAD])
         if found is None:
@@ -139,30 +141,54 @@ class Incoming(Outgoing):
         if found.length != awaited.length:
             raise ProtocolError("length", f"{found.length} bytes came where {awaited.length} were announced")
         memory = None
-        if sink is not None and self._unpacker.single and not awaited.flags & _LZ4:
+        if sink is not None and self._sunk is None and self._unpacker.single and not awaited.flags & _LZ4:
             memory = chosen(sink, awaited.meta, awaited.topic, awaited.length)
-        placed = memory is not None
+        chosen_by_sink = memory is not None
         if memory is None:
             memory = self._pool.lease(awaited.length)
         found = worker.find(self._from[PAYLOAD], remove=True)
-        self._incoming = self._endpoint.take(found, memory), memory, placed
+        self._incoming = self._endpoint.take(found, memory), memory
+        if chosen_by_sink:
+            self._sunk = memory
         return True
 
     def leave_sink(self) -> None:
         """The call whose sink chose memory is over: nothing is written there afterwards."""
         with self._port:
-            incoming = self._incoming
-            if incoming is None or not incoming[2]:
+            sunk, incoming = self._sunk, self._incoming
+            if sunk is None:
                 return
-            deadline = time.monotonic() + _FINISHING
-            while not incoming[0].completed and time.monotonic() < deadline and self.broken is None:
-                self._port.advance()
-            if incoming[0].completed and self.broken is None:
-                lease = self._pool.lease(len(flat(incoming[1])))
-                memoryview(lease)[:] = flat(incoming[1])
-                self._incoming = incoming[0], lease, False
-            else:
-                self._fail(Broken("a payload did not arrive in time"))
+            if incoming is not None and incoming[1] is sunk:
+                deadline = time.monotonic() + _FINISHING
+                while not incoming[0].completed and time.monotonic() < deadline and self.broken is None:
+                    self._port.advance()
+                if self._incoming is incoming and not incoming[0].completed:
+                    # Only the end of the stream takes the memory from UCX.
+                    self._sunk = None
+                    self._fail(Broken("a payload did not arrive in time"))
+                    raise Broken("a payload did not arrive in time")
+            self._sunk = None
+            try:
+                self._move_out(sunk)
+            except TransferError as error:
+                self._fail(error)
+
+    def _move_out(self, sunk: Any) -> None:
+        """What arrived in a sink's memory, and was not received, lies in ours."""
+        for frames in self._unpacker.messages:  # others made progress, and completed it
+            if frames[0].data is sunk:
+                frames[0].data = self._copied(sunk)
+        if self._incoming is not None and self._incoming[1] is sunk and self._incoming[0].completed:
+            self._incoming = self._incoming[0], self._copied(sunk)
+
+    def _copied(self, data: Any) -> Any:
+        lease = self._pool.lease(len(flat(data)))
+        memoryview(lease)[:] = flat(data)
+        return lease
+
+    @property
+    def sinking(self) -> bool:
+        return self._sunk is not None
 
     def has_arrived(self) -> bool:
         """Whether a receiver should look; for those who made progress in its place."""

@@ -58,6 +58,7 @@ class Port:
         self.calls: list[Callable[[], object]] = []
         self.streams: list[Member] = []
         self._fabric = fabric
+        self.has_cuda = bool(fabric.has_cuda)
         self._process = fabric.process
         self._lock = threading.Lock()
         self._reactor = reactor

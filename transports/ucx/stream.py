@@ -36,11 +36,11 @@ class UcxStream(Incoming):
     """See `core_contract.Stream`. Thread-safe by the port's lock. It owns `endpoint` and `fd`.
 
     own, theirs: the owner's part of the tags that we receive by, and that the peer does.
-    `receive` takes a sink too, which is asked for large payloads that are a message by themselves;
-    `placed` says whether the last message lies where the sink said.
+    Its sink is asked for large payloads that are a message by themselves.
     """
 
     device = "ucx"
+    takes_sink = True
 
     def __init__(
         self, port: Port, endpoint: Endpoint, fd: int, own: int, theirs: int, around: Surroundings
@@ -53,6 +53,11 @@ class UcxStream(Incoming):
         self._credit_timer: Any = None
         with port:
             port.join(self)
+
+    @property
+    def takes_device_memory(self) -> bool:
+        """UCX was built for CUDA, and nobody computes checksums."""
+        return self._port.has_cuda and not self.checksum
 
     def fileno(self) -> int:
         """The connection beside it."""
@@ -151,7 +156,7 @@ class UcxStream(Incoming):
         """Lets the cancelled requests end; those that do not, with the memory that they use."""
         open_: list[tuple[Any, Any]] = [(request, data) for request, _, data in self._requests]
         if self._incoming is not None:
-            open_.append(self._incoming[:2])
+            open_.append(self._incoming)
         if self._granting is not None:
             open_.append(self._granting)
         self._requests.clear()

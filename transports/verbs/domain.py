@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from transports.errors import Closed, ForkedError
+from transports.errors import Closed, ForkedError, TransferError
 from transports.verbs.choosing import Route, choose_route
 from transports.verbs.driver import DeviceHandle, Driver, load
 from transports.verbs.memory import Handle, Regions, SlabPool, Sources
@@ -35,6 +35,34 @@ class Domain:
         self.device.close()
 
 
+class Wish:
+    """Memory of the user's that is registered when the device is open. Made by `Domains.wish`.
+
+    handle: its registration, or None as yet; error: why there is none although the device is open.
+    """
+
+    def __init__(self, domains: Domains, data: Any) -> None:
+        self.handle: Handle | None = None
+        self.error: TransferError | None = None
+        self._domains = domains
+        self._data = data
+
+    def begin(self, domain: Domain) -> None:
+        """Raises RegistrationError. Called under the lock of its owner."""
+        self.handle = domain.regions.add(self._data)
+
+    def end(self) -> None:
+        """Called under the lock of its owner."""
+        handle, self.handle = self.handle, None
+        self._data = None
+        if handle is not None:
+            handle.close()
+
+    def close(self) -> None:
+        """Idempotent; any thread. In a forked child it leaves all to the parent."""
+        self._domains.forget(self)
+
+
 class Domains:
     """The domains of one context, opened at the first use. Closed with the context."""
 
@@ -43,6 +71,8 @@ class Domains:
         self._load = driver
         self._lock = threading.Lock()
         self._domain: Domain | None = None
+        self._wishes: set[Wish] = set()
+        self._spent_ns = 0  # by domains that are closed
         self._pid = os.getpid()
         self._closed = False
 
@@ -61,7 +91,39 @@ class Domains:
                 except BaseException:
                     device.close()
                     raise
+                for wish in self._wishes:
+                    try:
+                        wish.begin(self._domain)
+                    except TransferError as error:  # the connection works without it
+                        wish.error = error
             return self._domain
+
+    def wish(self, data: Any) -> Wish:
+        """Registers flat memory now, if the device is open, else as soon as it is.
+
+        Raises RegistrationError, TypeError, BufferError, Closed, ForkedError.
+        """
+        check_process(self._pid)
+        made = Wish(self, data)
+        with self._lock:
+            if self._closed:
+                raise Closed("the context is closed")
+            if self._domain is not None:
+                made.begin(self._domain)
+            self._wishes.add(made)
+        return made
+
+    def forget(self, wish: Wish) -> None:
+        if os.getpid() == self._pid:
+            with self._lock:
+                self._wishes.discard(wish)
+                wish.end()
+
+    @property
+    def registration_ns(self) -> int:
+        """Time spent registering memory, for metrics."""
+        domain = self._domain
+        return self._spent_ns + (0 if domain is None else domain.device.registration_ns)
 
     def register(self, data: Any) -> Handle:
         """Registers memory of the user's, so that sending from it registers nothing on the way.
@@ -76,6 +138,10 @@ class Domains:
             return
         with self._lock:
             self._closed = True
+            for wish in self._wishes:
+                wish.end()
+            self._wishes.clear()
+            self._spent_ns = self.registration_ns
             domain, self._domain = self._domain, None
         if domain is not None:
             domain.close()

@@ -150,6 +150,8 @@ class DeviceHandle(ABC):
 
     name: str
     limits: DeviceLimits
+    #: nanoseconds spent registering memory, written by `memory`
+    registration_ns: int = 0
 
     @abstractmethod
     def port(self, number: int) -> PortState: ...

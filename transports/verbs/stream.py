@@ -88,6 +88,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         others: list[Frame] = []
         try:
             while (frames := self.beside.receive()) is not None:
+                self.last_received_ns = time.monotonic_ns()
                 for frame in frames:
                     data = frame.bytes
                     if beside.is_ours(data):

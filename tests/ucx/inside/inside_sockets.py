@@ -151,6 +151,20 @@ def test_tensors(context):
     assert pull.recv_tensor().sum() == 100_000
 
 
+def test_a_tensor_arrives_in_the_callers_memory_without_a_copy(context):
+    push, pull = connected(context, transfer.PUSH, transfer.PULL)
+    [stream] = pull._streams()
+    out = np.zeros(1 << 18)
+    for number in range(3):
+        push.send_tensor(np.full(1 << 18, float(number)))
+        assert pull.recv_tensor(out=out) is out
+        assert (out == number).all() and stream.placed
+    push.send_tensor(np.zeros(1 << 17))
+    with pytest.raises(transfer.TensorMismatch):
+        pull.recv_tensor(out=out)
+    assert (out == 2).all() and pull.recv_tensor().shape == (1 << 17,)
+
+
 def test_memory_that_was_sent_may_change_at_once(context):
     push, pull = connected(context, transfer.PUSH, transfer.PULL)
     array = np.ones(1 << 20)

@@ -216,7 +216,7 @@ def test_memory_of_a_sink_is_left_alone_after_its_call():
         with one._port as port:  # the sender cannot go on
             until(lambda: port.worker.step() or len(one._requests) == 2, "the announcement")
             deadline = time.monotonic() + 10
-            while other._incoming is None or not other._incoming[2]:
+            while not other.sinking:
                 port.worker.step() if other._unpacker.awaited is None else None
                 assert other.receive(lambda *_: out) is None
                 assert time.monotonic() < deadline
@@ -225,6 +225,24 @@ def test_memory_of_a_sink_is_left_alone_after_its_call():
         out[:] = bytes(len(out))
         assert receive(other)[0].bytes == data
         assert not any(out)
+
+
+def test_what_others_completed_leaves_the_memory_of_a_sink_too():
+    """The call ended at the moment when somebody else's progress completed the message."""
+    with kit() as made:
+        one, other = made.connect()
+        data = os.urandom(1 << 20)
+        out = bytearray(1 << 20)
+        one.send(plain(data))
+        message = drive(one, other, lambda *_: out)
+        other._unpacker.messages.append(message)
+        other._sunk = out
+        assert other.sinking
+        other.leave_sink()
+        assert not other.sinking
+        out[:] = bytes(len(out))
+        [frame] = other.receive(lambda *_: pytest.fail("asked for what is here"))
+        assert not other.placed and frame.bytes == data
 
 
 # -- bad peers -------------------------------------------------------------------------------------

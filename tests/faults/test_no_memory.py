@@ -1,0 +1,113 @@
+"""Messages that are allowed by `maxmsgsize` and that the machine cannot hold: one connection ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.raw import TENSOR, Raw
+from tests.faults.stranger import speak, stranger
+from tests.faults.test_bad_peer import Watched, header
+from tests.sockets.processes import Program
+from transfer import PUSH
+from transports.errors import Again, InternalError
+from transports.wire import SocketType
+
+FRAMES = {
+    "bytes": lambda size: Raw(bytes(100_000), length=size),
+    "a beginning": lambda size: Raw(bytes(100), length=size),
+    "a tensor": lambda size: Raw(bytes(100_000), TENSOR, meta=header(8, 1, size), length=size),
+}
+CALLS = {
+    "recv": lambda pull: pull.recv(),
+    "recv without copy": lambda pull: pull.recv(copy=False),
+    "recv_multipart": lambda pull: pull.recv_multipart(),
+    "recv_tensor": lambda pull: pull.recv_tensor(),
+}
+CASES = [(frame, call) for frame in FRAMES for call in CALLS if frame == "a tensor" or call != "recv_tensor"]
+
+
+# Beyond what a process can address, so that no setting of the kernel's promises it.
+@pytest.mark.parametrize("size", [1 << 48, 1 << 62])
+@pytest.mark.parametrize(("frame", "call"), CASES)
+def test_it_ends_its_connection_and_no_other(context, frame, call, size):
+    watched = Watched(context, maxmsgsize=2**63 - 1)
+    with stranger(watched.pull.last_endpoint) as bare:
+        speak(bare, FRAMES[frame](size))
+
+        def look():
+            watched.pull.receive_timeout = 20
+            with pytest.raises(Again):
+                CALLS[call](watched.pull)
+
+        watched.refuses(bare, "no_memory", look)
+    watched.pull.receive_timeout = 10_000
+    watched.nobody_noticed()
+
+
+def test_a_terabyte(context):
+    """What began this: 2 TB are allowed, and a peer says that it sends one."""
+    watched = Watched(context, maxmsgsize=2 << 40)
+    try:
+        context.pool.lease(1 << 40)
+    except InternalError:
+        pass
+    else:
+        pytest.skip("this kernel promises a terabyte")
+    with stranger(watched.pull.last_endpoint) as bare:
+        speak(bare, Raw(bytes(1000), length=1 << 40))
+        watched.refuses(bare, "no_memory")
+    watched.nobody_noticed()
+
+
+def test_none_to_send_only_sockets_either(context):
+    """A PUSH is sent data by a peer that must not: the reactor finds it, and lives on."""
+    push = context.socket(PUSH, maxmsgsize=2**63 - 1)
+    push.bind("tcp://127.0.0.1:0")
+    monitor = push.get_monitor()
+    kinds = []
+    with stranger(push.last_endpoint, kind=SocketType.PULL) as bare:
+        speak(bare, Raw(bytes(100_000), length=1 << 62))
+        while "disconnected" not in kinds:
+            event = monitor.recv(10)
+            kinds.append(event.kind)
+            if event.kind == "protocol_failed":
+                assert event.reason == "no_memory"
+    assert "protocol_failed" in kinds
+
+
+LEAVING = """
+    import contextlib, resource, sys
+    import numpy, transfer
+    from tests.core.raw import TENSOR, Raw
+    from tests.faults.stranger import awaited, ended, speak, stranger
+    from tests.faults.test_bad_peer import header
+    from tests.sockets.helpers import pair_of
+
+    SIZE = 512 << 20
+    with transfer.Context() as context:
+        pull, push = pair_of(context, transfer.PULL, transfer.PUSH, rcvtimeo=500)
+        out = numpy.empty(SIZE, numpy.uint8)
+        monitor = pull.get_monitor()
+        with stranger(pull.last_endpoint) as bare:
+            speak(bare, Raw(bytes(1000_000), TENSOR, meta=header(8, 1, SIZE), length=SIZE))
+            with open("/proc/self/statm") as statm:
+                used = int(statm.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
+            # The wait ends before the message does, and what has come must leave `out`.
+            with contextlib.suppress(transfer.Again):
+                pull.recv_tensor(out=out)
+            pull.poll(1000)
+            print(awaited(monitor, "protocol_failed").reason, flush=True)
+            assert ended(bare)
+        push.send(b"still here")
+        pull.rcvtimeo = 10_000
+        print(pull.recv().decode(), len(pull.peers()), flush=True)
+"""
+
+
+@pytest.mark.parametrize("core", ["twin", "native"], indirect=True)
+def test_none_to_leave_the_callers_memory(core):
+    """`out=` is the caller's again when its call is over, and there is no room for what has come."""
+    with Program(LEAVING, core=core.__name__.split(".")[1]) as program:
+        code, out, errors = program.finish(40)
+    assert (code, out.split("\n")[:2], errors) == (0, ["no_memory", "still here 1"], "")
