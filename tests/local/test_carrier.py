@@ -159,6 +159,48 @@ def test_many_threads_place_and_nothing_is_mixed(ends):
     assert not failed
 
 
+def test_idle_segments_are_given_back_on_both_sides(ends):
+    sender, receiver = ends
+    reference, _ = sent(sender, bytes(SIZE))
+    kept = receiver.carrier.fetch(reference)
+    del kept
+    for _ in range(2):
+        sender.carrier.rest()
+    assert sender.carrier.nbytes == 0
+    assert eventually(lambda: not receiver.carrier._segments and not mappings())
+    reference, _ = sent(sender, b"x" * SIZE)
+    assert bytes(memoryview(receiver.carrier.fetch(reference))[:3]) == b"xxx"
+
+
+def test_a_closed_receiver_keeps_only_what_is_seen(ends, core):
+    """One view of a block does not keep the segments and the other blocks."""
+    sender, receiver = ends
+    blocks = blocks_of(sender, core)
+    regions = [blocks.allocate(SIZE) for _ in range(2)]
+    seen = receiver.carrier.fetch(sent(sender, regions[0], hold=True)[0])
+    unread, _ = sent(sender, regions[1], hold=True)
+    receiver.carrier.fetch(sent(sender, bytes(SIZE))[0])
+    before = mappings()
+    receiver.carrier.close()
+    assert not receiver.carrier._segments and not receiver.carrier._blocks
+    assert mappings() < before
+    with pytest.raises(Broken):
+        receiver.carrier.fetch(unread)
+    assert bytes(memoryview(seen)[:1]) == b"\0"
+
+
+def test_a_context_that_is_full_leaves_the_rest_to_the_connection(ends, caplog):
+    sender, receiver = ends
+    sender.shared["local.carriers"].budget.limit = 5 << 20
+    kept = []
+    while (placed := sender.carrier.place(message(bytes(1 << 20)), False, None, False)) is not None:
+        kept.append(receiver.carrier.fetch(placed[0][0][4]))
+    assert len(kept) == 4 and sender.carrier.refused == {"crowded": 1}
+    assert ["all connections of the context" in record.message for record in caplog.records] == [True]
+    sender.carrier.close()
+    assert sender.shared["local.carriers"].budget.total == 0
+
+
 # --- memory of blocks ---------------------------------------------------------------------------
 
 

@@ -178,3 +178,16 @@ def test_a_closed_door_is_gone():
     with pytest.raises(Declined):
         enter(door.name, TOKEN)
     close(theirs)
+
+
+def test_who_is_not_waited_for_any_more_is_sent_away(door):
+    """A peer that came in and was killed before the dialogue was over."""
+    before = len(os.listdir("/proc/self/fd"))
+    pair = enter(door.name, TOKEN)
+    close(pair)
+    door.forget(TOKEN)
+    door.forget(TOKEN)
+    assert not door._waiting and not door._silent
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(Declined):
+        door.take(TOKEN)

@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tests.sockets.conftest import core_module
 from transports.local import segments
 from transports.local.memory import make_memfd
-from transports.local.segments import MOST_SLOTS, PAGE, Arena, slot_size, slots_of
+from transports.local.segments import MOST_SLOTS, PAGE, Arena, Budget, slot_size, slots_of
 
 
 @pytest.fixture
@@ -234,3 +234,66 @@ def test_closing_leaves_no_descriptor_and_views_stay(core):
     assert segment.fd == -1
     memoryview(region)[-1:] = b"z"
     assert arena.find(1, PAGE) is None
+
+
+# --- what the connections of one context share ------------------------------------------------------
+
+
+def test_connections_together_stay_in_the_budget(core):
+    budget = Budget(5 << 17)
+    arenas = [Arena(core, 1 << 30, budget) for _ in range(5)]
+    taken = [arena.take(100_000) for arena in arenas]
+    assert [type(each) for each in taken] == [tuple, tuple, str, str, str] and taken[2] == "crowded"
+    assert budget.total == sum(arena.total for arena in arenas) <= 5 << 17
+    arenas[0].close()
+    arenas[0].close()
+    assert budget.total == arenas[1].total
+    segments._LOOK_AGAIN, before = 0.0, segments._LOOK_AGAIN
+    try:
+        assert isinstance(arenas[2].take(100_000), tuple)
+    finally:
+        segments._LOOK_AGAIN = before
+    for arena in arenas:
+        arena.close()
+    assert budget.total == 0
+
+
+def test_what_one_connection_does_not_use_goes_to_the_next(core, monkeypatch):
+    monkeypatch.setattr(segments, "_LOOK_AGAIN", 0.0)
+    spared = []
+    budget = Budget(5 << 17)
+    arenas = [Arena(core, 1 << 30, budget, lambda number=n: spared.append(number)) for n in range(4)]
+    for turn in range(3):
+        for arena in arenas:
+            segment, index = arena.take(100_000)
+            segment.announced = True
+            segment.slots.free(index)
+            assert budget.total <= 5 << 17, turn
+    assert len(spared) >= 4  # whose, nobody knows
+    held = [arena.take(100_000) for arena in arenas]
+    assert sum(isinstance(each, tuple) for each in held) == 2  # what is in use is nobody else's
+    for arena in arenas:
+        arena.close()
+
+
+def test_no_memory_costs_nothing_of_the_budget(core, monkeypatch):
+    monkeypatch.setattr(segments, "make_memfd", lambda nbytes: (_ for _ in ()).throw(OSError(12, "none")))
+    budget = Budget()
+    arena = Arena(core, 1 << 30, budget)
+    assert arena.take(100_000) == "no_memory" and budget.total == 0
+    arena.close()
+
+
+def test_what_rests_is_given_back(core):
+    arena = Arena(core, 1 << 30)
+    held, index = arena.take(50_000)
+    other = arena.take(8 << 20)
+    other[0].slots.free(other[1])
+    arena.rest()  # something was taken since
+    assert arena.total == held.size + other[0].size
+    arena.rest()
+    assert arena.total == held.size
+    held.slots.free(index)
+    arena.rest()
+    assert arena.total == 0
+    arena.close()

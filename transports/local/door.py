@@ -54,6 +54,13 @@ class Door:
             raise Declined("unreachable", "the peer did not come in by the Unix socket")
         return found[1]
 
+    def forget(self, token: bytes) -> None:
+        """The peer that was told this token is not waited for any more. Idempotent."""
+        self._accept_all()
+        found = self._waiting.pop(token, None)
+        if found is not None:
+            _close(found[1])
+
     def close(self) -> None:
         """Idempotent. In a forked child it closes the child's copies only."""
         self._listener.close()

@@ -10,8 +10,9 @@ from pathlib import Path
 from transports.errors import InternalError
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-#: left to everybody else
+#: left to everybody else, who may take some at the same moment: bytes, and a part of what is there
 _RESERVE = 64 << 20
+_RESERVE_PART = 16
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/proc/self/cgroup")
@@ -25,7 +26,8 @@ def make_memfd(nbytes: int) -> int:
     signal at the first write. Raises InternalError, OSError.
     """
     # The kernel takes page by page until it has to kill somebody: nobody but us says no in time.
-    left = available_memory() - _RESERVE
+    available = available_memory()
+    left = available - max(_RESERVE, available // _RESERVE_PART)
     if nbytes > left:
         raise InternalError(
             f"no {nbytes} bytes of shared memory: {max(0, left)} are left", hint="does a memory limit apply?"
