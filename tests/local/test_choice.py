@@ -159,7 +159,8 @@ def test_two_users_of_one_host_use_tcp():
     with transfer.Context() as context, context.socket(PULL, rcvtimeo=10_000) as pull:
         pull.bind(TCP)
         with Program(source, pull.last_endpoint, core="native", TRANSFER_LOCAL="on") as program:
-            assert program.line().startswith("tcp |")
+            told = program.line()
+            assert told.startswith("tcp | ") and "another user" in told
             assert pull.recv() == b"x" * 200_000 and pull.peers()[0].transport == "tcp"
             assert program.finish()[0] == 0
 
@@ -198,7 +199,50 @@ def test_another_network_namespace_is_another_host(namespace):
         enter = ["import os, ctypes", f"fd = os.open('/var/run/netns/{name}', os.O_RDONLY)",
                  "assert ctypes.CDLL(None).setns(fd, 0) == 0", "os.close(fd)"]  # fmt: skip
         with Program("\n".join([*enter, source]), pull.last_endpoint, core="native") as program:
-            assert program.line().startswith("tcp |")
+            assert program.line().endswith("tcp; not local: the peer has another network namespace")
+            assert pull.recv() == b"x" * 200_000 and pull.peers()[0].transport == "tcp"
+            assert program.finish()[0] == 0
+
+
+#: in a namespace of its own, of the kind that is told
+APART = """
+    import ctypes, os, sys
+    if ctypes.CDLL(None, use_errno=True).unshare(int(sys.argv[2])):
+        print("none", flush=True)
+        os._exit(0)
+    if int(sys.argv[2]) & 0x20000000 and os.fork():
+        os.wait()
+        os._exit(0)
+"""
+MOUNTS, PROCESSES, NAMES = 0x20000, 0x20000000, 0x4000000 | 0x8000000
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may leave a namespace")
+@pytest.mark.parametrize("kind", [MOUNTS, PROCESSES, NAMES])
+def test_namespaces_that_do_not_part_the_two(kind):
+    """Containers with the host's network: neither files nor process ids are needed."""
+    source = textwrap.dedent(APART) + textwrap.dedent(ONE_WAY)
+    with transfer.Context() as context, context.socket(PULL, rcvtimeo=10_000) as pull:
+        pull.bind(TCP)
+        with Program(source, pull.last_endpoint, kind, core="native", TRANSFER_LOCAL="on") as program:
+            told = program.line()
+            if told == "none":
+                pytest.skip("this system makes no such namespace")
+            assert told.startswith("local | ")
+            assert pull.recv() == b"x" * 200_000 and pull.peers()[0].transport == "local"
+            assert program.finish()[0] == 0
+
+
+def test_a_user_namespace_parts_the_two():
+    """Its users have other numbers, or none."""
+    source = textwrap.dedent(APART) + textwrap.dedent(ONE_WAY)
+    with transfer.Context() as context, context.socket(PULL, rcvtimeo=10_000) as pull:
+        pull.bind(TCP)
+        with Program(source, pull.last_endpoint, 0x10000000, core="native", TRANSFER_LOCAL="on") as program:
+            told = program.line()
+            if told == "none":
+                pytest.skip("this system makes no such namespace")
+            assert told.startswith("tcp | ") and "another user" in told
             assert pull.recv() == b"x" * 200_000 and pull.peers()[0].transport == "tcp"
             assert program.finish()[0] == 0
 

@@ -396,6 +396,10 @@ def test_empty_over_tcp_is_a_tensor_like_any_other(context, monkeypatch):
         push.send_tensor(tensor)
         got = pull.recv_tensor()
         assert got.dtype == "int32" and (got == 4).all() and pull.peers()[0].transport == "tcp"
+        mine = plain.empty((300, 300))
+        mine[:] = 6
+        push.send_tensor(mine).wait(5)  # a tracker, whatever carries it
+        assert (pull.recv_tensor() == 6).all()
         small = plain.empty(5)
         assert small.shape == (5,)
         for socket in plain.kept:
