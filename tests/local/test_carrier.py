@@ -128,6 +128,30 @@ def test_what_was_never_sent_comes_back(ends):
     assert all(s.slots.idle for s in sender.carrier._arena._segments.values())
 
 
+def test_what_was_never_sent_when_it_was_closed_is_gone(ends, core):
+    """Another thread closes the socket between the place and the queue."""
+    sender, _ = ends
+    told = Told()
+    region = blocks_of(sender, core).allocate(SIZE)
+    frames = [*message(bytes(SIZE)), *message(region)]
+    placed, released, _ = sender.carrier.place(frames, True, told, False)
+    sender.carrier.close()
+    with pytest.raises(Broken):
+        sender.carrier.take_back(placed)
+    released(Broken("the queue"))
+    assert len(told.heard) == 1 and not sender.carrier._lending
+
+
+def test_nothing_is_made_behind_the_end(ends, caplog):
+    """A thread that was about to send when another one closed."""
+    sender, _ = ends
+    before = descriptors()
+    sender.carrier.close()
+    assert sender.carrier.place(message(bytes(SIZE)), False, None, False) is None
+    assert sender.carrier.nbytes == 0 and not sender.carrier.refused and not caplog.records
+    assert descriptors().keys() <= before.keys()
+
+
 def test_memory_that_is_not_flat_takes_no_place(ends):
     sender, _ = ends
     scattered = memoryview(bytearray(4 * SIZE))[::2]

@@ -126,7 +126,8 @@ class LocalCarrier:
     def _copy(self, data: Any, size: int) -> bytes | None:
         found = self._arena.take(size)
         if isinstance(found, str):
-            self._refuse(found)
+            if not self._closed:
+                self._refuse(found)
             return None
         if self._arena.dropped:
             self._tell_dropped()
@@ -139,7 +140,8 @@ class LocalCarrier:
             raise
         if not ready:
             segment.slots.free(index)
-            self._refuse("unread")
+            if not self._closed:
+                self._refuse("unread")
             return None
         return REFERENCE.pack(segment.number, _SLOT, segment.offset(index), size)
 
@@ -180,10 +182,20 @@ class LocalCarrier:
         return REFERENCE.pack(loan.block.number, way, loan.offset, size)
 
     def take_back(self, frames: list[OutFrame]) -> list[OutFrame]:
-        """Frames that were never sent, with their payloads again."""
-        return [self._restored(frame) if frame[0] & BY_REFERENCE else frame for frame in frames]
+        """Frames that were never sent, with their payloads again. Raises Broken after `close`, and
+        ProtocolError if the peer has used them nevertheless."""
+        back: list[OutFrame] = []
+        for frame in frames:  # all of them, also behind one that is lost
+            restored = self._restored(frame) if frame[0] & BY_REFERENCE else frame
+            if restored is not None:
+                back.append(restored)
+        if len(back) == len(frames):
+            return back
+        if self._closed:
+            raise Broken("this end closed the stream")
+        raise ProtocolError("beside", "the peer was done with a message that was never sent to it")
 
-    def _restored(self, frame: OutFrame) -> OutFrame:
+    def _restored(self, frame: OutFrame) -> OutFrame | None:
         number, way, offset, size = REFERENCE.unpack(frame[4])
         data: Any
         if way & 0xFF == _SLOT:
@@ -192,7 +204,7 @@ class LocalCarrier:
         else:
             data = self._lending.end(way >> 8, Broken("the message was never sent"))
         if data is None:
-            raise ProtocolError("beside", "the peer was done with a message that was never sent to it")
+            return None
         return (frame[0] & ~BY_REFERENCE, frame[1], frame[2], frame[3], data)
 
     def _take_places_back(self, placed: list[OutFrame]) -> None:
@@ -220,8 +232,11 @@ class LocalCarrier:
         if (number, share) in self._borrowed:
             raise ProtocolError("reference", "a share of memory that is still in use here")
         block = self._known(self._blocks, number)
-        view = block.view(offset, size, private=kind == _PRIVATE)
-        self._borrowed.add((number, share))
+        with self._lock:  # else the descriptor might be closed meanwhile, and its number another's
+            if self._closed:
+                raise Broken("this end closed the stream")
+            view = block.view(offset, size, private=kind == _PRIVATE)
+            self._borrowed.add((number, share))
         return self._core.Region(view, lambda: self._give_back(number, share))
 
     def _known(self, announced: dict[int, Any], number: int) -> Any:

@@ -133,7 +133,7 @@ class Arena:
         self._budget = budget or Budget()
         self._budget.add(self)
         self._spared = spared
-        self._used = False
+        self._used = self._closed = False
         # Reentrant: the collector may end something that closes the arena inside any statement.
         self._lock = threading.RLock()
         self._numbers = 0
@@ -145,7 +145,7 @@ class Arena:
 
     def take(self, nbytes: int) -> tuple[Segment, int] | str:
         """(a segment, the index of a slot in it that is ours now), or why there is none: "full",
-        "crowded", "too_large", "no_memory".
+        "crowded", "too_large", "no_memory", "closed".
 
         The first free slot is taken and not the one used longest ago: it is the likeliest to be
         in the processor's cache.
@@ -154,6 +154,8 @@ class Arena:
             return "too_large"
         size = slot_size(nbytes)
         with self._lock:
+            if self._closed:
+                return "closed"
             self._used = True
             for segment in self._sizes.get(size, ()):
                 index = segment.slots.take()
@@ -227,6 +229,7 @@ class Arena:
     def close(self) -> None:
         """Forgets all; what is mapped lives as long as views of it."""
         with self._lock:
+            self._closed = True
             for segment in self._segments.values():
                 segment.close_fd()
             self._segments.clear()
