@@ -71,6 +71,35 @@ TARGETS = (
         ours="transfer-ucx",
         at_least=False,
     ),
+    Target("same host, 64 MiB tensor", "local_tensors", "64MiB", 0.8, "numpy copy", ours="transfer-local"),
+    Target("same host, 64 MiB tensor", "local_tensors", "64MiB", 2, "transfer", ours="transfer-local"),
+    *(
+        Target(
+            f"same host, context.empty {label}",
+            "local_empty",
+            label,
+            200,
+            ours="transfer-local",
+            at_least=False,
+            unit="µs",
+        )
+        for label in ("1MiB", "64MiB", "1GiB", "4GiB")
+    ),
+    Target("same host, 64 B", "local_push_pull", "64B", 1, "transfer", ours="transfer-local"),
+    *(
+        Target(
+            f"same host, {text}, CPU",
+            "local_push_pull",
+            label,
+            bound,
+            "transfer",
+            ours="transfer-local",
+            key="cpu_s",
+            at_least=False,
+        )
+        for text, label, bound in (("64 B", "64B", 1), ("64 KiB", "64KiB", 0.7))
+    ),
+    Target("same host, idle", "local_idle", "", 1, ours="transfer-local", at_least=False, unit="%"),
     Target("64 MiB over 1 ms delay", "netem", "64MiB", 0.9, "iperf3"),
     _at_most("connections, resident for each", "connections", "10000", 32, "kib_each", "KiB"),
     _at_most("import transfer", "import", "", 60, "extra_ms", "ms"),

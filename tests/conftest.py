@@ -24,7 +24,8 @@ if "TRANSFER_CORE" not in os.environ:
         # Warnings are errors here, and the twin warns unless it was asked for.
         os.environ["TRANSFER_CORE"] = "twin"
 
-# Two sockets of one test are on one host: without this the suites of tcp would test shared memory.
+# On by default, but two sockets of one test are on one host: without this the suites of tcp would test
+# shared memory. tests/local switches it on, and tests/local/test_suites.py runs other suites with it.
 os.environ.setdefault("TRANSFER_LOCAL", "off")
 
 #: seconds that threads, descriptors and children have to go after a test

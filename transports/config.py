@@ -5,7 +5,7 @@
 | TRANSFER_PROTOCOL | auto, tcp, rdma, ucx | the transport wished for; wins over the next |
 | MC_RPC_PROTOCOL | auto, tcp, rdma, ucx | the same, read by Mooncake processes too |
 | MC_RPC_POLICY | auto, prefer, require | what to do when the wish cannot be met |
-| TRANSFER_LOCAL | off, on | whether peers on one host may use shared memory |
+| TRANSFER_LOCAL | on, off | whether peers on one host may use shared memory |
 | MC_RDMA_DEVICES, MC_IB_PORT, MC_GID_INDEX, MC_MTU | | see verbs/choosing.py |
 | TRANSFER_CORE | auto, native, twin | the compiled core, or its Python twin |
 """
@@ -22,7 +22,7 @@ from transports.errors import OptionError
 
 PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
 CORES = ("auto", "native", "twin")
-SWITCH = ("off", "on")
+SWITCH = ("on", "off")
 #: how arguments are called where a variable would be named
 ARGUMENT_PROTOCOL, ARGUMENT_POLICY = "protocol=", "policy="
 RDMA_VARIABLES = ("MC_RDMA_DEVICES", "MC_IB_PORT", "MC_GID_INDEX", "MC_MTU")
@@ -76,7 +76,7 @@ def core_choice(environ: Mapping[str, str] | None = None) -> str:
 
 
 def local_enabled(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether TRANSFER_LOCAL allows the same-host transport; it has to be said in this release. Raises
+    """Whether TRANSFER_LOCAL allows the same-host transport, as it does unless it is off. Raises
     OptionError."""
     return _choice(os.environ if environ is None else environ, ("TRANSFER_LOCAL",), SWITCH)[0] == "on"
 

@@ -149,12 +149,27 @@ def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: s
         choice = Choice(base, "the peer speaks plain version 1, without hello")
     else:
         mine, theirs = local.offer, remote.offer
-        if not local.host_id or local.host_id != remote.host_id:
+        apart = _apart(local, remote)
+        if apart is not None:
             mine, theirs = _elsewhere(mine), _elsewhere(theirs)
         choice = choose(mine, theirs, policy, base)
+        if apart:
+            choice = replace(choice, reason=f"{choice.reason}; not local: {apart}")
     return Agreement(
         version, local.features & remote.features, replace(remote, token=None), choice, remote.plain
     )
+
+
+def _apart(local: Hello, remote: Hello) -> str | None:
+    """None: on one host. Else why not, if the machine is one and both would have used it; else ""."""
+    if local.host_id and local.host_id == remote.host_id:
+        return None
+    here, there = local.host_id.split(":"), remote.host_id.split(":")
+    if here[0] != there[0] or not here[0] or not len(here) == len(there) == 3:
+        return ""
+    if LOCAL not in local.offer.transports or LOCAL not in remote.offer.transports:
+        return ""
+    return "the peer is another user's" if here[1] != there[1] else "the peer has another network namespace"
 
 
 def _elsewhere(offer: Offer) -> Offer:

@@ -22,6 +22,10 @@ MODULES = {
     "netem": "netem",
     "ucx_push_pull": "ucx",
     "ucx_req_rep": "ucx",
+    "local_push_pull": "local",
+    "local_tensors": "local",
+    "local_empty": "local",
+    "local_idle": "local",
 }
 
 

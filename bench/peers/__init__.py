@@ -18,6 +18,8 @@ PEERS: dict[str, tuple[str, str, dict[str, object]]] = {
     "raw": ("raw", "Raw", {}),
     "transfer-ucx": ("ucxx", "TransferUcx", {}),
     "ucxx-low": ("ucxx", "Low", {}),
+    "transfer-local": ("shared", "TransferLocal", {}),
+    "shared_memory": ("shared", "Shared", {}),
 }
 
 #: what the tables call ours, and ratios divide by the others

@@ -26,6 +26,8 @@ class Transfer(Peer):
     name = "transfer"
 
     def __init__(self, spin_us: int = 0, twin: bool = False) -> None:
+        # Both ends are on one host, and what is compared is TCP.
+        os.environ["TRANSFER_LOCAL"] = "off"
         if twin:
             os.environ["TRANSFER_CORE"] = "twin"
         import transfer

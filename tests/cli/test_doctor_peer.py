@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -92,3 +93,14 @@ def test_the_floor_is_for_what_is_chosen_by_itself():
     assert [check.status for check in checks] == ["fail", "off", "ok"]
     assert checks[0].name == "auto (tcp)" and "the best that both have" in checks[0].hint
     assert [check.status for check in as_checks(iter([result("auto")]), 1.0)] == ["ok"]
+
+
+def test_the_doctor_says_nothing_of_what_it_asks_for_itself():
+    """It tests TCP by name where shared memory would be better."""
+    done = subprocess.run(
+        [sys.executable, "-m", "transfer", "doctor", "--json"],
+        env=os.environ | {"TRANSFER_LOCAL": "on"}, capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    found = {check["name"]: check["status"] for check in json.loads(done.stdout)["checks"]}
+    assert found["tcp"] == found["local"] == "ok"
+    assert "not used" not in done.stderr

@@ -93,7 +93,9 @@ def run(command: list[str], folder: Path, timeout: float = 50.0) -> str:
     answer = subprocess.run(
         command,
         cwd=folder, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::ResourceWarning"},
+        # TRANSFER_LOCAL: as it is by default, which other tests switch off
+            env=os.environ
+            | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::ResourceWarning", "TRANSFER_LOCAL": "on"},
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr + answer.stdout
     assert "ResourceWarning" not in answer.stderr, answer.stderr

@@ -69,7 +69,8 @@ class Controls(Losses):
                 peer.source.connector.lost()
         socket = self._socket()
         if socket is not None:
-            with suppress(Closed):  # somebody closes it at this moment: then there is nothing to find
+            # Somebody closes the socket, or the stream, at this moment: then there is nothing to find.
+            with suppress(Closed, Broken):
                 socket._readable()  # finds the end, unless there is something to read before it
 
     def control_arrived(self, stream: Any, frame: Any) -> None:

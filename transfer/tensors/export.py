@@ -338,7 +338,7 @@ def _export_buffer(tensor: Any) -> Exported:
     if not view.c_contiguous:
         return flags, header, view.tobytes()
     # ctypes and complex formats are more than one character, which memoryview cannot flatten
-    return flags, header, tensor if len(view.format) == 1 else PickleBuffer(view).raw()
+    return flags, header, tensor if len(view.format) == 1 else PickleBuffer(tensor).raw()
 
 
 def _buffer_type(described: str, itemsize: int) -> str:

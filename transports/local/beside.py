@@ -8,7 +8,6 @@ on that way waits or takes a lock that somebody could hold.
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 import struct
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from transports.errors import ProtocolError
+from transports.local import passing
 from transports.reactor import READABLE, Reactor
 
 _LAYOUT = struct.Struct("<BxxxIQQ")
@@ -97,24 +97,16 @@ class Beside:
         connection = self._socket
         if connection is None:
             return False
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
         try:
-            connection.sendmsg([_LAYOUT.pack(kind, number, size, slot)], [rights])
+            passing.send(connection, _LAYOUT.pack(kind, number, size, slot), [fd])
         except OSError:
             return False
         return True
 
     def read(self) -> Iterator[Said | None]:
         """All that has come; None behind the last if the peer is gone. Raises ProtocolError."""
-        while (connection := self._socket) is not None:
-            try:
-                data, descriptors, _, _ = socket.recv_fds(
-                    connection, _LAYOUT.size + 1, 4, socket.MSG_CMSG_CLOEXEC
-                )
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                data, descriptors = b"", []
+        while (received := self._receive()) is not None:
+            data, descriptors = received
             try:
                 if not data:
                     yield None
@@ -123,6 +115,18 @@ class Beside:
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
+
+    def _receive(self) -> tuple[bytes, list[int]] | None:
+        # A function of its own: an error that `read` raises must not keep the socket alive.
+        connection = self._socket
+        if connection is None:
+            return None
+        try:
+            return passing.receive(connection, _LAYOUT.size + 1, 4)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            return b"", []
 
     def close(self) -> None:
         """Idempotent; from any thread, at any time."""

@@ -7,6 +7,7 @@ passes descriptors, and tells when a shared block is the sender's again (beside.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -42,6 +43,7 @@ _SLOT, _SHARED, _PRIVATE = 0, 1, 2
 
 _WHY = {
     "full": "the peer holds all {limit} MiB of shared memory that one connection may have",
+    "crowded": "all connections of the context together hold what shared memory they may",
     "too_large": "a payload of more than {limit} MiB has no room there",
     "no_memory": "the system has no shared memory left",
     "unread": "the peer has not yet read of earlier memory",
@@ -70,7 +72,8 @@ class LocalCarrier:
         self._failure: ProtocolError | None = None
         self._on_failure: Callable[[BaseException], object] | None = None
         # -- what we send
-        self._arena = Arena(around.core, ARENA)
+        attend = functools.partial(self._carriers.attend, self)
+        self._arena = Arena(around.core, ARENA, self._carriers.budget, attend)
         self._lending = Lending(self._beside)
         #: payloads that the connection took itself, by the reason
         self.refused: Counter[str] = Counter()
@@ -123,7 +126,8 @@ class LocalCarrier:
     def _copy(self, data: Any, size: int) -> bytes | None:
         found = self._arena.take(size)
         if isinstance(found, str):
-            self._refuse(found)
+            if not self._closed:
+                self._refuse(found)
             return None
         if self._arena.dropped:
             self._tell_dropped()
@@ -136,7 +140,8 @@ class LocalCarrier:
             raise
         if not ready:
             segment.slots.free(index)
-            self._refuse("unread")
+            if not self._closed:
+                self._refuse("unread")
             return None
         return REFERENCE.pack(segment.number, _SLOT, segment.offset(index), size)
 
@@ -177,10 +182,20 @@ class LocalCarrier:
         return REFERENCE.pack(loan.block.number, way, loan.offset, size)
 
     def take_back(self, frames: list[OutFrame]) -> list[OutFrame]:
-        """Frames that were never sent, with their payloads again."""
-        return [self._restored(frame) if frame[0] & BY_REFERENCE else frame for frame in frames]
+        """Frames that were never sent, with their payloads again. Raises Broken after `close`, and
+        ProtocolError if the peer has used them nevertheless."""
+        back: list[OutFrame] = []
+        for frame in frames:  # all of them, also behind one that is lost
+            restored = self._restored(frame) if frame[0] & BY_REFERENCE else frame
+            if restored is not None:
+                back.append(restored)
+        if len(back) == len(frames):
+            return back
+        if self._closed:
+            raise Broken("this end closed the stream")
+        raise ProtocolError("beside", "the peer was done with a message that was never sent to it")
 
-    def _restored(self, frame: OutFrame) -> OutFrame:
+    def _restored(self, frame: OutFrame) -> OutFrame | None:
         number, way, offset, size = REFERENCE.unpack(frame[4])
         data: Any
         if way & 0xFF == _SLOT:
@@ -189,7 +204,7 @@ class LocalCarrier:
         else:
             data = self._lending.take_back(way >> 8)
         if data is None:
-            raise ProtocolError("beside", "the peer was done with a message that was never sent to it")
+            return None
         return (frame[0] & ~BY_REFERENCE, frame[1], frame[2], frame[3], data)
 
     def _take_places_back(self, placed: list[OutFrame]) -> None:
@@ -205,7 +220,8 @@ class LocalCarrier:
     # -- receiving ---------------------------------------------------------------------------------
 
     def fetch(self, reference: bytes) -> Any:
-        """The payload as a region that owns its place. Raises ProtocolError for a reference to nothing."""
+        """The payload as a region that owns its place. Raises ProtocolError for a reference to nothing,
+        Broken after `close`."""
         number, way, offset, size = REFERENCE.unpack(reference)
         if way == _SLOT:
             segment = self._segments.get(number) or self._known(self._segments, number)
@@ -216,14 +232,19 @@ class LocalCarrier:
         if (number, share) in self._borrowed:
             raise ProtocolError("reference", "a share of memory that is still in use here")
         block = self._known(self._blocks, number)
-        view = block.view(offset, size, private=kind == _PRIVATE)
-        self._borrowed.add((number, share))
+        with self._lock:  # else the descriptor might be closed meanwhile, and its number another's
+            if self._closed:
+                raise Broken("this end closed the stream")
+            view = block.view(offset, size, private=kind == _PRIVATE)
+            self._borrowed.add((number, share))
         return self._core.Region(view, lambda: self._give_back(number, share))
 
     def _known(self, announced: dict[int, Any], number: int) -> Any:
         if number not in announced:
             self._pump()
         found = announced.get(number)
+        if found is None and self._closed:
+            raise Broken("this end closed the stream")
         if found is None:
             raise ProtocolError("reference", f"shared memory {number} was never announced")
         return found
@@ -272,6 +293,8 @@ class LocalCarrier:
                 self._lending.end(number, None)
 
     def _note(self, said: Said) -> None:
+        if self._closed and said.kind in (beside.SEGMENT, beside.BLOCK):
+            return
         if said.kind == beside.DROP:
             self._segments.pop(said.number, None)
         elif said.kind == beside.FORGET:
@@ -301,6 +324,7 @@ class LocalCarrier:
             return
         with self._lock:
             self._closed = True
+            self._unmap()
         self._on_failure = None
         self._arena.close()
         self.go_on()
@@ -308,6 +332,8 @@ class LocalCarrier:
     def go_on(self) -> None:
         """Says what is still to be said, and ends what has nothing left to do. Not for finalizers."""
         self._beside.go_on()
+        if self._arena.dropped and not self._closed:
+            self._tell_dropped()
         with self._lock:
             busy = self._lending or self._borrowed or self._beside.waiting
             if self._closed and not busy:
@@ -320,16 +346,24 @@ class LocalCarrier:
             if self._ended:
                 return
             self._ended = self._closed = True
-            for block in self._blocks.values():
-                block.close()
-            self._blocks.clear()
-            self._segments.clear()
+            self._unmap()
         self._arena.close()
         self._lending.end_all(Broken("the context ended while a peer still saw this memory"))
         self._unwatch()
         if not self._borrowed:
             self._beside.close()
         self._carriers.remove(self)
+
+    def _unmap(self) -> None:
+        """Of the peer's memory only what is still seen stays mapped."""
+        for block in self._blocks.values():
+            block.close()
+        self._blocks.clear()
+        self._segments.clear()
+
+    def rest(self) -> None:
+        """Called now and then: what was not used since the last time is given back to the system."""
+        self._arena.rest()
 
     def _unwatch(self) -> None:
         self._reactor.unregister(self._beside.fd)

@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from transports.errors import InternalError, TransferError
 from transports.local.beside import AGAIN, Bell
+from transports.local.segments import Budget
 from transports.reactor import Reactor
 
 if TYPE_CHECKING:
     from transports.upgrade import Surroundings
+
+
+#: seconds after which shared memory that nobody used meanwhile is given back to the system
+REST = 30.0
 
 
 class Carrier(Protocol):
@@ -19,6 +24,7 @@ class Carrier(Protocol):
     @property
     def nbytes(self) -> int: ...
     def go_on(self) -> None: ...
+    def rest(self) -> None: ...
     def end(self) -> None: ...
 
 
@@ -29,7 +35,9 @@ class Carriers:
 
     def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
+        self.budget = Budget()
         self._living: set[Carrier] = set()
+        self._resting = False
         self._asking: deque[Carrier] = deque()
         self._bell = Bell(reactor, self._rung)
 
@@ -52,6 +60,7 @@ class Carriers:
 
     def add(self, carrier: Carrier) -> None:
         self._living.add(carrier)
+        self._rest_later()
 
     def remove(self, carrier: Carrier) -> None:
         self._living.discard(carrier)
@@ -60,6 +69,20 @@ class Carriers:
         """Lets `carrier.go_on` be called soon; out of any statement of any thread."""
         self._asking.append(carrier)
         self._bell.ring()
+
+    def _rest_later(self) -> None:
+        if self._living and not self._resting:
+            self._resting = True
+            try:
+                self._reactor.call_later(REST, self._rest)
+            except TransferError:  # the context ends, and all carriers with it
+                return
+
+    def _rest(self) -> None:
+        self._resting = False
+        for carrier in list(self._living):
+            carrier.rest()
+        self._rest_later()
 
     def close(self) -> None:
         """Ends those that are left. Idempotent."""

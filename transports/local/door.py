@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import array
 import os
 import secrets
 import socket
+import stat
 import struct
 import time
 from collections import OrderedDict, deque
 
 from transports.errors import InternalError
+from transports.local import passing
 from transports.upgrade import Declined
 
-#: what comes with it must not go on into programs that are started here
-_FLAGS = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 TOKEN_SIZE = 16
 #: connections that were made and not yet asked for; older ones are dropped
@@ -54,6 +53,13 @@ class Door:
         if found is None:
             raise Declined("unreachable", "the peer did not come in by the Unix socket")
         return found[1]
+
+    def forget(self, token: bytes) -> None:
+        """The peer that was told this token is not waited for any more. Idempotent."""
+        self._accept_all()
+        found = self._waiting.pop(token, None)
+        if found is not None:
+            _close(found[1])
 
     def close(self) -> None:
         """Idempotent. In a forked child it closes the child's copies only."""
@@ -97,25 +103,24 @@ class Door:
 
 def enter(name: str, token: bytes) -> Pair:
     """Connects to a peer's door. Raises Declined."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made: list[socket.socket] = []
     try:
+        made.append(connection := socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made += ours, theirs
         connection.setblocking(False)
         ours.setblocking(False)
         connection.connect("\0" + name)
         if not same_user(connection):
             raise Declined("other_user", "the Unix socket belongs to another user")
-        connection.sendmsg(
-            [token], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [theirs.fileno()]))]
-        )
-    except OSError as error:
-        _close((connection, ours))
-        raise Declined("unreachable", f"the peer's Unix socket cannot be reached: {error}") from error
-    except BaseException:
-        _close((connection, ours))
+        passing.send(connection, token, [theirs.fileno()])
+    except BaseException as error:
+        for each in made:
+            each.close()
+        if isinstance(error, OSError):
+            raise Declined("unreachable", f"the peer's Unix socket cannot be reached: {error}") from error
         raise
-    finally:
-        theirs.close()
+    theirs.close()
     return connection, ours
 
 
@@ -133,7 +138,7 @@ def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:
         connection.setblocking(False)
         if not same_user(connection):
             return None
-        token, descriptors, _, _ = socket.recv_fds(connection, TOKEN_SIZE, 1, _FLAGS)
+        token, descriptors = passing.receive(connection, TOKEN_SIZE, 1)
         if len(token) != TOKEN_SIZE or len(descriptors) != 1 or not _is_beside(descriptors[0]):
             return None
         beside = socket.socket(fileno=descriptors.pop())
@@ -150,6 +155,8 @@ def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:
 
 def _is_beside(descriptor: int) -> bool:
     """Whether this is a Unix socket of messages: announcements keep their bounds on no other."""
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        return False
     with socket.socket(fileno=os.dup(descriptor)) as seen:
         return seen.family == socket.AF_UNIX and seen.type == socket.SOCK_SEQPACKET
 

@@ -101,6 +101,7 @@ class Lending:
             self.end(number, error)
         for block in list(self._announced.values()):
             block.watchers.pop(self, None)
+        self._announced.clear()
 
     def cancel(self, number: int) -> None:
         """As if it had never been: nobody is told."""

@@ -13,9 +13,7 @@ from transports.probe import Probe
 def probe() -> Probe:
     """Looks for memfd, sealing, abstract Unix sockets, and the switch TRANSFER_LOCAL."""
     if not local_enabled():
-        return Probe(
-            False, "switched off: it is new in this release", "switched_off", "set TRANSFER_LOCAL=on"
-        )
+        return Probe(False, "switched off by TRANSFER_LOCAL=off", "switched_off", "unset TRANSFER_LOCAL")
     if not hasattr(os, "memfd_create") or not hasattr(socket, "SO_PEERCRED"):
         return Probe(False, "this system has no memfd or no Unix sockets with credentials", "system")
     if not host_id():

@@ -46,6 +46,7 @@ class LocalUpgrade(Upgrade):
     def made(self, fd: int) -> Made:
         assert self._pair is not None
         (connection, beside), self._pair = self._pair, None
+        self._token = b""
         os.close(fd)
         return Made(connection.detach(), carrier=LocalCarrier(beside, self.around))
 
@@ -53,6 +54,9 @@ class LocalUpgrade(Upgrade):
         pair, self._pair = self._pair, None
         for end in pair or ():
             end.close()
+        if self._token:
+            # Its connection failed, maybe after it had come in: a peer that was killed leaves nothing.
+            self._door().forget(self._token)
 
     def _door(self) -> Door:
         door = self.around.shared.get(_NAME)

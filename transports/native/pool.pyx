@@ -145,8 +145,9 @@ cdef class Lease:
             self.pool.give_back(self.pointer, self.index)
 
 
-# The collector would let go of `released` before the memory is.
-@cython.no_gc_clear
+# Neither this nor HeldBuffer is the collector's: it would clear a memoryview whose memory they
+# export before they end, and CPython does not survive that.
+@cython.no_gc
 cdef class Region:
     """Writable bytes that belong to somebody else, who hears when the last view of them dies."""
 
@@ -225,6 +226,7 @@ def copy_into(target, source):
         PyBuffer_Release(&view)
 
 
+@cython.no_gc
 cdef class HeldBuffer:
     """A user's object, exported until this dies: a bytearray in flight cannot be resized."""
 

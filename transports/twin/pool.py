@@ -240,6 +240,13 @@ def flat_view(obj: Any) -> memoryview:
     The object stays exported while the view lives. Raises TypeError without the buffer protocol,
     BufferError when the memory is not contiguous.
     """
+    if type(obj) is memoryview and obj.c_contiguous:
+        # Another view of the same export. An export of the view itself ends the process if the
+        # collector clears the view first (CPython 3.11, `_memory_release`).
+        try:
+            return obj.cast("B")
+        except TypeError:  # zeros in its shape, or a format that is not native
+            pass
     # The only way of the standard library to flatten any format and any order; nothing is pickled.
     return PickleBuffer(obj).raw()
 

@@ -191,6 +191,8 @@ class Stream(Subscribable, Outgoing):
                 self._decoder.filled(min(count, len(body)))
             if data:
                 self._decoder.feed(data)
+            if self._closed:  # meanwhile, by another thread: nobody will take what was decoded
+                self._decoder.messages.clear()
             return True
         except BlockingIOError:
             return False

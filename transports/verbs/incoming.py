@@ -223,7 +223,8 @@ class Incoming(Half):
         self.last_received_ns = clock_gettime_ns(COARSE)
         number = reading.announcement.number
         self._announced.done(number)
-        self._say(beside.about(beside.Word.DONE, number))
+        self._done_numbers.append(number)
+        self._port.dirty.append(self)
         if (
             self._inbox
             and message is self._inbox[0]
@@ -231,6 +232,12 @@ class Incoming(Half):
             and self is not self._port.reader
         ):
             self._wake(self.on_readable)
+
+    def say_done(self) -> None:
+        """Tells what was READ, all together: each word costs a system call here and a wake-up there."""
+        numbers, self._done_numbers = self._done_numbers, []
+        for begin in range(0, len(numbers), beside.MOST):
+            self._say(beside.about(beside.Word.DONE, *numbers[begin : begin + beside.MOST]))
 
     def _give_back(self, count: int) -> None:
         for _ in range(count):

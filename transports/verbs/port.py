@@ -16,6 +16,7 @@ from transports.verbs.memory import Block
 from transports.verbs.rendezvous import WINDOW
 
 if TYPE_CHECKING:
+    from transports.verbs.incoming import Incoming
     from transports.verbs.stream import VerbsStream
 
 #: eager buffers that a peer is granted, and those that we send from, for each peer
@@ -64,6 +65,8 @@ class Port:
         self.reader: VerbsStream | None = None
         self._streams: dict[int, VerbsStream] = {}
         self._buffers: list[tuple[Block, int, object]] = []  # block, offset in it, as prepared
+        #: streams that have something to tell when the completions at hand are taken
+        self.dirty: list[Incoming] = []
         #: queue pairs made and not given up: streams, and upgrades that are not finished
         self.reserved = 0
         self._posted = 0
@@ -120,6 +123,8 @@ class Port:
                 break
         if total and self._armed:
             self._told = True
+        while self.dirty:
+            self.dirty.pop().say_done()
         return total
 
     def sleep(self) -> None:

@@ -1,0 +1,105 @@
+"""For the local cases: ours by the same-host transport, a numpy copy, and multiprocessing.shared_memory."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Client, Listener
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+from bench.peers.base import Channel, Peer, Role, nothing
+from bench.peers.ours import Transfer
+from bench.work import Skipped, Work
+
+#: payloads that are under way at a time
+SLOTS = 2
+
+
+class TransferLocal(Transfer):
+    """Our sockets over the same-host transport, and nothing else."""
+
+    name = "transfer-local"
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.environ["TRANSFER_LOCAL"] = "on"
+
+    def open(self, role: Role, work: Work, address: str = "") -> Channel:
+        channel = super().open(role, work, address)
+        ready = channel.ready
+
+        def ready_by_memory(peers: int) -> None:
+            ready(peers)
+            used = {peer.transport for peer in channel.socket.peers()}
+            if used != {"local"}:
+                raise Skipped(f"the transport is {used}: {channel.socket.peers()[0].reason}")
+
+        channel.ready = ready_by_memory
+        return channel
+
+
+class Shared(Peer):
+    """What one writes by hand: arrays are copied into shared memory of SLOTS places, a Unix socket tells
+    of them, and the receiver gets a view that is good until it receives again."""
+
+    name = "shared_memory"
+
+    def open(self, role: Role, work: Work, address: str = "") -> Channel:
+        raise Skipped("shared memory carries arrays only")
+
+    def open_tensor(self, role: Role, work: Work, address: str = "") -> Channel:
+        return self._receiving(work) if role is Role.PULL else self._sending(work, address)
+
+    def _receiving(self, work: Work) -> Channel:
+        import numpy
+
+        memory = SharedMemory(create=True, size=SLOTS * work.size)
+        listener = Listener(family="AF_UNIX")
+        arrays = [
+            numpy.frombuffer(memory.buf, numpy.float32, work.size // 4, slot * work.size)
+            for slot in range(SLOTS)
+        ]
+        for array in arrays:
+            array.fill(0)
+        channel = Channel(address=f"{memory.name} {listener.address}", socket=[memory, listener])
+
+        def ready(_: int) -> None:
+            connection = listener.accept()
+            channel.socket.append(connection)
+            held: list[int] = []
+
+            def recv() -> Any:
+                while held:
+                    connection.send_bytes(bytes([held.pop()]))
+                held.append(connection.recv_bytes()[0])
+                return arrays[held[0]]
+
+            channel.recv = recv
+
+        def close() -> None:
+            arrays.clear()
+            memory.unlink()
+
+        channel.ready, channel.close = ready, close
+        return channel
+
+    def _sending(self, work: Work, address: str) -> Channel:
+        import numpy
+
+        name, where = address.split(" ", 1)
+        memory = SharedMemory(name=name)
+        resource_tracker.unregister("/" + name, "shared_memory")  # the other side's to remove
+        connection = Client(where, family="AF_UNIX")
+        arrays = [
+            numpy.frombuffer(memory.buf, numpy.float32, work.size // 4, slot * work.size)
+            for slot in range(SLOTS)
+        ]
+        free = list(range(SLOTS))
+
+        def send(tensor: Any) -> None:
+            slot = free.pop() if free else connection.recv_bytes()[0]
+            numpy.copyto(arrays[slot], tensor.reshape(-1))
+            connection.send_bytes(bytes([slot]))
+
+        return Channel(send=send, ready=nothing, close=nothing, socket=[memory, connection])

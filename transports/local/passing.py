@@ -1,0 +1,30 @@
+"""Descriptors from process to process over a Unix socket."""
+
+from __future__ import annotations
+
+import array
+import socket
+from collections.abc import Sequence
+
+_SIZE = array.array("i").itemsize
+
+
+def send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
+    """Sends data with copies of descriptors. Raises OSError."""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+    connection.sendmsg([data], [rights], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def receive(connection: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+    """(up to `size` bytes, descriptors that came with them, which are the caller's). Raises OSError.
+
+    Not by `socket.recv_fds`, which forgets its flags: what comes must not go on into programs that
+    are started here. Of more than `most` descriptors the kernel keeps the rest.
+    """
+    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    data, ancillary, _, _ = connection.recvmsg(size, socket.CMSG_SPACE(most * _SIZE), flags)
+    found = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(content[: len(content) - len(content) % _SIZE])
+    return data, list(found)
