@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transfer.tensors.export import export
-from transports import gpu
+from transfer.tensors import way
+from transfer.tensors.export import export, export_pointer
+from transports import gpu, probe
+from transports.base import Capabilities
 from transports.errors import UsageError
-from transports.probe import probe
 from transports.twin.pool import flat_view
 from transports.verbs.memory import address_of
 
@@ -23,8 +24,8 @@ class Registration:
     then keeps its memory registered until the peer has it.
     """
 
-    def __init__(self, context: Context, tensor: Any, memory: memoryview | None, reason: str) -> None:
-        self.nbytes = 0 if memory is None else memory.nbytes
+    def __init__(self, context: Context, tensor: Any, memory: Any, reason: str) -> None:
+        self.nbytes = 0 if memory is None else int(memory.nbytes)
         self._context = context
         self._held: Any = (tensor, memory)
         self._reason = reason
@@ -72,14 +73,33 @@ def register(context: Context, tensor: Any) -> Registration:
     """See `Context.register`."""
     device = gpu.described(tensor)
     if device is not None and not device.is_host_readable:
-        return Registration(context, tensor, None, "memory of a device is copied through the host")
+        return _register_device(context, tensor)
     memory, again = flat_view(export(tensor)[2]), flat_view(export(tensor)[2])
     if address_of(memory) != address_of(again):
         raise UsageError("a tensor with gaps is copied when it is sent", hint="register a contiguous one")
-    seen = probe("rdma")
+    seen = probe.probe("rdma")
     if not memory.nbytes or not seen.usable:
         reason = f"rdma: {seen.reason}" if memory.nbytes else "it has no bytes"
         return Registration(context, tensor, memory, f"no transport here needs it; {reason}")
+    return _wished(context, tensor, memory)
+
+
+def _register_device(context: Context, tensor: Any) -> Registration:
+    """A tensor on a GPU, as a dma-buf or by peermem. Never ran on one."""
+    found = way.way_of(tensor, Capabilities(registers_memory=True))
+    if found.route not in (gpu.Route.DMABUF, gpu.Route.PEERMEM):
+        return Registration(context, tensor, None, f"it is copied through the host: {found.reason}")
+    seen = probe.probe("rdma")
+    if not seen.usable:
+        return Registration(context, tensor, None, f"no transport here needs it; rdma: {seen.reason}")
+    flat = export_pointer(tensor)[2]
+    memory, again = gpu.described(tensor), gpu.described(flat)
+    if memory is None or again is None or memory.pointer != again.pointer:
+        raise UsageError("a tensor with gaps is copied when it is sent", hint="register a contiguous one")
+    return _wished(context, tensor, way.registrable(flat) if found.route is gpu.Route.DMABUF else flat)
+
+
+def _wished(context: Context, tensor: Any, memory: Any) -> Registration:
     from transports.verbs.upgrade import domains_in
 
     made = Registration(context, tensor, memory, "")

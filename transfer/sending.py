@@ -86,8 +86,12 @@ class Sending(Turns):
             or values["resend"]
             or values["conflate"]
         )
-        direct = plain and bool(streams) and all(getattr(s, "takes_device_memory", False) for s in streams)
-        return Capabilities(device_memory=direct)
+        if not plain or not streams:
+            return Capabilities()
+        return Capabilities(
+            device_memory=all(getattr(s, "takes_device_memory", False) for s in streams),
+            registers_memory=all(getattr(s, "registers_device_memory", False) for s in streams),
+        )
 
     def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
         thread = threading.get_ident()

@@ -141,6 +141,11 @@ class Stream(ABC):
         return False
 
     @property
+    def registers_device_memory(self) -> bool:
+        """The same, and the network card reads it: as a dma-buf where it is a `gpu.Exportable`."""
+        return False
+
+    @property
     def sinking(self) -> bool:
         """A message that is not received yet uses memory of a sink's."""
         return False

@@ -347,6 +347,8 @@ class SocketBase:
 #                                              that way, and `last_received_ns` tells of both
 #     takes_device_memory: bool                payloads may be objects with `__cuda_array_interface__` and
 #                                              `nbytes`; the compiled core hands them on as they are
+#     registers_device_memory: bool            the same, and it is registered with the network card: as a
+#                                              dma-buf where the payload is a `gpu.Exportable`
 #     takes_sink: bool                         receive(sink) asks a sink for payloads of messages of one
 #                                              frame; what the sink raises leaves the message unread
 #                                              (ProtocolError: is the stream's end). `placed` says of the

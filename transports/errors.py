@@ -190,7 +190,7 @@ class DeviceError(InternalError):
 
 class RegistrationError(InternalError):
     """Memory could not be registered with a device. `reason` is a short constant word: memlock, keys,
-    memory, read_only, address, permission, peermem, unsupported, register."""
+    memory, read_only, address, permission, peermem, dmabuf, unsupported, register."""
 
     errno = _errno.ENOMEM
 

@@ -17,7 +17,7 @@ functions decide. What they decide was tested with descriptions; no GPU was at h
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -92,6 +92,19 @@ class Machine:
     dmabuf: str = "not looked for"
     peermem: str = "not looked for"
     expandable: bool = False
+
+
+class Exportable:
+    """Device memory as the payload of a frame: `flat` of a library, and how to get a dma-buf of it.
+
+    dmabuf: gives (a descriptor that the caller closes, where in it the memory begins).
+    """
+
+    def __init__(self, flat: Any, dmabuf: Callable[[], tuple[int, int]]) -> None:
+        self.__cuda_array_interface__: Mapping[str, Any] = flat.__cuda_array_interface__
+        self.nbytes = int(flat.nbytes)
+        self.flat = flat
+        self.dmabuf = dmabuf
 
 
 VIRTUAL_WARNING: Final = (

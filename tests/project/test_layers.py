@@ -19,6 +19,7 @@ HOMES = {
     "pyarrow": ("transfer/spark/", "transfer/demo"),
     "prometheus_client": ("transfer/metrics.py",),
     "typer": ("transfer/cli/",),
+    "cuda": ("transports/cuda.py",),
     "ucxx": ("transports/ucx/",),
     "pyverbs": ("transports/verbs/",),
 }

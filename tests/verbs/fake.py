@@ -87,9 +87,13 @@ class FakeDevice(DeviceHandle):
         return FakeRegion(self, address, length, local_write, remote_read)
 
     def register_dmabuf(
-        self, fd: int, offset: int, address: int, length: int, *, local_write: bool, remote_read: bool
+        self, fd: int, offset: int, length: int, *, local_write: bool, remote_read: bool
     ) -> MemoryRegion:
-        return self.register(address, length, local_write=local_write, remote_read=remote_read)
+        """As pyverbs: the region's addresses are those of the dma-buf, a memfd here."""
+        region = self.register(offset, length, local_write=local_write, remote_read=remote_read)
+        assert isinstance(region, FakeRegion)
+        region.dmabuf = os.dup(fd)
+        return region
 
     def completion_queue(self, depth: int) -> CompletionQueue:
         return FakeQueue(self.driver, depth)
@@ -115,7 +119,14 @@ class FakeRegion(MemoryRegion):
         self.address, self.length = address, length
         self.local_write, self.remote_read = local_write, remote_read
         self.lkey = self.rkey = next(self.driver.keys)
+        self.dmabuf: int | None = None
         self.driver.regions[self.rkey] = self
+
+    def copy_out(self, target: int, address: int, length: int) -> None:
+        if self.dmabuf is None:
+            ctypes.memmove(target, address, length)
+        else:
+            ctypes.memmove(target, os.pread(self.dmabuf, length, address), length)
 
     def holds(self, address: int, length: int) -> bool:
         return self.address <= address and address + length <= self.address + self.length
@@ -123,6 +134,8 @@ class FakeRegion(MemoryRegion):
     def close(self) -> None:
         if self.driver.regions.pop(self.rkey, None) is not None:
             self.driver.order.append("region")
+            if self.dmabuf is not None:
+                os.close(self.dmabuf)
 
 
 class FakeQueue(CompletionQueue):
@@ -236,7 +249,7 @@ class FakePair(QueuePair):
                 self._fail(wr_id, ACCESS)
                 other.failed = True
             else:
-                ctypes.memmove(address, remote, length)
+                region.copy_out(address, remote, length)
                 self.queue.add(Completion(wr_id, 0, length, self.number))
 
         if self.driver.held_reads is None:

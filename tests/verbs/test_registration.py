@@ -76,7 +76,8 @@ def test_a_refusal_is_told(context, request) -> None:  # noqa: F811
 def test_where_nobody_needs_it_it_says_so(monkeypatch) -> None:
     seen = probe.probe
     monkeypatch.setattr(
-        "transfer.registration.probe",
+        probe,
+        "probe",
         lambda name: probe.Probe(False, "there is no device") if name == "rdma" else seen(name),
     )
     with transfer.Context() as made:

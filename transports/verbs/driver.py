@@ -73,6 +73,7 @@ class Destination:
 class MemoryRegion(ABC):
     """Registered memory. Holds no reference to that memory: its owner keeps both together."""
 
+    #: what work requests call its first byte; not where a dma-buf lies
     address: int
     length: int
     lkey: int
@@ -166,9 +167,9 @@ class DeviceHandle(ABC):
 
     @abstractmethod
     def register_dmabuf(
-        self, fd: int, offset: int, address: int, length: int, *, local_write: bool, remote_read: bool
+        self, fd: int, offset: int, length: int, *, local_write: bool, remote_read: bool
     ) -> MemoryRegion:
-        """Memory of a GPU by its dmabuf; work requests call it `address`. Raises RegistrationError."""
+        """Memory of a GPU, which begins at `offset` of its dma-buf. Raises RegistrationError."""
 
     @abstractmethod
     def completion_queue(self, depth: int) -> CompletionQueue: ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import threading
 import time
 from bisect import bisect_right, insort
@@ -31,12 +32,21 @@ COPIED = 256 << 10
 
 class DeviceMemory(NamedTuple):
     """Memory that the CPU cannot read, as the payload of a frame. owner: kept alive meanwhile.
-    dmabuf: (descriptor, offset), or None: the address itself is registered (peermem)."""
+    dmabuf: gives (descriptor, offset), and the descriptor is ours; None: the address itself is
+    registered (peermem)."""
 
     address: int
     nbytes: int
     owner: Any
-    dmabuf: tuple[int, int] | None = None
+    dmabuf: Callable[[], tuple[int, int]] | None = None
+
+    @classmethod
+    def of(cls, data: Any) -> DeviceMemory | None:
+        """What says by `__cuda_array_interface__` where it lies; `gpu.Exportable` has a dma-buf too."""
+        interface = getattr(data, "__cuda_array_interface__", None)
+        if interface is None:
+            return None
+        return cls(int(interface["data"][0]), int(data.nbytes), data, getattr(data, "dmabuf", None))
 
 
 class Block:
@@ -197,6 +207,10 @@ class Registration:
         self.region.close()
         self._held = None
 
+    def remote(self, address: int) -> int:
+        """What the peer's work requests call this part of it: a dma-buf has addresses of its own."""
+        return self.region.address + address - self.address
+
     def release(self) -> None:
         """One use less; the last one deregisters."""
         self._regions.leave(self)
@@ -241,6 +255,7 @@ class Regions:
 
         Raises RegistrationError; TypeError or BufferError for what has no flat memory.
         """
+        data = DeviceMemory.of(data) or data
         held, address, length = _memory_of(data)
         with self._lock:
             found = self._exact.get((address, length))
@@ -317,7 +332,7 @@ class Sources:
         found = self._regions.find(address, length) if kept or device else None
         way = choose_way(length, registered=found is not None, kept=kept)
         if found is not None:
-            return Source(address, found.region.rkey, found.release)
+            return Source(found.remote(address), found.region.rkey, found.release)
         if way == "copy" and not device:
             return self._copied(data, length)
         try:
@@ -327,7 +342,7 @@ class Sources:
                 raise
             return self._copied(data, length)  # a mapped file: the device may not pin it
         self.registrations += 1
-        return Source(address, region.rkey, _Once(region, held))
+        return Source(region.address, region.rkey, _Once(region, held))
 
     def _copied(self, data: Any, length: int) -> Source:
         block = self._staging.take(length)
@@ -367,8 +382,11 @@ class _Timed:
 def _register(device: DeviceHandle, data: Any, address: int, length: int) -> MemoryRegion:
     with _Timed(device):
         if isinstance(data, DeviceMemory) and data.dmabuf is not None:
-            fd, offset = data.dmabuf
-            return device.register_dmabuf(fd, offset, address, length, local_write=False, remote_read=True)
+            fd, offset = data.dmabuf()
+            try:  # the region holds the dma-buf by itself
+                return device.register_dmabuf(fd, offset, length, local_write=False, remote_read=True)
+            finally:
+                os.close(fd)
         return device.register(address, length, local_write=False, remote_read=True)
 
 

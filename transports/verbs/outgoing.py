@@ -367,10 +367,15 @@ class Outgoing(Half):
 
 
 def normalize_all(frames: Sequence[OutFrame]) -> list[OutFrame]:
-    """As the codec's, but memory of a device passes as it is."""
-    if any(isinstance(frame[4], DeviceMemory) for frame in frames):
-        return [frame if isinstance(frame[4], DeviceMemory) else normalize([frame])[0] for frame in frames]
-    return normalize(frames)
+    """As the codec's, but memory of a device passes, as `DeviceMemory`."""
+    if not any(hasattr(frame[4], "__cuda_array_interface__") for frame in frames):
+        return normalize(frames)
+    return [_normal(frame) for frame in frames]
+
+
+def _normal(frame: OutFrame) -> OutFrame:
+    memory = DeviceMemory.of(frame[4])
+    return normalize([frame])[0] if memory is None else (*frame[:4], memory)
 
 
 def size_of(data: Any) -> int:

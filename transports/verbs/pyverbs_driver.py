@@ -116,9 +116,10 @@ class _Device(DeviceHandle):
         return _Region(self, address, length, self._rights(local_write, remote_read))
 
     def register_dmabuf(
-        self, fd: int, offset: int, address: int, length: int, *, local_write: bool, remote_read: bool
+        self, fd: int, offset: int, length: int, *, local_write: bool, remote_read: bool
     ) -> MemoryRegion:
-        return _Region(self, address, length, self._rights(local_write, remote_read), (fd, offset))
+        # pyverbs/mr.pyx gives ibv_reg_dmabuf_mr the offset as the region's first address too.
+        return _Region(self, offset, length, self._rights(local_write, remote_read), fd)
 
     def _rights(self, local_write: bool, remote_read: bool) -> int:
         enums = self._library.enums
@@ -145,7 +146,7 @@ class _Device(DeviceHandle):
 
 class _Region(MemoryRegion):
     def __init__(
-        self, device: _Device, address: int, length: int, rights: int, dmabuf: tuple[int, int] | None = None
+        self, device: _Device, address: int, length: int, rights: int, dmabuf: int | None = None
     ) -> None:
         library = device._library
         self._device = device
@@ -153,8 +154,7 @@ class _Region(MemoryRegion):
             if dmabuf is None:
                 self._region = library.mr.MR(device._domain, length, rights, address=address)
             else:
-                fd, offset = dmabuf
-                self._region = library.mr.DmaBufMR(device._domain, length, rights, fd, offset)
+                self._region = library.mr.DmaBufMR(device._domain, length, rights, dmabuf, address)
         except library.pyverbs_error.PyverbsError as error:
             now = failures.circumstances(
                 address, length, device._pinned, device._regions, device.limits.regions

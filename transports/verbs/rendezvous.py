@@ -62,7 +62,7 @@ class Announced:
             raise ProtocolError(
                 "too_large", f"{said.length} bytes, the limit is {self.max_message}", hint="raise maxmsgsize"
             )
-        if not said.length or not said.address or said.address + said.length > 1 << 64:
+        if not said.length or said.address + said.length > 1 << 64:
             raise ProtocolError("rendezvous", f"{said.length} bytes announced at {said.address:#x}")
         if said.number != self._next:
             raise ProtocolError("rendezvous", f"announcement {said.number} where {self._next} is due")

@@ -79,6 +79,11 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         """Completions mean something to it."""
         return self.broken is None
 
+    @property
+    def registers_device_memory(self) -> bool:
+        """Nobody computes checksums."""
+        return not self.checksum
+
     # -- Stream --------------------------------------------------------------------------------
 
     def beside_ready(self) -> list[Frame]:

@@ -1,0 +1,89 @@
+"""The CUDA driver, as far as memory is to be registered with a network card: a seam of four calls.
+
+By NVIDIA's binding cuda.bindings (extras `cuda12`, `cuda13`; torch for CUDA brings it). Its calls return
+a status and a result. Written to the driver's documentation; it never ran on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from transports.errors import RegistrationError
+from transports.gpu import DMA_BUF_SUPPORTED, IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE
+
+#: CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+_DMA_BUF: Final = 1
+_lock = threading.Lock()
+#: what `load` found: the seam, or why there is none
+_found: Cuda | str | None = None
+
+
+class Cuda:
+    """driver: the module `cuda.bindings.driver`. Thread-safe, as the driver is."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def supports_dmabuf(self, device: int) -> int | None:
+        """The device's attribute 124; None if the driver does not say."""
+        status, handle = self._driver.cuDeviceGet(device)
+        if int(status):
+            return None
+        attribute = self._driver.CUdevice_attribute(DMA_BUF_SUPPORTED)
+        status, value = self._driver.cuDeviceGetAttribute(attribute, handle)
+        return None if int(status) else int(value)
+
+    def attributes(self, pointer: int) -> Mapping[int, int]:
+        """What `gpu.is_virtual` reads; an attribute that this driver does not know is left out."""
+        found = {}
+        for number in (IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE):
+            status, value = self._driver.cuPointerGetAttribute(
+                self._driver.CUpointer_attribute(number), pointer
+            )
+            if not int(status):
+                found[number] = int(value) if value is not None else 0
+        return found
+
+    def export(self, pointer: int, nbytes: int) -> tuple[int, int]:
+        """(a descriptor of a dma-buf that holds this memory, where in it the memory begins).
+
+        The caller closes the descriptor. Whole pages of the host are exported, as the driver asks.
+        Raises RegistrationError("dmabuf").
+        """
+        begin, end = pages(pointer, nbytes)
+        kind = self._driver.CUmemRangeHandleType(_DMA_BUF)
+        status, descriptor = self._driver.cuMemGetHandleForAddressRange(begin, end - begin, kind, 0)
+        if int(status):
+            raise RegistrationError(
+                "dmabuf",
+                f"the CUDA driver exports no dma-buf of {nbytes} bytes at {pointer:#x}: {status}",
+                hint="memory of cudaMalloc can be exported; load nvidia_peermem for the other way",
+            )
+        return int(descriptor), pointer - begin
+
+
+def pages(pointer: int, nbytes: int, page: int = mmap.PAGESIZE) -> tuple[int, int]:
+    """From where to where whole pages hold this memory. Pure."""
+    return pointer // page * page, -(-(pointer + nbytes) // page) * page
+
+
+def load() -> Cuda | None:
+    """The driver of this process; None where there is none. Asked once."""
+    global _found
+    with _lock:
+        if _found is None:
+            _found = _load()
+        return _found if isinstance(_found, Cuda) else None
+
+
+def _load() -> Cuda | str:
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+        status = driver.cuInit(0)[0]
+    except (ImportError, OSError, RuntimeError) as error:  # the last one: no libcuda
+        return str(error)
+    return f"cuInit: {status}" if int(status) else Cuda(driver)
