@@ -77,6 +77,8 @@ ip link set veth1 up
 rdma link add rxe0 type rxe netdev veth0 || exit 97
 """
 _PRELUDE = """\
+at() {{ read -r up rest </proc/uptime; echo "$1 after $up s"; }}
+at booted
 modprobe rdma_rxe && modprobe ib_uverbs || exit 97
 ip link set lo up
 {network}mkdir /tmp/fast && tar -xf {bundle} -C /tmp/fast || exit 97
@@ -84,6 +86,7 @@ export PYTHONPATH=/tmp/fast/site:/tmp/fast/lib PYTHONDONTWRITEBYTECODE=1 HOME=/t
 export HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis
 export RESULTS={results}
 cd /tmp/fast/project || exit 97
+at ready
 """
 
 
