@@ -2,9 +2,10 @@
 
     pytest -p tests.rdma.over tests/sockets/test_push_pull.py
 
-In the suites of `SUITES` every socket asks for rdma. What is about another transport is deselected, and so
-is the fake driver where there is a device. A test that made no rdma connection is not counted as one over
-rdma. Without a device the fake driver takes its place: that shows faults of ours, and nothing of real verbs.
+In the suites of `SUITES` and `MORE` every socket asks for rdma. What is about another transport is
+deselected, and so is the fake driver where there is a device. A test that made no rdma connection is not
+counted as one over rdma. Without a device the fake driver takes its place: that shows faults of ours, and
+nothing of real verbs.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from tests.verbs.ends import devices
 from transfer.links.arrivals import Arrivals
 from transports.verbs.upgrade import VerbsUpgrade
 
-#: patterns, tensors, faults of sockets and of processes
+#: patterns, tensors, faults
 SUITES = (
     *("sockets/test_push_pull", "sockets/test_pub_sub", "sockets/test_req_rep", "sockets/test_pair"),
-    *("sockets/test_router_dealer", "sockets/test_trackers", "sockets/test_unread", "sockets/test_waiting"),
-    *("sockets/test_asyncio", "sockets/test_threads", "sockets/test_faults", "sockets/test_lifecycle"),
-    *("tensors/test_sockets", "faults/test_killed", "faults/test_head_of_line", "faults/test_payloads"),
+    *("sockets/test_router_dealer", "sockets/test_trackers", "tensors/test_sockets", "sockets/test_faults"),
+)
+#: what takes too long for `make test`
+MORE = (
+    *("sockets/test_unread", "sockets/test_waiting", "sockets/test_asyncio", "sockets/test_threads"),
+    *("sockets/test_lifecycle", "faults/test_killed", "faults/test_head_of_line", "faults/test_payloads"),
     "faults/test_rest",
 )
 #: parameters of tests that are about another transport, or about the core that has no say here
@@ -74,7 +78,7 @@ def _is_about_something_else(item: pytest.Item, real: bool) -> bool:
 
 
 def _is_ours(item: pytest.Item) -> bool:
-    return item.nodeid.partition(".py")[0].endswith(SUITES)
+    return item.nodeid.partition(".py")[0].endswith(SUITES + MORE)
 
 
 @pytest.fixture(autouse=True)

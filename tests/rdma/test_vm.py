@@ -54,6 +54,22 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(vm.TIMEOUT + 60)
+def test_more_suites_on_real_verbs() -> None:
+    ran = vm.run(vm.pytest_command(vm.MORE), tools=tools_or_skip())
+    assert ran.status == 0, ran.output[-8000:] + ran.console[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_a_hundred_kills_in_each_phase() -> None:
+    """Takes most of an hour where the machine is emulated."""
+    command = "TRANSFER_KILLS=100 " + vm.pytest_command(("tests/rdma/inside/test_killed.py", "-s"))
+    ran = vm.run(command, tools=tools_or_skip(), timeout=7000)
+    assert ran.status == 0 and "500 kills" in ran.output, ran.output[-8000:] + ran.console[-3000:]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(two_hosts.TIMEOUT + 60)
 def test_two_hosts() -> None:
     tools = tools_or_skip()

@@ -8,7 +8,6 @@ between the cards. What runs in them is `tests/rdma/inside/host.py`; both must e
 
 from __future__ import annotations
 
-import shlex
 import socket
 import sys
 from contextlib import ExitStack
@@ -39,7 +38,7 @@ def run(timeout: float = TIMEOUT, tools: vm.Tools | None = None) -> dict[str, vm
         for number, (role, wire) in enumerate((("serve", "listen"), ("visit", "connect")), 1):
             machines[role] = stack.enter_context(
                 vm.Machine(
-                    shlex.join([sys.executable, "-m", "tests.rdma.inside.host", role]),
+                    f"python -m tests.rdma.inside.host {role}",
                     memory=_MEMORY,
                     tools=tools,
                     network=_NETWORK.format(number=number),

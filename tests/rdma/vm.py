@@ -30,13 +30,15 @@ from pathlib import Path
 from tests.rdma import over
 
 ROOT = Path(__file__).resolve().parents[2]
+_OVER = ("-m", "not slow", "-p", "tests.rdma.over")
 #: what pytest runs in the machine unless it is told otherwise: streams and their faults on real verbs,
 #: then the suites of sockets over rdma
 SUITE = (
     *("tests/verbs/test_stream.py", "tests/verbs/test_faults.py", "tests/verbs/test_sockets.py"),
-    *("tests/rdma/inside", *(f"tests/{name}.py" for name in over.SUITES)),
-    *("-m", "not slow", "-p", "tests.rdma.over", "-p", "no:hypothesispytest"),
+    *("tests/rdma/inside", *(f"tests/{name}.py" for name in over.SUITES), *_OVER),
 )
+#: what `make test-slow` runs there besides
+MORE = (*(f"tests/{name}.py" for name in over.MORE), *_OVER)
 #: seconds from start to end; it boots in half a minute on a quiet machine
 TIMEOUT = 600
 #: in which a kernel without a disk has to give up on /dev/kvm
@@ -46,20 +48,30 @@ PACKAGES = (
     "qemu-system-x86 linux-image-amd64 rdma-core ibverbs-utils ibverbs-providers python3-pyverbs "
     "iproute2 busybox-static"
 )
+PACKAGES_HERE = sysconfig.get_path("purelib")
 _PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 _PACKED = (
-    *("pytest", "pytest-*", "_pytest", "pytest_timeout*", "pytest_asyncio*", "pluggy*", "iniconfig*"),
     *(
-        "packaging*",
-        "pygments",
-        "hypothesis*",
-        "_hypothesis*",
-        "sortedcontainers",
-        "attr",
-        "attrs",
-        "psutil",
-        "numpy",
-        "numpy.libs",
+        "py.py",
+        "pytest",
+        "pytest-*",
+        "_pytest",
+        "pytest_timeout*",
+        "pytest_asyncio*",
+        "pluggy*",
+        "iniconfig*",
+    ),
+    *("packaging*", "pygments", "psutil", "numpy", "numpy.libs", "ml_dtypes", "prometheus_client"),
+    *(
+        "lz4",
+        "typer",
+        "rich",
+        "click",
+        "typing_extensions.py",
+        "shellingham",
+        "markdown_it",
+        "mdurl",
+        "py.py",
     ),
 )
 _LEFT_OUT = {
@@ -82,8 +94,8 @@ at booted
 modprobe rdma_rxe && modprobe ib_uverbs || exit 97
 ip link set lo up
 {network}mkdir /tmp/fast && tar -xf {bundle} -C /tmp/fast || exit 97
-export PYTHONPATH=/tmp/fast/site:/tmp/fast/lib PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
-export HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis
+export PATH=/tmp/fast/python/bin:$PATH PYTHONHOME=/tmp/fast/python PYTHONPATH=/tmp/fast/site HOME=/tmp
+export PYTHONDONTWRITEBYTECODE=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 HOST_SITE={packages}
 export RESULTS={results}
 cd /tmp/fast/project || exit 97
 at ready
@@ -175,7 +187,9 @@ class Machine:
         folder = self._folder.name
         self._results = results = Path(folder)
         bundle = pack(results / "bundle.tar")
-        prelude = _PRELUDE.format(network=network, bundle=bundle, results=shlex.quote(folder))
+        prelude = _PRELUDE.format(
+            network=network, bundle=bundle, results=shlex.quote(folder), packages=PACKAGES_HERE
+        )
         (results / "inside.sh").write_text(
             f"({prelude}{command}\n) > {folder}/output 2>&1\necho $? > {folder}/status.new\n"
             f"mv {folder}/status.new {folder}/status\nsync\n"
@@ -215,11 +229,12 @@ class Machine:
 
 
 def pack(target: Path) -> Path:
-    """An archive of the project and of the modules that tests import most. Importing them file by file
-    through the shared file system takes minutes on a busy host; other modules are still found there."""
-    library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    """An archive of this Python, of the project and of the modules that its tests import. Importing them
+    file by file through the shared file system takes minutes on a busy host; $HOST_SITE has all others."""
+    library, packages = Path(sysconfig.get_path("stdlib")), Path(PACKAGES_HERE)
     with tarfile.open(target, "w") as archive:
-        archive.add(library, "lib", filter=_wanted)
+        archive.add(Path(sys.executable).resolve(), "python/bin/python")
+        archive.add(library, f"python/lib/{library.name}", filter=_wanted)
         for name in _PACKED:
             for path in packages.glob(name):
                 archive.add(path, f"site/{path.name}", filter=_wanted)
@@ -230,7 +245,7 @@ def pack(target: Path) -> Path:
 
 
 def _wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    parts = entry.name.split("/")[1:]
+    parts = entry.name.split("/")
     left_out = any(part in _LEFT_OUT or part.startswith("config-3") for part in parts)
     return None if left_out or ".opt-" in entry.name or entry.name.endswith(".a") else entry
 
@@ -282,7 +297,18 @@ def _shown() -> list[str]:
 
 def pytest_command(arguments: Sequence[str] = SUITE) -> str:
     """One interpreter for all tests: the first import of numpy takes half a minute in there."""
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    words = [
+        "python",
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "pytest_timeout",
+        "-p",
+        "pytest_asyncio.plugin",
+    ]
+    words += arguments
     return shlex.join(words) + ' --junitxml="$RESULTS/junit.xml"'
 
 
