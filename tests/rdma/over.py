@@ -22,11 +22,17 @@ from transports.verbs.upgrade import VerbsUpgrade
 #: patterns, tensors, faults
 SUITES = (
     *("sockets/test_push_pull", "sockets/test_pub_sub", "sockets/test_req_rep", "sockets/test_pair"),
-    *("sockets/test_router_dealer", "sockets/test_trackers", "tensors/test_sockets", "sockets/test_faults"),
+    *("sockets/test_router_dealer", "sockets/test_trackers", "tensors/test_sockets"),
 )
 #: what takes too long for `make test`
 MORE = (
-    *("sockets/test_unread", "sockets/test_waiting", "sockets/test_asyncio", "sockets/test_threads"),
+    *(
+        "sockets/test_faults",
+        "sockets/test_unread",
+        "sockets/test_waiting",
+        "sockets/test_asyncio",
+        "sockets/test_threads",
+    ),
     *("sockets/test_lifecycle", "faults/test_killed", "faults/test_head_of_line", "faults/test_payloads"),
     "faults/test_rest",
 )

@@ -96,7 +96,7 @@ ip link set lo up
 {network}mkdir /tmp/fast && tar -xf {bundle} -C /tmp/fast || exit 97
 export PATH=/tmp/fast/python/bin:$PATH PYTHONHOME=/tmp/fast/python PYTHONPATH=/tmp/fast/site HOME=/tmp
 export PYTHONDONTWRITEBYTECODE=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 HOST_SITE={packages}
-export RESULTS={results}
+export TRANSFER_VM=yes RESULTS={results}
 cd /tmp/fast/project || exit 97
 at ready
 """
