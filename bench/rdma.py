@@ -376,7 +376,7 @@ def main() -> int:
                     speeds[name].append(speed)
                     registrations[name, size] = max(calls, registrations.get((name, size), 0))
             chunk = min(size, CHUNK)
-            reads = str(max(WINDOW, count * size // chunk))
+            reads = str(max(8 * WINDOW, count * size // chunk))
             line = perftest("ib_read_bw", "-s", str(chunk), "-n", reads, "-t", str(WINDOW)).split()
             speeds["ib_read_bw"].append(float(line[3]) * (1 << 20) if len(line) > 3 else float("nan"))
             print(

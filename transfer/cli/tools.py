@@ -7,6 +7,8 @@ import json
 import logging
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from transfer.cli import EXIT_INTERRUPTED
@@ -47,7 +49,8 @@ def run_doctor(*, as_json: bool) -> int:
     from transfer import doctor
 
     try:
-        checks = doctor.examine()
+        with _only_errors():
+            checks = list(doctor.examine())
     except KeyboardInterrupt:
         print("transfer: stopped by Ctrl-C", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -86,20 +89,26 @@ def measure_peer(peer: str, seconds: float, floor: float, *, as_json: bool) -> i
         if sys.stderr.isatty():
             print(f"measuring {way} ...", file=sys.stderr)
 
-    logger = logging.getLogger("transfer")
-    level = logger.level
-    # That a better transport is not used is what was asked for here.
-    logger.setLevel(logging.ERROR)
-    try:
+    with _only_errors():
         checks = list(as_checks(measure(endpoint_of(peer), seconds, next_way), floor))
-    finally:
-        logger.setLevel(level)
     fine = doctor.healthy(checks)
     if as_json:
         print(json.dumps({"healthy": fine, "checks": doctor.as_data(checks)}, indent=2))
     else:
         _show(checks)
     return 0 if fine else 1
+
+
+@contextmanager
+def _only_errors() -> Iterator[None]:
+    """That a better transport is not used is what is asked for here: the log need not say it."""
+    logger = logging.getLogger("transfer")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _show(checks: list[Any]) -> None:
