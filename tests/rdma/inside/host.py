@@ -12,8 +12,8 @@ import transfer
 
 ADDRESS = "10.78.0.1"
 PULLS, REPLIES = 5555, 5556
-SHAPES = [(3,), (100, 100), (1000, 1000), (2000, 1001)]
-ROUNDS = 5
+SHAPES = [(3,), (100, 100), (500, 501), (1000, 1001)]
+ROUNDS = 3
 PATIENCE = 120.0
 
 
