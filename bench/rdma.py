@@ -3,7 +3,8 @@
 | case | ours | beside it |
 |---|---|---|
 | 64 bytes and back | two streams, asleep on their completion channels | bare pyverbs; ib_send_lat |
-| 64 KiB to 16 MiB | announced from a registered region, READ by the other end | bare READs; ib_read_bw |
+| 64 KiB to 16 MiB | announced from a registered region, or from the pool | bare READs; ib_read_bw |
+| silence | the processor time of a connected end | |
 
 In the virtual machine of `make test-rdma` the times are those of an emulator; the ratios are fair, and
 the cases take turns, so that a busy host slows all alike.
@@ -222,33 +223,70 @@ def our_round_trips(link: Pipe, count: int, first: bool, connection: Any) -> lis
     return took
 
 
-def our_payloads(link: Pipe, size: int, count: int, first: bool, connection: Any) -> list[float]:
-    """Bytes a second, from the first announcement to the last message in the receiver's hands."""
+def our_payloads(
+    link: Pipe, size: int, count: int, pooled: bool, first: bool, connection: Any
+) -> list[tuple[float, int]]:
+    """Bytes a second, from the first announcement to the last message in the receiver's hands, and how
+    often either side registered memory meanwhile. pooled: from memory that the transport registered
+    itself, a slab of its pool; else from the user's, registered before."""
     end = End(link, connection, first)
+    domain = end.domains.get()
     speeds = []
     if first:
-        data = bytearray(size)
+        block = domain.staging.take(size)
+        data = block.view if pooled else bytearray(size)
         region = end.domains.register(data)
         for messages in (2, count):  # the first two make the receiver register its slabs
             link.recv()
+            calls = counted(domain.device)
             for _ in range(messages):
                 end.stream.send([(0, 0, None, None, data)], hold=True)
         link.recv()
+        link.send(len(calls))
         region.close()
-        link.send("over")
+        domain.staging.give_back(block)
     else:
         link.send("begin")
         end.receive()
         end.receive()
+        calls = counted(domain.device)
         begin = time.perf_counter()
         link.send("begin")
         for _ in range(count):
             end.receive()
-        speeds.append(size * count / (time.perf_counter() - begin))
+        took = time.perf_counter() - begin
         link.send("over")
-        link.recv()
+        speeds.append((size * count / took, len(calls) + link.recv()))
     end.close()
     return speeds
+
+
+def counted(device: Any) -> list[int]:
+    """Gets one entry for each piece of memory that the device is told of from now on."""
+    calls: list[int] = []
+    register = type(device).register
+
+    def noted(address: int, length: int, **rights: bool) -> Any:
+        calls.append(length)
+        return register(device, address, length, **rights)
+
+    device.register = noted
+    return calls
+
+
+def our_idleness(link: Pipe, seconds: float, first: bool, connection: Any) -> list[float]:
+    """The share of a core that a connected, silent end takes."""
+    end = End(link, connection, first)
+    link.send("there")
+    link.recv()
+    time.sleep(0.5)
+    before, begin = time.process_time(), time.perf_counter()
+    time.sleep(seconds)
+    share = (time.process_time() - before) / (time.perf_counter() - begin)
+    link.send("over")
+    link.recv()
+    end.close()
+    return [share]
 
 
 # --- two processes -------------------------------------------------------------------------------------
@@ -311,6 +349,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=500, help="round trips of a run")
     parser.add_argument("--sizes", type=int, nargs="*", default=[64 << 10, 1 << 20, 16 << 20])
     parser.add_argument("--bytes", type=int, default=32 << 20, help="of one bandwidth run")
+    parser.add_argument("--idle", type=float, default=10.0, help="seconds of silence")
     asked = parser.parse_args()
     report: dict[str, Any] = {"cpus": os.cpu_count(), "round_trip_us": {}, "bytes_per_s": {}}
     bare, ours, lat = [], [], []
@@ -324,28 +363,29 @@ def main() -> int:
             flush=True,
         )
     report["round_trip_us"] = {"bare": bare, "ours": ours, "ib_send_lat": lat, "ratio": min(ours) / min(bare)}
+    report["idle_share_of_a_core"] = play(our_idleness, asked.idle, tcp=True)[0]
+    print(f"idle: {report['idle_share_of_a_core']:.2%} of a core", flush=True)
+    registrations: dict[tuple[str, int], int] = {}
     for size in asked.sizes:
         count = max(2, asked.bytes // size)
-        speeds: dict[str, list[float]] = {"bare": [], "ours": [], "ib_read_bw": []}
+        speeds: dict[str, list[float]] = {"bare": [], "ours": [], "pooled": [], "ib_read_bw": []}
         for _ in range(asked.rounds):
             speeds["bare"] += play(bare_reads, size, count)
-            speeds["ours"] += play(our_payloads, size, count, tcp=True)
+            for name, pooled in (("ours", False), ("pooled", True)):
+                for speed, calls in play(our_payloads, size, count, pooled, tcp=True):
+                    speeds[name].append(speed)
+                    registrations[name, size] = max(calls, registrations.get((name, size), 0))
             chunk = min(size, CHUNK)
-            line = perftest(
-                "ib_read_bw",
-                "-s",
-                str(chunk),
-                "-n",
-                str(max(WINDOW, count * size // chunk)),
-                "-t",
-                str(WINDOW),
-            ).split()
+            reads = str(max(8 * WINDOW, count * size // chunk))
+            line = perftest("ib_read_bw", "-s", str(chunk), "-n", reads, "-t", str(WINDOW)).split()
             speeds["ib_read_bw"].append(float(line[3]) * (1 << 20) if len(line) > 3 else float("nan"))
             print(
                 f"{size >> 10} KiB: " + ", ".join(f"{k} {v[-1] / 1e6:.1f} MB/s" for k, v in speeds.items()),
                 flush=True,
             )
         report["bytes_per_s"][size] = {**speeds, "ratio": max(speeds["ours"]) / max(speeds["ib_read_bw"])}
+    report["registrations"] = {f"{name} {size}": calls for (name, size), calls in registrations.items()}
+    print("registrations while measuring:", sum(registrations.values()))
     print(json.dumps(report))
     return 0
 

@@ -154,3 +154,17 @@ def test_sizes_are_shown_for_people():
     assert [show_size(n) for n in (0, 999, 1000, 1_500_000, 2e9, 5e12)] == [
         "0 B", "999 B", "1 kB", "1.5 MB", "2 GB", "5 TB",
     ]  # fmt: skip
+
+
+def test_little_locked_memory_matters_only_where_it_is_enforced(monkeypatch):
+    import resource
+
+    from transfer.doctor import machine
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
+    monkeypatch.setattr(machine.Path, "glob", lambda *_: iter(["a device"]))
+    for lifted, status in ((True, "ok"), (False, "warn")):
+        monkeypatch.setattr(machine, "may_lock", lambda lifted=lifted: lifted)
+        check = {check.name: check for check in machine.limits()}["locked memory"]
+        assert (check.status, bool(check.hint)) == (status, not lifted)
+        assert ("CAP_IPC_LOCK" in check.detail) == lifted

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from tests.rdma import vm
+from tests.rdma import two_hosts, vm
+from tests.rdma.conftest import RAN
 from transports.verbs import choosing
 
 
-@pytest.mark.timeout(vm.TIMEOUT + 60)
-def test_on_real_verbs(record_property) -> None:
-    if choosing.look():
-        pytest.skip("this machine has an RDMA device: the tests run here")
+def tools_or_skip() -> vm.Tools:
     try:
-        tools = vm.find_tools()
+        return vm.find_tools()
     except vm.Missing as missing:
         pytest.skip(str(missing))
+
+
+@pytest.mark.timeout(vm.TIMEOUT + 60)
+def test_on_real_verbs(pytestconfig) -> None:
+    if choosing.look():
+        pytest.skip("this machine has an RDMA device: the tests run here")
+    tools = tools_or_skip()
+    begin = time.monotonic()
     ran = vm.run(vm.pytest_command(), tools=tools)
     assert ran.status is not None, ran.output[-8000:] + ran.console[-3000:]
     assert ran.status == 0, ran.output[-8000:]
     done = ran.counts["tests"] - ran.counts["skipped"]
-    assert done > 50, f"only {done} tests ran: {ran.output[-3000:]}"
-    record_property("verbs_tests", done)
-    print(f"{done} tests on real verbs")
+    assert done > 150, f"only {done} tests ran: {ran.output[-3000:]}"
+    pytestconfig.stash[RAN] = (done, ran.counts["skipped"], time.monotonic() - begin)
 
 
 def test_the_newest_kernel_with_soft_roce_is_taken(tmp_path) -> None:
@@ -44,3 +51,28 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch) -> None:
     with pytest.raises(vm.Missing) as missing:
         vm.find_tools()
     assert "\n" not in str(missing.value) and "apt-get install" in str(missing.value)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(vm.TIMEOUT + 60)
+def test_more_suites_on_real_verbs() -> None:
+    ran = vm.run(vm.pytest_command(vm.MORE), tools=tools_or_skip())
+    assert ran.status == 0, ran.output[-8000:] + ran.console[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_a_hundred_kills_in_each_phase() -> None:
+    """Takes most of an hour where the machine is emulated."""
+    command = "TRANSFER_KILLS=100 " + vm.pytest_command(("tests/rdma/inside/test_killed.py", "-s"))
+    ran = vm.run(command, tools=tools_or_skip(), timeout=7000)
+    assert ran.status == 0 and "500 kills" in ran.output, ran.output[-8000:] + ran.console[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(two_hosts.TIMEOUT + 60)
+def test_two_hosts() -> None:
+    tools = tools_or_skip()
+    for role, ran in two_hosts.run(tools=tools).items():
+        assert ran.status == 0, f"{role}: {ran.output}{ran.console[-3000:]}"
+        assert ran.output.count("tensors over rdma") == 2

@@ -4,16 +4,19 @@
     python -m tests.rdma.vm -- tests/verbs -k fork  what pytest is told instead
     python -m tests.rdma.vm --command 'ibv_devinfo' anything else, with the device there
 
-The machine sees this file system read-only, as it is, and writes to one directory for results. It is
-emulated in software, so times in it are never those of RDMA; ratios in one machine are fair.
+The machine sees this file system read-only, as it is, and writes to one directory for results. Times in
+it are never those of RDMA; ratios in one machine are fair. Hardware virtualization is used where it works
+(TRANSFER_VM_KVM=on or off decides it), else QEMU's emulation.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -24,32 +27,51 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.rdma import over
+
 ROOT = Path(__file__).resolve().parents[2]
-#: what pytest runs in the machine unless it is told otherwise
+_OVER = ("-m", "not slow", "-p", "tests.rdma.over")
+#: what pytest runs in the machine unless it is told otherwise: streams and their faults on real verbs,
+#: then the suites of sockets over rdma
 SUITE = (
     *("tests/verbs/test_stream.py", "tests/verbs/test_faults.py", "tests/verbs/test_sockets.py"),
-    *("tests/rdma/inside", "-k", "real or inside", "-p", "no:hypothesispytest"),
+    *("tests/rdma/inside", *(f"tests/{name}.py" for name in over.SUITES), *_OVER),
 )
+#: what `make test-slow` runs there besides
+MORE = (*(f"tests/{name}.py" for name in over.MORE), *_OVER)
 #: seconds from start to end; it boots in half a minute on a quiet machine
 TIMEOUT = 600
+#: in which a kernel without a disk has to give up on /dev/kvm
+KVM_TIMEOUT = 8
 MEMORY = "2G"
 PACKAGES = (
     "qemu-system-x86 linux-image-amd64 rdma-core ibverbs-utils ibverbs-providers python3-pyverbs "
     "iproute2 busybox-static"
 )
+PACKAGES_HERE = sysconfig.get_path("purelib")
 _PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 _PACKED = (
-    *("pytest", "pytest-*", "_pytest", "pytest_timeout*", "pytest_asyncio*", "pluggy*", "iniconfig*"),
     *(
-        "packaging*",
-        "pygments",
-        "hypothesis*",
-        "_hypothesis*",
-        "sortedcontainers",
-        "attr",
-        "attrs",
-        "numpy",
-        "numpy.libs",
+        "py.py",
+        "pytest",
+        "pytest-*",
+        "_pytest",
+        "pytest_timeout*",
+        "pytest_asyncio*",
+        "pluggy*",
+        "iniconfig*",
+    ),
+    *("packaging*", "pygments", "psutil", "numpy", "numpy.libs", "ml_dtypes", "prometheus_client"),
+    *(
+        "lz4",
+        "typer",
+        "rich",
+        "click",
+        "typing_extensions.py",
+        "shellingham",
+        "markdown_it",
+        "mdurl",
+        "py.py",
     ),
 )
 _LEFT_OUT = {
@@ -59,19 +81,24 @@ _LEFT_OUT = {
 _PROJECT = ("bench", "patterns", "pyproject.toml", "pyspark_transfer", "tests", "transfer", "transports")
 _RXE = "kernel/drivers/infiniband/sw/rxe"
 #: packets of 4096 bytes need a little more than that on the wire
-_PRELUDE = """\
-modprobe rdma_rxe && modprobe ib_uverbs || exit 97
-ip link set lo up
+NETWORK = """\
 ip link add veth0 mtu 4200 type veth peer name veth1 mtu 4200
 ip addr add 10.77.0.1/24 dev veth0
 ip link set veth0 up
 ip link set veth1 up
 rdma link add rxe0 type rxe netdev veth0 || exit 97
-mkdir /tmp/fast && tar -xf {bundle} -C /tmp/fast || exit 97
-export PYTHONPATH=/tmp/fast/site:/tmp/fast/lib PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
-export HYPOTHESIS_STORAGE_DIRECTORY=/tmp/hypothesis
-export RESULTS={results}
+"""
+_PRELUDE = """\
+at() {{ read -r up rest </proc/uptime; echo "$1 after $up s"; }}
+at booted
+modprobe rdma_rxe && modprobe ib_uverbs || exit 97
+ip link set lo up
+{network}mkdir /tmp/fast && tar -xf {bundle} -C /tmp/fast || exit 97
+export PATH=/tmp/fast/python/bin:$PATH PYTHONHOME=/tmp/fast/python PYTHONPATH=/tmp/fast/site HOME=/tmp
+export PYTHONDONTWRITEBYTECODE=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 HOST_SITE={packages}
+export TRANSFER_VM=yes RESULTS={results}
 cd /tmp/fast/project || exit 97
+at ready
 """
 
 
@@ -141,39 +168,73 @@ def run(command: str, *, timeout: float = TIMEOUT, memory: str = MEMORY, tools: 
 
     What the command writes to $RESULTS/junit.xml is counted. Raises Missing.
     """
-    tools = tools or find_tools()
-    with tempfile.TemporaryDirectory(prefix="transfer-rdma-") as folder:
-        results = Path(folder)
+    with Machine(command, memory=memory, tools=tools) as machine:
+        return machine.wait(timeout)
+
+
+class Machine:
+    """A virtual machine that runs one command; ended with its with-statement. Raises Missing.
+
+    network: shell commands that bring up the network and the device. options: more of vng's.
+    """
+
+    def __init__(
+        self, command: str, *, memory: str = MEMORY, tools: Tools | None = None, network: str = NETWORK,
+        options: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        tools = tools or find_tools()
+        self._folder = tempfile.TemporaryDirectory(prefix="transfer-rdma-")
+        folder = self._folder.name
+        self._results = results = Path(folder)
         bundle = pack(results / "bundle.tar")
-        prelude = _PRELUDE.format(bundle=bundle, results=shlex.quote(folder))
+        prelude = _PRELUDE.format(
+            network=network, bundle=bundle, results=shlex.quote(folder), packages=PACKAGES_HERE
+        )
         (results / "inside.sh").write_text(
             f"({prelude}{command}\n) > {folder}/output 2>&1\necho $? > {folder}/status.new\n"
             f"mv {folder}/status.new {folder}/status\nsync\n"
         )
         # vng wants a terminal.
-        boot = ["nice", "-n", "5", "script", "-qec", _boot(tools, results, memory), "/dev/null"]
+        boot = ["nice", "-n", "5", "script", "-qec", _boot(tools, results, memory, options), "/dev/null"]
+        if shutil.which("setpriv"):  # nor shall a machine outlive a test run that is killed
+            boot = ["setpriv", "--pdeathsig", "KILL", *boot]
         environment = {**os.environ, "PATH": f"{Path(tools.vng).parent}:{os.environ.get('PATH', '')}"}
-        with subprocess.Popen(
+        self._process = subprocess.Popen(
             boot, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env=environment, start_new_session=True, text=True, errors="replace",
-        ) as machine:  # fmt: skip
-            try:
-                console, _ = machine.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                console = f"the virtual machine did not end within {timeout:.0f} s"
-            finally:
-                if machine.poll() is None:
-                    # Without its terminal the whole machine ends: vng, and QEMU.
-                    os.killpg(machine.pid, 9)
+        )  # fmt: skip
+
+    def wait(self, timeout: float) -> Ran:
+        """Until it ends, at most so many seconds; then it is ended."""
+        try:
+            console, _ = self._process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            console = f"the virtual machine did not end within {timeout:.0f} s"
+            self._end()
+        results = self._results
         return Ran(_status(results), _read(results / "output"), console, _counts(results / "junit.xml"))
+
+    def _end(self) -> None:
+        if self._process.poll() is None:
+            # Without its terminal the whole machine ends: vng, and QEMU.
+            os.killpg(self._process.pid, 9)
+            self._process.communicate()
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._folder.cleanup()
 
 
 def pack(target: Path) -> Path:
-    """An archive of the project and of the modules that tests import most. Importing them file by file
-    through the shared file system takes minutes on a busy host; other modules are still found there."""
-    library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    """An archive of this Python, of the project and of the modules that its tests import. Importing them
+    file by file through the shared file system takes minutes on a busy host; $HOST_SITE has all others."""
+    library, packages = Path(sysconfig.get_path("stdlib")), Path(PACKAGES_HERE)
     with tarfile.open(target, "w") as archive:
-        archive.add(library, "lib", filter=_wanted)
+        archive.add(Path(sys.executable).resolve(), "python/bin/python")
+        archive.add(library, f"python/lib/{library.name}", filter=_wanted)
         for name in _PACKED:
             for path in packages.glob(name):
                 archive.add(path, f"site/{path.name}", filter=_wanted)
@@ -184,7 +245,7 @@ def pack(target: Path) -> Path:
 
 
 def _wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    parts = entry.name.split("/")[1:]
+    parts = entry.name.split("/")
     left_out = any(part in _LEFT_OUT or part.startswith("config-3") for part in parts)
     return None if left_out or ".opt-" in entry.name or entry.name.endswith(".a") else entry
 
@@ -194,14 +255,36 @@ def _in_project(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if entry.name.endswith((".c", ".html")) else entry
 
 
-def _boot(tools: Tools, results: Path, memory: str) -> str:
+def _boot(tools: Tools, results: Path, memory: str, options: Sequence[str]) -> str:
     parts = [tools.vng, "--run", str(tools.kernel), "--user", "root", "--memory", memory, "--cpus", "2"]
-    # The machine's own /dev/kvm cannot be relied on: a nested guest hangs.
-    # Without page table isolation an emulated system call costs a fraction.
-    parts += ["--disable-kvm", "--append", "mitigations=off", "--append", "no5lvl", f"--rwdir={results}"]
+    if not has_kvm(tools.kernel):
+        parts.append("--disable-kvm")
+    # virtiofsd is here and there, and of two kinds. Without page table isolation an emulated system
+    # call costs a fraction.
+    parts += ["--force-9p", "--append", "mitigations=off", "--append", "no5lvl", f"--rwdir={results}"]
     # The guest's /tmp is empty: an interpreter that lies there on the host is passed in by name.
     parts += [f"--rodir={path}" for path in _shown()]
-    return shlex.join([*parts, "--", "bash", str(results / "inside.sh")])
+    return shlex.join([*parts, *options, "--", "bash", str(results / "inside.sh")])
+
+
+@functools.cache
+def has_kvm(kernel: Path) -> bool:
+    """Whether a guest really runs on /dev/kvm: inside of another virtual machine it may hang although the
+    device answers. A kernel without a disk panics and reboots, which ends QEMU, in two seconds or never."""
+    asked = os.environ.get("TRANSFER_VM_KVM", "auto")
+    if asked in ("on", "off"):
+        return asked == "on"
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    words = ["qemu-system-x86_64", "-accel", "kvm", "-cpu", "host", "-m", "256M", "-nographic", "-no-reboot"]
+    words += ["-nodefaults", "-serial", "stdio", "-kernel", str(kernel), "-append", "console=ttyS0 panic=-1"]
+    try:
+        tried = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=KVM_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return tried.returncode == 0 and b"Kernel panic" in tried.stdout
 
 
 def _shown() -> list[str]:
@@ -214,7 +297,18 @@ def _shown() -> list[str]:
 
 def pytest_command(arguments: Sequence[str] = SUITE) -> str:
     """One interpreter for all tests: the first import of numpy takes half a minute in there."""
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    words = [
+        "python",
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "pytest_timeout",
+        "-p",
+        "pytest_asyncio.plugin",
+    ]
+    words += arguments
     return shlex.join(words) + ' --junitxml="$RESULTS/junit.xml"'
 
 
@@ -247,6 +341,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only say whether all that is needed is there")
     parser.add_argument("arguments", nargs="*", help="for pytest, behind --")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         tools = find_tools()
         if asked.check:

@@ -20,7 +20,8 @@ class Program:
     """A Python program in a process; ended when its with-statement ends."""
 
     def __init__(self, source, *arguments, core="twin", **environment):
-        env = {**os.environ, "TRANSFER_CORE": core, "PYTHONPATH": str(ROOT), **environment}
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, "TRANSFER_CORE": core, "PYTHONPATH": path, **environment}
         env.pop("PYTHONWARNINGS", None)
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", textwrap.dedent(source), *map(str, arguments)],

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import transfer
 from tests.sockets.conftest import KeepingContext
@@ -48,15 +47,7 @@ def same(state: dict[str, Any]) -> None:
 )
 def test_one_way(ctx: Any, types: Any, options: Any) -> None:
     sender, receiver = joined(ctx, *types, **options)
-    for tensor in (
-        X,
-        X.T,
-        X[::2],
-        np.zeros((300, 300), "c16"),
-        np.zeros((0, 2)),
-        np.float32(1),
-        torch.ones(9, 9),
-    ):
+    for tensor in (X, X.T, X[::2], np.zeros((300, 300), "c16"), np.zeros((0, 2)), np.float32(1)):
         sender.send_tensor(tensor)
         assert np.array_equal(receiver.recv_tensor(), np.asarray(tensor))
         out = np.empty_like(np.asarray(tensor))
@@ -78,7 +69,7 @@ def test_request_and_reply(ctx: Any) -> None:
     for _ in range(3):
         client.send_tensor(X)
         server.send_tensor(server.recv_tensor() * 2)
-        assert np.array_equal(client.recv_tensor(like=torch).numpy(), X * 2)
+        assert np.array_equal(client.recv_tensor(), X * 2)
         client.send_tensors(STATE)
         server.send_tensors(*server.recv_tensors()[:1], meta="done")
         out = {name: np.empty_like(tensor) for name, tensor in STATE.items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from transfer.doctor.finding import Check, read
 from transports.errors import TransferError
+from transports.verbs.failures import may_lock
 
 #: descriptors that a server with many peers wants
 MANY_DESCRIPTORS = 16_384
@@ -82,12 +83,14 @@ def limits() -> Iterator[Check]:
     )
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     little = soft != resource.RLIM_INFINITY and soft < MUCH_MEMLOCK
-    matters = little and any(Path("/sys/class/infiniband").glob("*"))
+    lifted = little and may_lock()
+    matters = little and not lifted and any(Path("/sys/class/infiniband").glob("*"))
     yield Check(
         "limits",
         "locked memory",
         "warn" if matters else "ok",
         f"{_limit(soft)} bytes now, {_limit(hard)} at most"
+        + (", lifted by CAP_IPC_LOCK" if lifted else "")
         + ("" if matters or not little else " (only RDMA needs it)"),
         "RDMA registers memory: ulimit -l unlimited, or LimitMEMLOCK=infinity" if matters else "",
     )

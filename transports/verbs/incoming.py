@@ -93,8 +93,6 @@ class Incoming(Half):
                     # need not look twice.
                     port.arm_again()
                 port.reader = None
-            if frames is None and self.credits and self.consumed != self._told and self.broken is None:
-                self._tell_soon()
             failure = None if frames is not None else self.broken
         if port.after:
             self._run_after()
@@ -122,8 +120,12 @@ class Incoming(Half):
             self._pump_reads()
         if message.buffers:
             self._give_back(message.buffers)
-        if self.credits and self.consumed - self._told >= _TELL_AFTER:
-            self._tell_consumed()
+        if self.credits:
+            # A receiver that takes this one and never asks again has consumed it all the same.
+            if self.consumed - self._told >= _TELL_AFTER:
+                self._tell_consumed()
+            else:
+                self._tell_soon()
         return message.frames
 
     def arrived(self, data: memoryview) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def probe(system: Path = choosing.SYSTEM) -> Probe:
         details["gid_index"], details["port"] = route.gid_index, route.port
         limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         details["memlock"] = "unlimited" if limit < 0 or failures.may_lock() else limit
-        details["peermem"] = Path("/sys/module/nvidia_peermem").exists()
+        peermem = Path("/sys/module/nvidia_peermem").exists()
+        details["peermem"] = "loaded" if peermem else "not loaded (only GPU memory needs it, or dma-buf)"
         if 0 <= limit < NEEDED and not failures.may_lock():
             return Probe(
                 False,
@@ -42,7 +44,7 @@ def probe(system: Path = choosing.SYSTEM) -> Probe:
         device = driver.open(route.device)
         try:
             seen = route.seen_by(device)
-            details["mtu"], details["limits"] = seen.mtu, device.limits
+            details["mtu"], details["limits"] = seen.mtu, asdict(device.limits)
         finally:
             device.close()
     except DeviceError as error:
