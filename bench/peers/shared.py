@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Client, Listener
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -66,6 +65,7 @@ class Shared(Peer):
 
         def ready(_: int) -> None:
             connection = listener.accept()
+            memory.unlink()  # both have it mapped: nothing is left, however they end
             channel.socket.append(connection)
             held: list[int] = []
 
@@ -77,11 +77,7 @@ class Shared(Peer):
 
             channel.recv = recv
 
-        def close() -> None:
-            arrays.clear()
-            memory.unlink()
-
-        channel.ready, channel.close = ready, close
+        channel.ready = ready
         return channel
 
     def _sending(self, work: Work, address: str) -> Channel:
@@ -89,7 +85,6 @@ class Shared(Peer):
 
         name, where = address.split(" ", 1)
         memory = SharedMemory(name=name)
-        resource_tracker.unregister("/" + name, "shared_memory")  # the other side's to remove
         connection = Client(where, family="AF_UNIX")
         arrays = [
             numpy.frombuffer(memory.buf, numpy.float32, work.size // 4, slot * work.size)

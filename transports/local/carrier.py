@@ -332,6 +332,8 @@ class LocalCarrier:
     def go_on(self) -> None:
         """Says what is still to be said, and ends what has nothing left to do. Not for finalizers."""
         self._beside.go_on()
+        if self._beside.waiting:  # also where another thread was at it, and has told of it too early
+            self._carriers.attend(self)
         if self._arena.dropped and not self._closed:
             self._tell_dropped()
         with self._lock:
