@@ -8,6 +8,7 @@ between the cards. What runs in them is `tests/rdma/inside/host.py`; both must e
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 from contextlib import ExitStack
@@ -54,6 +55,7 @@ def _card(number: int, wire: str) -> list[str]:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         ran = run()
     except vm.Missing as error:

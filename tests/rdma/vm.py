@@ -51,28 +51,9 @@ PACKAGES = (
 PACKAGES_HERE = sysconfig.get_path("purelib")
 _PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 _PACKED = (
-    *(
-        "py.py",
-        "pytest",
-        "pytest-*",
-        "_pytest",
-        "pytest_timeout*",
-        "pytest_asyncio*",
-        "pluggy*",
-        "iniconfig*",
-    ),
+    *("pytest", "pytest-*", "_pytest", "pytest_timeout*", "pytest_asyncio*", "pluggy*", "iniconfig*"),
     *("packaging*", "pygments", "psutil", "numpy", "numpy.libs", "ml_dtypes", "prometheus_client"),
-    *(
-        "lz4",
-        "typer",
-        "rich",
-        "click",
-        "typing_extensions.py",
-        "shellingham",
-        "markdown_it",
-        "mdurl",
-        "py.py",
-    ),
+    *("lz4", "typing_extensions.py", "py.py"),
 )
 _LEFT_OUT = {
     *("test", "tests", "idlelib", "tkinter", "lib2to3"),
