@@ -426,23 +426,6 @@ def test_held_memory_stays_exported_until_it_was_sent_or_the_stream_ended():
         data.append(1)
 
 
-@pytest.mark.parametrize("taken", [0, 1, 3])
-def test_closing_in_the_middle_of_a_rendezvous_never_hangs(taken):
-    for _ in range(10):
-        with kit() as made:
-            one, other = made.connect()
-            for _ in range(4):
-                one.send(plain(bytes(4 << 20)))
-            for _ in range(taken):
-                other.receive()
-            first, second = (one, other) if taken % 2 else (other, one)
-            begin = time.monotonic()
-            first.close()
-            until(lambda: second.broken is not None, "the end at the other side")  # noqa: B023
-            second.close()
-            assert time.monotonic() - begin < 10
-
-
 def test_descriptors_and_memory_stay_flat_over_connections():
     counts = []
     with kit() as made:
