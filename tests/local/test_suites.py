@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+#: how many connections by shared memory there are at least
 SUITES = {
     "tests/sockets/test_push_pull.py": 20,
     "tests/sockets/test_req_rep.py": 20,
@@ -21,14 +22,28 @@ SUITES = {
     "tests/sockets/test_router_dealer.py": 10,
     "tests/sockets/test_pair.py": 5,
     "tests/sockets/test_trackers.py": 10,
-    "tests/sockets/test_threads.py": 5,
     "tests/tensors/test_sockets.py": 10,
 }
+#: half a minute
+LONGER = {
+    "tests/sockets/test_threads.py": 5,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("path", LONGER)
+def test_longer_ones_over_shared_memory(path):
+    over_shared_memory(path, LONGER[path])
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("path", SUITES)
 def test_over_shared_memory(path):
+    over_shared_memory(path, SUITES[path])
+
+
+def over_shared_memory(path, connections):
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "-p", "tests.local.counting", path],
@@ -37,4 +52,4 @@ def test_over_shared_memory(path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     met = re.search(r"local connections: (\d+)", done.stdout)
-    assert met and int(met[1]) >= SUITES[path], done.stdout[-2000:]
+    assert met and int(met[1]) >= connections, done.stdout[-2000:]

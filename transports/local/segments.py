@@ -180,6 +180,10 @@ class Arena:
         except (InternalError, OSError):
             self._budget.give_back(planned)
             return "no_memory"  # the connection takes the payload, as it would without shared memory
+        if self._closed:  # by a finalizer that ran in between
+            segment.close_fd()
+            self._budget.give_back(planned)
+            return "closed"
         index = segment.slots.take()
         self.total += segment.size
         self._segments[segment.number] = segment
