@@ -40,6 +40,7 @@ class Sending(Turns):
         _inherited: bool
         _lockstep: bool
         _ending: threading.Lock
+        _deciding: threading.RLock
 
         def _check_usable(self) -> None: ...
         def _ways_changed(self) -> None: ...
@@ -100,8 +101,9 @@ class Sending(Turns):
             # The caller may change its memory after this returns, and nothing is sent yet.
             kept = frames if hold else [_kept(frame) for frame in frames]
             self._check_usable()
-            self._partial.setdefault(thread, []).extend(kept)
-            self._general_send = True
+            with self._deciding:  # else another thread's decision from before would undo it
+                self._partial.setdefault(thread, []).extend(kept)
+                self._general_send = True
             return None
         parts = [*self._partial.pop(thread, ()), *frames]
         self._ways_changed()
