@@ -17,6 +17,7 @@ from transports.core import Frame
 from transports.errors import Broken, ProtocolError, TransferError
 from transports.owning import unsent
 from transports.prefixes import Prefixes, Subscribable
+from transports.twin.pool import flat_view
 from transports.wire import CREDIT, MAX_DATA, Control, Flag, SocketType
 
 if TYPE_CHECKING:
@@ -272,18 +273,11 @@ def _kept(frame: OutFrame, hold: bool) -> OutFrame:
     flags, sequence, topic, meta, data = frame
     if isinstance(data, bytes):
         return frame
-    view = _view(data)
+    view = flat_view(data)
     if hold:
         return flags, sequence, topic, meta, view
     # A tensor's copy is made where its receiver may write, so that one copy is enough.
     return flags, sequence, topic, meta, bytearray(view) if flags & Flag.TENSOR else bytes(view)
-
-
-def _view(data: Any) -> memoryview:
-    view = memoryview(data)
-    if not view.nbytes:
-        return memoryview(b"")  # an empty view of several dimensions cannot be cast
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def _size(data: Any) -> int:

@@ -277,6 +277,12 @@ def shaken(local: Hello, data: bytes, connecting: bool, piece: int) -> tuple[Han
     side = Handshake(local, connecting=connecting)
     side.begin()
     side.output.clear()
+    taken = fed(side, data, piece, MAX_HELLO + 1)
+    return side, taken, bytes(side.output)
+
+
+def fed(side: Handshake, data: bytes, piece: int, limit: int) -> int:
+    """The bytes arrive in pieces; how many were taken. No step may ask for more than `limit`."""
     taken = arrived = 0
     while side.outcome is None and arrived < len(data):
         arrived = min(len(data), arrived + piece)
@@ -285,11 +291,11 @@ def shaken(local: Hello, data: bytes, connecting: bool, piece: int) -> tuple[Han
                 if not side.look(data[taken : min(arrived, taken + HEADER_SIZE)]):
                     break
             else:
-                assert 0 < side.wants <= MAX_HELLO + 1, "a peer decides how much is read, within a limit"
+                assert 0 < side.wants <= limit, "a peer decides how much is read, within a limit"
                 step = min(side.wants, arrived - taken)
                 side.feed(data[taken : taken + step])
                 taken += step
-    return side, taken, bytes(side.output)
+    return taken
 
 
 def ending(local: Hello, data: bytes, connecting: bool, piece: int) -> str:

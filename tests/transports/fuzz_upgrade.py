@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.transports import fuzz_hello
-from tests.transports.fuzz_hello import little_memory
+from tests.transports.fuzz_hello import fed, little_memory
 from transports.choice import Offer
 from transports.errors import HandshakeError, InternalError, ProtocolError
 from transports.handshake import Handshake
@@ -254,29 +254,12 @@ def _side(role: str, part: str) -> tuple[Handshake, list[Part]]:
     return Handshake(local, connecting=role == "connecting", upgrades=factory), parts
 
 
-def _run(side: Handshake, data: bytes, piece: int) -> int:
-    """The bytes arrive in pieces; how many were taken."""
-    side.begin()
-    taken = arrived = 0
-    while side.outcome is None and arrived < len(data):
-        arrived = min(len(data), arrived + piece)
-        while side.outcome is None and taken < arrived:
-            if side.peeking:
-                if not side.look(data[taken : min(arrived, taken + HEADER_SIZE)]):
-                    break
-            else:
-                assert 0 < side.wants <= MAX_STEP + 1, "a peer decides how much is read, within a limit"
-                size = min(side.wants, arrived - taken)
-                side.feed(data[taken : taken + size])
-                taken += size
-    return taken
-
-
 def ending(role: str, part: str, data: bytes, piece: int) -> str:
     """How the handshake ended, in a word and with the bytes left alone. Checks what always holds."""
     side, parts = _side(role, part)
     with little_memory():
-        taken = _run(side, HELLO + data, piece)
+        side.begin()
+        taken = fed(side, HELLO + data, piece, MAX_STEP + 1)
     outcome, said = side.outcome, bytes(side.output)
     assert len(said) <= 3 * (HEADER_SIZE + MAX_STEP + 1)
     assert len(parts) <= 1

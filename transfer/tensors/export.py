@@ -168,11 +168,7 @@ def _export_any_torch(tensor: Any) -> Exported:
             return _export_cuda(torch, tensor, where)
         tensor = tensor.cpu()
     shape = tuple(tensor.shape)
-    axes = None
-    if not tensor.is_contiguous():
-        axes = dense_axes(shape, tensor.stride())
-        if axes is None or not tensor.permute(axes).is_contiguous():
-            axes, tensor = None, tensor.contiguous()
+    tensor, axes = _dense(tensor)
     row = dtypes.describe_torch(tensor.dtype)
     spec = TensorSpec(row.code, shape, row.itemsize, axes, "", where)
     flags, header = pack(spec)
@@ -185,6 +181,16 @@ def _export_any_torch(tensor: Any) -> Exported:
         return flags, header, tensor.numpy() if plain is None else plain(tensor)
     except RuntimeError as error:
         raise NotSupported("torch was built without numpy, or numpy is missing") from error
+
+
+def _dense(tensor: Any) -> tuple[Any, Any]:
+    """(a tensor of torch without gaps, the order of its axes in memory; None: C's). Copied if need be."""
+    if tensor.is_contiguous():
+        return tensor, None
+    axes = dense_axes(tuple(tensor.shape), tensor.stride())
+    if axes is None or not tensor.permute(axes).is_contiguous():
+        return tensor.contiguous(), None
+    return tensor, axes
 
 
 def on_device(tensor: Any) -> bool:
@@ -226,11 +232,7 @@ def _export_cuda(torch: Any, tensor: Any, where: tuple[int, int]) -> Exported:
 def _flat_cuda(torch: Any, tensor: Any, where: tuple[int, int]) -> _Flat:
     """Flags, header, its memory as bytes on the device, the device's slabs (None: no bytes)."""
     shape = tuple(tensor.shape)
-    axes = None
-    if not tensor.is_contiguous():
-        axes = dense_axes(shape, tensor.stride())
-        if axes is None or not tensor.permute(axes).is_contiguous():
-            axes, tensor = None, tensor.contiguous()
+    tensor, axes = _dense(tensor)
     row = dtypes.describe_torch(tensor.dtype)
     spec = TensorSpec(row.code, shape, row.itemsize, axes, "", where)
     flags, header = pack(spec)

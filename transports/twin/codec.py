@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
 from transports.errors import InternalError, ProtocolError, UsageError
 from transports.twin.frame import Frame
-from transports.twin.pool import HeldBuffer, Lease, Pool, flat_view, pour
+from transports.twin.pool import HeldBuffer, Lease, Pool, copy_into, flat_view
 from transports.wire import (
     BY_REFERENCE,
     EXTENDED_LENGTH,
@@ -91,30 +91,38 @@ def encode(
     for flags, own_sequence, topic, meta, data in frames:
         left -= 1
         flags = int(flags) | (more if left else 0) | (CRC if checksum else 0)
-        between = meta or b""
-        if topic is not None:
-            flags |= TOPIC
-            between += topic
-        check = crc32(data, crc32(between)) if flags & CRC else 0
         kind = socket_type | (REFERENCE_BIT if flags & BY_REFERENCE else 0)
-        head = HEADER.pack(
-            MAGIC, VERSION, kind, flags & 0xFF, own_sequence or sequence, len(topic or b""), len(data), check
-        )
+        head = encode_head(kind, flags, own_sequence or sequence, topic, meta, data, len(data))
         if len(data) <= JOINED:
-            chunks.append(b"".join((head, between, data)))
+            chunks.append(head + data)
         else:
-            chunks.append(head + between)
+            chunks.append(head)
             chunks.append(data)
     return chunks
+
+
+def encode_head(
+    kind: int, flags: int, sequence: int, topic: bytes | None, meta: bytes | None, data: Any, length: int
+) -> bytes:
+    """All of a frame but its data of `length` bytes, which is read only for a checksum (CRC in flags)."""
+    between = meta or b""
+    if topic is not None:
+        flags |= TOPIC
+        between += topic
+    check = crc32(data, crc32(between)) if flags & CRC else 0
+    head = HEADER.pack(MAGIC, VERSION, kind, flags & 0xFF, sequence, len(topic or b""), length, check)
+    return head + between
 
 
 # --- in ---------------------------------------------------------------------------------------
 
 
-class _Head:
+class Head:
     """A frame whose header, tensor header and topic have arrived, and its data not yet wholly."""
 
     __slots__ = ("checksum", "flags", "length", "meta", "sequence", "socket_type", "topic")
+    #: what a frame is here; other transports make those of the core in use
+    make: ClassVar[Any] = Frame
 
     def __init__(
         self, flags: int, sequence: int, socket_type: int, length: int, checksum: int,
@@ -128,14 +136,14 @@ class _Head:
         self.meta = meta
         self.topic = topic
 
-    def frame(self, data: Any) -> Frame:
+    def frame(self, data: Any) -> Any:
         """The finished frame. Raises ProtocolError when the checksum disagrees."""
         if self.flags & CRC:
             check = crc32(self.meta or b"")
             check = crc32(data, crc32(self.topic or b"", check))
             if check != self.checksum:
                 raise ProtocolError("checksum", f"CRC-32 is {check:#x}, the header says {self.checksum:#x}")
-        return Frame(
+        return self.make(
             data,
             flags=self.flags,
             sequence=self.sequence,
@@ -181,6 +189,20 @@ def check_header(
         )
 
 
+def meta_length(flags: int, data: bytes | bytearray | memoryview, start: int, end: int) -> int:
+    """Bytes of the tensor header from `start` on; -1 if that is not known yet. Raises ProtocolError."""
+    if not flags & TENSOR:
+        return 0
+    if not flags & EXTENDED:
+        return TENSOR_HEADER_SIZE
+    if end - start < EXTENDED_LENGTH.size:
+        return -1
+    (length,) = EXTENDED_LENGTH.unpack_from(data, start)
+    if not EXTENDED_MIN <= length <= EXTENDED_MAX:
+        raise ProtocolError("tensor", f"an extended tensor header of {length} bytes")
+    return int(length)
+
+
 class Decoder:
     """Bytes of one connection in, messages out. Not thread-safe.
 
@@ -193,7 +215,7 @@ class Decoder:
         self.max_message = max_message
         self.carrier: Carrier | None = None
         self.messages: deque[list[Frame]] = deque()
-        self.head: _Head | None = None
+        self.head: Head | None = None
         #: indices of frames of the newest message whose data a sink of this very call chose
         self.placed: set[int] = set()
         self._pool = pool
@@ -235,20 +257,20 @@ class Decoder:
             plain = not flags & _NOT_PLAIN and kind < REFERENCE_BIT and not self._parts
             if plain and start + length <= end and length < LARGE:
                 # The short way of the common case: one small plain frame that is all here.
-                head = _Head(flags, sequence, kind, length, checksum, None, None)
+                head = Head(flags, sequence, kind, length, checksum, None, None)
                 self.messages.append([head.frame(data[start : start + length])])
                 position = start + length
                 continue
-            meta_length = self._meta_length(flags, data, start)
-            if meta_length < 0 or end - start < meta_length + topic_length:
+            meta_size = meta_length(flags, data, start, end)
+            if meta_size < 0 or end - start < meta_size + topic_length:
                 break
-            meta = data[start : start + meta_length] if flags & TENSOR else None
-            start += meta_length
+            meta = data[start : start + meta_size] if flags & TENSOR else None
+            start += meta_size
             topic = data[start : start + topic_length] if flags & TOPIC else None
             start += topic_length
             if end - start < length < DIRECT:
                 break
-            head = _Head(flags, sequence, kind, length, checksum, meta, topic)
+            head = Head(flags, sequence, kind, length, checksum, meta, topic)
             if length >= LARGE or end - start < length:
                 self.head = head
                 self._rest = data[start:]
@@ -260,21 +282,7 @@ class Decoder:
             position = start + length
         self._rest = data[position:]
 
-    @staticmethod
-    def _meta_length(flags: int, data: bytes, start: int) -> int:
-        """Bytes of the tensor header; -1 if that is not known yet. Raises ProtocolError."""
-        if not flags & TENSOR:
-            return 0
-        if not flags & EXTENDED:
-            return TENSOR_HEADER_SIZE
-        if len(data) - start < EXTENDED_LENGTH.size:
-            return -1
-        (length,) = EXTENDED_LENGTH.unpack_from(data, start)
-        if not EXTENDED_MIN <= length <= EXTENDED_MAX:
-            raise ProtocolError("tensor", f"an extended tensor header of {length} bytes")
-        return int(length)
-
-    def _small(self, head: _Head, data: bytes) -> bytes | Lease:
+    def _small(self, head: Head, data: bytes) -> bytes | Lease:
         if not head.flags & TENSOR:
             return data
         # Received tensors are writable and own their memory.
@@ -282,10 +290,10 @@ class Decoder:
         memoryview(lease)[:] = data
         return lease
 
-    def _referred(self, head: _Head, reference: bytes) -> Frame:
+    def _referred(self, head: Head, reference: bytes) -> Frame:
         """A frame whose payload came beside the connection. The checksum is that of the reference."""
         head.socket_type &= ~REFERENCE_BIT
-        frame = head.frame(reference)
+        frame: Frame = head.frame(reference)
         frame.flags &= ~CRC
         size = REFERENCE.unpack(reference)[3]
         if size > self.max_message:
@@ -367,7 +375,7 @@ class Decoder:
             assert self.head is not None
             lease = room_for(self.head.length, self._pool)
             view = memoryview(lease)
-            pour(view[: self._got], self._view[: self._got])
+            copy_into(view[: self._got], self._view[: self._got])
             self._body, self._view = lease, view
         for index, frame in enumerate(self._parts):
             if index in placed:
@@ -397,7 +405,7 @@ def copied(data: Any, pool: Pool) -> Lease:
     """The same bytes on a lease of the pool. Raises ProtocolError as `room_for` does."""
     view = flat_view(data)
     lease = room_for(view.nbytes, pool)
-    pour(memoryview(lease), view)
+    copy_into(memoryview(lease), view)
     return lease
 
 
@@ -414,5 +422,5 @@ def place(frames: list[Frame], sink: Sink, placed: set[int]) -> None:
     ]
     for frame, buffer in zip(frames, buffers, strict=True):
         if buffer is not None:
-            pour(flat_view(buffer), flat_view(frame.data))
+            copy_into(flat_view(buffer), flat_view(frame.data))
             frame.data = buffer

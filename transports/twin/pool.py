@@ -251,14 +251,6 @@ def flat_view(obj: Any) -> memoryview:
     return PickleBuffer(obj).raw()
 
 
-def pour(target: memoryview, source: bytes | memoryview) -> None:
-    """Copies flat bytes of the same length. Others get the GIL in between: gigabytes take seconds."""
-    if len(target) != len(source):
-        raise ValueError(f"{len(source)} bytes for {len(target)}")
-    for start in range(0, len(target), PIECE):
-        target[start : start + PIECE] = source[start : start + PIECE]
-
-
 class HeldBuffer:
     """A user's object exported until this dies or `release()`: it cannot be resized meanwhile."""
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from transports.core import Frame
 from transports.errors import Broken, ProtocolError, TransferError
+from transports.owning import pour
 from transports.twin.codec import chosen
+from transports.twin.pool import flat_view
 from transports.ucx.driver import Endpoint, failure
-from transports.ucx.outgoing import BATCH, GRANT, PAYLOAD, Outgoing, flat
+from transports.ucx.outgoing import BATCH, GRANT, PAYLOAD, Outgoing
 from transports.ucx.packing import LONGEST, TAKEN, Unpacker
 from transports.ucx.port import Port
 from transports.wire import Flag, SocketType
@@ -234,8 +236,9 @@ class Incoming(Outgoing):
             first.memory = self._copied(sunk)
 
     def _copied(self, data: Any) -> Any:
-        lease = self._pool.lease(len(flat(data)))
-        memoryview(lease)[:] = flat(data)
+        view = flat_view(data)
+        lease = self._pool.lease(len(view))
+        pour(memoryview(lease), view)
         return lease
 
     @property

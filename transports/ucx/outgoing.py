@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from transports.base import Stream
 from transports.errors import Broken, ProtocolError, TransferError
-from transports.owning import unsent
+from transports.owning import pour, unsent
+from transports.twin.pool import flat_view
 from transports.ucx.driver import Endpoint, failure
 from transports.ucx.packing import APART, FULL, TAKEN, pack
 from transports.ucx.port import Port
@@ -130,10 +131,10 @@ class Outgoing(Stream):
             return frame
         if is_on_device(data):
             return frame  # UCX reads it from there; it is held by reference
-        view: Any = flat(data)
+        view: Any = flat_view(data)
         if size >= APART and not hold:
             lease = self._pool.lease(size)
-            memoryview(lease)[:] = view
+            pour(memoryview(lease), view)
             view = lease
         elif size < APART:
             view = bytes(view)
@@ -298,14 +299,6 @@ class Outgoing(Stream):
         self.broken = error
         self._port.want(self, False)
         self._port.calls += [call for call in (self.on_readable, self.on_writable) if call is not None]
-
-
-def flat(data: Any) -> memoryview:
-    """A view of the bytes of anything contiguous."""
-    view = memoryview(data)
-    if not view.nbytes:
-        return memoryview(b"")  # an empty view of several dimensions cannot be cast
-    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def is_on_device(data: Any) -> bool:

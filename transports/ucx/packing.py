@@ -13,20 +13,16 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 from transports.core import Frame
 from transports.errors import ProtocolError
-from transports.twin.codec import check_header
+from transports.twin.codec import Head, check_header, encode_head, meta_length
 from transports.wire import (
-    EXTENDED_LENGTH,
     EXTENDED_MAX,
-    EXTENDED_MIN,
     HEADER,
     HEADER_SIZE,
     MAGIC,
     MAX_TOPIC,
-    TENSOR_HEADER_SIZE,
     VERSION,
     Flag,
     SocketType,
@@ -56,57 +52,21 @@ def pack(frame: OutFrame, socket_type: int, sequence: int, more: bool, checksum:
     if flags == 0 and topic is None and not more and not checksum and size < APART:
         plain = HEADER.pack(MAGIC, VERSION, socket_type, 0, own_sequence or sequence, 0, size, 0)
         return plain + bytes(data)
-    between = meta or b""
-    if more:
-        flags |= _MORE
-    if checksum:
-        flags |= _CRC
-    if topic is not None:
-        flags |= _TOPIC
-        between += topic
-    check = crc32(data, crc32(between)) if flags & _CRC else 0
-    topic_size = len(topic) if topic is not None else 0
-    head = HEADER.pack(MAGIC, VERSION, socket_type, flags, own_sequence or sequence, topic_size, size, check)
-    return b"".join((head, between, data)) if size < APART else head + between
+    flags |= (_MORE if more else 0) | (_CRC if checksum else 0)
+    head = encode_head(socket_type, flags, own_sequence or sequence, topic, meta, data, size)
+    return head + data if size < APART else head
 
 
-class Awaited:
-    """A frame whose data comes apart: everything but its data."""
+class Awaited(Head):
+    """A frame whose data comes apart, with its place in the message that it belongs to."""
 
-    __slots__ = (
-        "checksum", "flags", "index", "length", "message", "meta", "sequence", "socket_type", "topic",
-    )  # fmt: skip
+    __slots__ = ("index", "message")
+    make = Frame
 
-    def __init__(
-        self, flags: int, sequence: int, socket_type: int, length: int, checksum: int,
-        meta: bytes | None, topic: bytes | None, message: list[Any],
-    ) -> None:  # fmt: skip
-        #: the message that it belongs to, and its place in there
+    def __init__(self, head: tuple[Any, ...], message: list[Any]) -> None:
+        super().__init__(*head)
         self.message = message
         self.index = len(message)
-        self.flags = flags
-        self.sequence = sequence
-        self.socket_type = socket_type
-        self.length = length
-        self.checksum = checksum
-        self.meta = meta
-        self.topic = topic
-
-    def frame(self, data: Any) -> Frame:
-        """The finished frame. Raises ProtocolError("checksum")."""
-        if self.flags & _CRC:
-            check = crc32(self.topic or b"", crc32(self.meta or b""))
-            check = crc32(data, check)
-            if check != self.checksum:
-                raise ProtocolError("checksum", f"CRC-32 is {check:#x}, the header says {self.checksum:#x}")
-        return Frame(
-            data,
-            flags=self.flags,
-            sequence=self.sequence,
-            socket_type=self.socket_type,
-            topic=self.topic,
-            meta=self.meta,
-        )
 
 
 class Unpacker:
@@ -184,15 +144,15 @@ class Unpacker:
     ) -> int:  # fmt: skip
         """A frame of any shape, from behind its header on; where the next one begins."""
         check_header(magic, version, kind, flags, topic_size, length, self.max_message)
-        meta_size = _meta_size(flags, batch, position)
+        meta_size = meta_length(flags, batch, position, len(batch))
         here = length if length < APART else 0
-        if len(batch) - position < meta_size + topic_size + here:
+        if meta_size < 0 or len(batch) - position < meta_size + topic_size + here:
             raise ProtocolError("truncated", "a frame is longer than its batch")
         meta = bytes(batch[position : position + meta_size]) if flags & _TENSOR else None
         position += meta_size
         topic = bytes(batch[position : position + topic_size]) if flags & _TOPIC else None
         position += topic_size
-        awaited = Awaited(flags, sequence, kind, length, checksum, meta, topic, self._parts)
+        awaited = Awaited((flags, sequence, kind, length, checksum, meta, topic), self._parts)
         if length >= APART:
             self.awaited = awaited
             self._add(awaited)
@@ -214,17 +174,3 @@ class Unpacker:
     def _whole(self, message: list[Any]) -> None:
         waits = self._begun or self.awaited is not None
         (self._behind if waits else self.messages).append(message)
-
-
-def _meta_size(flags: int, batch: bytes | bytearray, position: int) -> int:
-    """Bytes of the tensor header. Raises ProtocolError."""
-    if not flags & _TENSOR:
-        return 0
-    if not flags & _EXTENDED:
-        return TENSOR_HEADER_SIZE
-    if len(batch) - position < EXTENDED_LENGTH.size:
-        raise ProtocolError("truncated", "an extended tensor header without its length")
-    (length,) = EXTENDED_LENGTH.unpack_from(batch, position)
-    if not EXTENDED_MIN <= length <= EXTENDED_MAX:
-        raise ProtocolError("tensor", f"an extended tensor header of {length} bytes")
-    return int(length)

@@ -12,16 +12,13 @@ from zlib import crc32
 
 from transports.core import Frame
 from transports.errors import ProtocolError
-from transports.twin.codec import check_header
+from transports.twin.codec import check_header, encode_head, meta_length
 from transports.wire import (
-    EXTENDED_LENGTH,
     EXTENDED_MAX,
-    EXTENDED_MIN,
     HEADER,
     HEADER_SIZE,
     MAGIC,
     REFERENCE_BIT,
-    TENSOR_HEADER_SIZE,
     VERSION,
     Flag,
     SocketType,
@@ -44,18 +41,9 @@ def encode(
     refers: bool,
 ) -> bytes:
     """One whole frame. refers: `data` is an announcement. CRC in flags: the checksum is computed."""
-    between = b""
-    if meta is not None:
-        between = meta
-    if topic is not None:
-        flags |= _TOPIC
-        between += topic
-    check = crc32(data, crc32(between)) if flags & _CRC else 0
     kind = socket_type | REFERENCE_BIT if refers else socket_type
-    head = HEADER.pack(
-        MAGIC, VERSION, kind, flags & 0xFF, sequence, 0 if topic is None else len(topic), len(data), check
-    )
-    return b"".join((head, between, data))
+    head = encode_head(kind, flags, sequence, topic, meta, data, len(data))
+    return b"".join((head, data))
 
 
 class Waiting:
@@ -166,16 +154,16 @@ class Splitter:
                 )
             )
             return int(stop)
-        meta_length = _meta_length(flags, data, start, end)
-        if meta_length < 0:
+        meta_size = meta_length(flags, data, start, end)
+        if meta_size < 0:
             return -1
-        stop = start + meta_length + topic_length + length
+        stop = start + meta_size + topic_length + length
         if stop > end:
             return self._incomplete(stop - at)
         if flags & _CRC and crc32(data[start:stop]) != checksum:
             raise ProtocolError("checksum", f"CRC-32 is not {checksum:#x}, as the header says")
-        meta = bytes(data[start : start + meta_length]) if flags & _TENSOR else None
-        topic = bytes(data[start + meta_length : stop - length]) if flags & _TOPIC else None
+        meta = bytes(data[start : start + meta_size]) if flags & _TENSOR else None
+        topic = bytes(data[start + meta_size : stop - length]) if flags & _TOPIC else None
         # Received tensors are writable.
         content = data[stop - length : stop]
         made = Frame(
@@ -200,17 +188,3 @@ class Splitter:
 
 _LAST_TYPE = int(max(SocketType))
 _LONGEST = HEADER_SIZE + EXTENDED_MAX + 64 * 1024 + BUFFER
-
-
-def _meta_length(flags: int, data: memoryview, start: int, end: int) -> int:
-    """Bytes of the tensor header; -1 if that is not known yet. Raises ProtocolError."""
-    if not flags & _TENSOR:
-        return 0
-    if not flags & _EXTENDED:
-        return TENSOR_HEADER_SIZE
-    if end - start < EXTENDED_LENGTH.size:
-        return -1
-    (length,) = EXTENDED_LENGTH.unpack_from(data, start)
-    if not EXTENDED_MIN <= length <= EXTENDED_MAX:
-        raise ProtocolError("tensor", f"an extended tensor header of {length} bytes")
-    return int(length)
