@@ -10,7 +10,6 @@ from transports import gpu, probe
 from transports.base import Capabilities
 from transports.errors import UsageError
 from transports.twin.pool import flat_view
-from transports.verbs.memory import address_of
 
 if TYPE_CHECKING:
     from transfer.context import Context
@@ -75,6 +74,7 @@ def register(context: Context, tensor: Any) -> Registration:
     if device is not None and not device.is_host_readable:
         return _register_device(context, tensor)
     memory, again = flat_view(export(tensor)[2]), flat_view(export(tensor)[2])
+    address_of = context.core.address_of
     if address_of(memory) != address_of(again):
         raise UsageError("a tensor with gaps is copied when it is sent", hint="register a contiguous one")
     seen = probe.probe("rdma")

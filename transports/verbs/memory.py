@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from transports.core import address_of
 from transports.errors import Closed, InternalError, RegistrationError
 from transports.twin.pool import flat_view, size_class
 from transports.verbs.driver import DeviceHandle, MemoryRegion
@@ -396,30 +397,3 @@ def _memory_of(data: Any) -> tuple[Any, int, int]:
         return data.owner, data.address, data.nbytes
     view = flat_view(data)
     return view, address_of(view), view.nbytes
-
-
-class _Buffer(ctypes.Structure):
-    """Py_buffer, as far as it has the same layout in every Python that we know."""
-
-    _fields_ = [
-        ("buf", ctypes.c_void_p), ("obj", ctypes.py_object), ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t), ("readonly", ctypes.c_int), ("ndim", ctypes.c_int),
-        ("rest", ctypes.c_void_p * 5),
-    ]  # fmt: skip
-
-
-_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
-_get_buffer.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int]
-_release_buffer = ctypes.pythonapi.PyBuffer_Release
-_release_buffer.argtypes = [ctypes.c_void_p]
-_release_buffer.restype = None
-
-
-def address_of(view: memoryview) -> int:
-    """Where the bytes of a flat view lie, read-only ones too."""
-    raw = _Buffer()
-    _get_buffer(view, ctypes.byref(raw), 0)
-    try:
-        return int(raw.buf or 0)
-    finally:
-        _release_buffer(ctypes.byref(raw))

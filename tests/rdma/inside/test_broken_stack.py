@@ -168,8 +168,8 @@ def test_no_device() -> None:
 def test_a_read_only_file_and_what_is_not_mapped_are_told_apart(tmp_path) -> None:
     import mmap
 
+    from transports.core import address_of
     from transports.errors import RegistrationError
-    from transports.verbs.memory import address_of
 
     file = tmp_path / "file"
     file.write_bytes(bytes(8192))
