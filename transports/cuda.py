@@ -7,19 +7,19 @@ a status and a result. Written to the driver's documentation; it never ran on a 
 from __future__ import annotations
 
 import importlib
+import logging
 import mmap
-import threading
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final
 
 from transports.errors import RegistrationError
 from transports.gpu import DMA_BUF_SUPPORTED, IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE
 
+logger = logging.getLogger("transfer")
+
 #: CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
 _DMA_BUF: Final = 1
-_lock = threading.Lock()
-#: what `load` found: the seam, or why there is none
-_found: Cuda | str | None = None
 
 
 class Cuda:
@@ -71,19 +71,16 @@ def pages(pointer: int, nbytes: int, page: int = mmap.PAGESIZE) -> tuple[int, in
     return pointer // page * page, -(-(pointer + nbytes) // page) * page
 
 
+@cache
 def load() -> Cuda | None:
     """The driver of this process; None where there is none. Asked once."""
-    global _found
-    with _lock:
-        if _found is None:
-            _found = _load()
-        return _found if isinstance(_found, Cuda) else None
-
-
-def _load() -> Cuda | str:
     try:
         driver = importlib.import_module("cuda.bindings.driver")
         status = driver.cuInit(0)[0]
     except (ImportError, OSError, RuntimeError) as error:  # the last one: no libcuda
-        return str(error)
-    return f"cuInit: {status}" if int(status) else Cuda(driver)
+        logger.debug("no CUDA driver: %s", error)
+        return None
+    if int(status):
+        logger.debug("no CUDA driver: cuInit says %s", status)
+        return None
+    return Cuda(driver)
