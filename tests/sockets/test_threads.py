@@ -352,6 +352,41 @@ def test_parts_of_one_message_stay_together(context, endpoint, sender, receiver)
     assert expected == dict.fromkeys(range(THREADS), each)
 
 
+class Hooked(dict):
+    """Does something once, when somebody looks up `key`."""
+
+    def __init__(self, values, key, hook):
+        super().__init__(values)
+        self.key, self.hook = key, hook
+
+    def __getitem__(self, key):
+        if key == self.key and self.hook is not None:
+            hook, self.hook = self.hook, None
+            hook()
+        return super().__getitem__(key)
+
+
+def test_what_one_thread_began_is_not_undone_by_another_ones_decision(context):
+    """The first part of a message comes while another thread decides that nothing is begun."""
+    pull, push = pair_of(context, PULL, PUSH)
+    began = threading.Event()
+    goes_on = threading.Event()
+
+    def send():
+        push.send(b"first", transfer.SNDMORE)
+        began.set()
+        assert goes_on.wait(10)
+        push.send(b"last")
+
+    threads = []
+    push._values = Hooked(push._values, "resend", lambda: (threads.append(Thread(send)), began.wait(0.3)))
+    push._ways_changed()
+    assert began.wait(10)
+    goes_on.set()
+    threads[0].finish()
+    assert pull.recv_multipart() == [b"first", b"last"]
+
+
 def test_all_senders_that_wait_go_on_when_there_is_room(context, endpoint):
     """One notice of room, or of a peer, is enough for all who wait."""
     push = context.socket(PUSH, sndhwm=1000)
