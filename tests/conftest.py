@@ -9,6 +9,7 @@ import gc
 import importlib
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -43,6 +44,9 @@ _SERVICES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "keeps(reason): leaves something behind on purpose")
     config.addinivalue_line("markers", "raises_in_reactor: callbacks of a reactor raise on purpose")
+    # A run that a shell starts in the background ignores Ctrl-C, and so would all that it starts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def descriptors() -> dict[int, str]:

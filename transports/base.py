@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from transports.wire import Flag
+
 if TYPE_CHECKING:
     from transports.address import Address
-    from transports.core_contract import Frame, OutFrame
+    from transports.core_contract import Frame, OutFrame, Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Stream(ABC):
     credits: bool = False
     on_readable: Callable[[], None] | None = None
     on_writable: Callable[[], None] | None = None
-    #: descriptors to sleep on: None from `receive` promises that one of them becomes readable when
+    #: descriptors to sleep on: None from `take` promises that one of them becomes readable when
     #: there is something. Streams may share them.
     wait_fds: tuple[int, ...] = ()
     device: str = ""
@@ -110,9 +112,9 @@ class Stream(ABC):
     midway: bool = False
     #: time.monotonic_ns() when the peer was heard last, by whatever way
     last_received_ns: int = 0
-    #: `receive` takes a sink, see `core_contract.pyi`
+    #: `take` takes a sink, see `core_contract.pyi`
     takes_sink: bool = False
-    #: the message that `receive` returned last lies where the sink said
+    #: the message that `take` returned last lies where the sink said
     placed: bool = False
 
     def beside_ready(self) -> list[Frame]:
@@ -159,11 +161,25 @@ class Stream(ABC):
         """
 
     @abstractmethod
-    def receive(self) -> list[Frame] | None:
+    def take(self, sink: Sink | None = None) -> list[Frame] | None:
         """One message or control frame, None if there is none. Raises Broken, ProtocolError.
 
-        With `takes_sink` it has an argument `sink`, None by default.
+        A message is not counted before `consume`: the application may have asked only whether there is one.
+        sink: only with `takes_sink`.
         """
+
+    def consume(self, frames: list[Frame]) -> None:
+        """The application has this message, which `take` returned: the peer may be told so."""
+        self.received += 1
+        self.received_bytes += sum(len(frame) for frame in frames)
+        self.consumed = self.received
+
+    def receive(self, sink: Sink | None = None) -> list[Frame] | None:
+        """`take` and `consume`, for whoever is the application himself."""
+        frames = self.take(sink)
+        if frames is not None and not frames[0].flags & Flag.CONTROL:
+            self.consume(frames)
+        return frames
 
     @abstractmethod
     def take_unsent(self) -> list[list[OutFrame]]:

@@ -338,11 +338,13 @@ class SocketBase:
 
 # A foreign stream (inproc, later verbs and ucx) is any object with the methods and counters of
 # `Stream` above (`transports.base.Stream` is the ABC), plus
-#     on_readable: Callable[[], None] | None   set by _attach; the stream calls it when receive()
+#     take(), consume(frames)                  what receive() does, in two steps: a message that was found
+#                                              for `_readable` is consumed when the application gets it
+#     on_readable: Callable[[], None] | None   set by _attach; the stream calls it when take()
 #                                              has something new or the stream broke
 #     on_writable: Callable[[], None] | None   likewise for room after send() returned False
 #     wait_fds: tuple[int, ...]                descriptors that a sleeping receiver watches for it
-#                                              (optional). receive() returning None promises that one
+#                                              (optional). take() returning None promises that one
 #                                              of them becomes readable when there is something
 #     beside: Stream | None                    the core's, over the TCP connection beside it: heartbeats go
 #                                              that way, and `last_received_ns` tells of both
@@ -350,7 +352,7 @@ class SocketBase:
 #                                              `nbytes`; the compiled core hands them on as they are
 #     registers_device_memory: bool            the same, and it is registered with the network card: as a
 #                                              dma-buf where the payload is a `gpu.Exportable`
-#     takes_sink: bool                         receive(sink) asks a sink for payloads of messages of one
+#     takes_sink: bool                         take(sink) asks a sink for payloads of messages of one
 #                                              frame; what the sink raises leaves the message unread
 #                                              (ProtocolError: is the stream's end). `placed` says of the
 #                                              message just returned that it lies where the sink said;

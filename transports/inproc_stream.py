@@ -21,7 +21,7 @@ from transports.twin.pool import flat_view
 from transports.wire import CREDIT, MAX_DATA, Control, Flag, SocketType
 
 if TYPE_CHECKING:
-    from transports.core_contract import OutFrame
+    from transports.core_contract import OutFrame, Sink
 
 _Released = Callable[[BaseException | None], None]
 
@@ -108,7 +108,7 @@ class InprocStream(Subscribable, Stream):
         """Always True: what was sent is with the other end already, whatever becomes of this one."""
         return True
 
-    def receive(self) -> list[Frame] | None:
+    def take(self, sink: Sink | None = None) -> list[Frame] | None:
         with self._lock:
             if self._credit_due:
                 self._credit_due = False
@@ -128,6 +128,17 @@ class InprocStream(Subscribable, Stream):
         frames = self._frames(message)
         _release([message], None)
         return frames
+
+    def consume(self, frames: list[Frame]) -> None:
+        other, wake = self._other, None
+        with self._lock:
+            super().consume(frames)
+            if self.credits:
+                other._credit_told = self.consumed
+                if not other._credit_due:
+                    other._credit_due = True
+                    wake = other.on_readable
+        _call(wake)
 
     def take_unsent(self) -> list[list[OutFrame]]:
         """After the other end closed: the messages that it never took."""
@@ -190,14 +201,11 @@ class InprocStream(Subscribable, Stream):
         return lost
 
     def _taken(self, message: _Message) -> list[Callable[[], None] | None]:
-        """Books a received message; whom to wake."""
+        """Makes room for another one; whom to wake."""
         other = self._other
         self.last_received_ns = time.monotonic_ns()
         if message.control:
             return []
-        self.received += 1
-        self.received_bytes += message.nbytes
-        self.consumed = self.received
         wake: list[Callable[[], None] | None] = []
         if other.queued:
             other.queued -= 1
@@ -205,11 +213,6 @@ class InprocStream(Subscribable, Stream):
         if other._room_wanted:
             other._room_wanted = False
             wake.append(other.on_writable)
-        if self.credits:
-            other._credit_told = self.consumed
-            if not other._credit_due:
-                other._credit_due = True
-                wake.append(other.on_readable)
         return wake
 
     def _break(self, error: TransferError) -> list[Callable[[], None] | None]:

@@ -54,9 +54,8 @@ class Foreign(base.Stream):
     def flush(self) -> bool:
         return True
 
-    def receive(self):
+    def take(self, sink=None):
         if self.arrived:
-            self.received += 1
             return self.arrived.popleft()
         if self.end:
             raise self.end
@@ -315,10 +314,10 @@ class Sinking(Foreign):
         self.done = len(frames) > 1 or len(frames[0].data) % 2 == 0
         super().arrive(*frames)
 
-    def receive(self, sink=None):
+    def take(self, sink=None):
         self.placed = False
         if not self.arrived:
-            return super().receive()
+            return super().take()
         frames = self.arrived[0]
         data = frames[0].data
         if len(frames) == 1 and self.memory is None and self.own is None and sink is not None:
@@ -333,7 +332,7 @@ class Sinking(Foreign):
             memoryview(self.memory)[:] = data
             frames[0].data = self.memory
         self.memory = self.own = None
-        return super().receive()
+        return super().take()
 
     def finish(self) -> None:
         self.done = True

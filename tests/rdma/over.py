@@ -47,8 +47,6 @@ _NOT_HERE = {
     "test_a_router_still_knows_who_sent_what_is_left": "a kernel's buffers",
     "test_credits_that_nobody_read_do_not_turn_the_close_into_a_reset": "a kernel's buffers",
     "test_what_is_sent_again_is_what_was_sent": "large payloads are free when the peer has READ them",
-    # A fault, as with ucx and inproc: docs/patterns.md says so.
-    "test_a_message_that_was_only_polled_for_is_not_consumed": "what a poll found counts as consumed",
 }
 _made = [0]
 _fallbacks: list[str] = []

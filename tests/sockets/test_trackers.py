@@ -171,9 +171,9 @@ def test_what_is_sent_again_is_what_was_sent(context, copy):
     assert [second.recv(), second.recv()] == [b"a" * 300_000, b"b" * 100]
 
 
-def test_a_message_that_was_only_polled_for_is_not_consumed(context):
+def test_a_message_that_was_only_polled_for_is_not_consumed(context, endpoint):
     """The application of who found it may die before it receives it."""
-    pull, push = pair_of(context, PULL, PUSH)
+    pull, push = pair_of(context, PULL, PUSH, endpoint)
     polled = push.send(b"polled for", track=True)
     assert pull.poll(20_000)
     with pytest.raises(Again):

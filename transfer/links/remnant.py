@@ -11,7 +11,7 @@ from transports.base import Stream
 from transports.errors import Broken
 
 if TYPE_CHECKING:
-    from transports.core_contract import Frame, OutFrame
+    from transports.core_contract import Frame, OutFrame, Sink
 
 
 class Remnant(Stream):
@@ -27,11 +27,14 @@ class Remnant(Stream):
         """Whether a message of this number is left."""
         return any(frames[0].sequence == sequence for frames in self._messages)
 
-    def receive(self) -> list[Frame] | None:
+    def take(self, sink: Sink | None = None) -> list[Frame] | None:
         with self._lock:
             if not self._messages:
                 raise Broken("the peer is gone, and all it had sent was received")
             return self._messages.popleft()
+
+    def consume(self, frames: list[Frame]) -> None:
+        """The lost stream counted it."""
 
     def send(
         self,

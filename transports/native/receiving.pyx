@@ -83,6 +83,8 @@ cdef class Receiving(Sending):
             (<Stream>stream).count(<list>message[1])
             (<Stream>stream).link.waited_ns += self.last_wait
             self.last_wait = 0
+        else:
+            stream.consume(message[1])
         return 0
 
     cdef int take_lock(self, long long timeout, int64_t deadline) except -1:
@@ -268,10 +270,10 @@ cdef class Receiving(Sending):
         cdef object frames
         if (sink is None or not stream.takes_sink or self.sinking is not None
                 or (self.foreign_sinking is not None and self.foreign_sinking is not stream)):
-            return stream.receive()
+            return stream.take()
         self.foreign_sinking = stream
         try:
-            frames = stream.receive(sink)
+            frames = stream.take(sink)
         except (Broken, Closed, ProtocolError):
             raise
         except BaseException:  # the sink refuses
@@ -285,7 +287,7 @@ cdef class Receiving(Sending):
     cdef int keep_unread(self, object stream) except -1:
         """What a sink refused is for the next receive, and the descriptor tells of it."""
         try:
-            frames = stream.receive()
+            frames = stream.take()
         except (Broken, Closed, ProtocolError) as error:
             self.lose(stream, error)
             return 0

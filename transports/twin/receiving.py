@@ -81,6 +81,8 @@ class Receiving(Attachments):
                 self.bytes_received += len(frame)
             if isinstance(stream, Stream):
                 stream._count(frames)
+            else:
+                stream.consume(frames)
             return stream, frames
         finally:
             self._leave_foreign_sink()
@@ -177,11 +179,11 @@ class Receiving(Attachments):
     def _take_from_foreign(self, stream: Any, sink: Sink | None) -> tuple[list[Frame], set[int]] | None:
         """One stream at a time may have the sink's memory; messages of others are copied."""
         if sink is None or not stream.takes_sink or self._sinking not in (None, stream):
-            frames = stream.receive()
+            frames = stream.take()
             return None if frames is None else (frames, set())
         self._sinking = stream
         try:
-            frames = stream.receive(sink)
+            frames = stream.take(sink)
         except (Broken, ProtocolError):
             raise
         except BaseException:  # the sink refuses: the message is for the next call

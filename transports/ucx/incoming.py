@@ -18,6 +18,7 @@ from transports.ucx.port import Port
 from transports.wire import Flag, SocketType
 
 if TYPE_CHECKING:
+    from transports.core_contract import Sink
     from transports.upgrade import Surroundings
 
 _LZ4 = int(Flag.LZ4)
@@ -72,7 +73,7 @@ class Incoming(Outgoing):
     def max_message(self, value: int) -> None:
         self._unpacker.max_message = value
 
-    def receive(self, sink: Any = None) -> list[Frame] | None:
+    def take(self, sink: Sink | None = None) -> list[Frame] | None:
         messages = self._unpacker.messages
         with self._port:
             if not messages and not self._closed:
@@ -82,15 +83,15 @@ class Incoming(Outgoing):
                 frames = messages.popleft()
                 if self._sunk is not None and frames[0].data is self._sunk:
                     self.placed, self._sunk = True, None
-                self.received += 1
-                for frame in frames:
-                    self.received_bytes += len(frame.data)
-                self.consumed = self.received
-                if self.credits:
-                    self._credit_later()
                 return frames
             self._check()
             return None
+
+    def consume(self, frames: list[Frame]) -> None:
+        with self._port:
+            super().consume(frames)
+            if self.credits:
+                self._credit_later()
 
     def _pull(self, sink: Any) -> None:
         """Takes in until there is a message, or nothing more comes; then the worker is armed."""

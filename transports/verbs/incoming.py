@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from time import clock_gettime_ns
+from typing import TYPE_CHECKING
 
 from transports.core import Frame, Region
 from transports.errors import ProtocolError, TransferError
@@ -19,6 +20,9 @@ from transports.verbs.memory import Block
 from transports.verbs.port import COARSE, GRANT, READ, Port
 from transports.verbs.rendezvous import Announced, Chunk, Reading, Window
 from transports.wire import Control, Flag
+
+if TYPE_CHECKING:
+    from transports.core_contract import Sink
 
 _CREDIT = struct.Struct("<BQ")
 _CONTROL, _MORE, _CRC = int(Flag.CONTROL), int(Flag.MORE), int(Flag.CRC)
@@ -75,7 +79,7 @@ class Incoming(Half):
 
     # -- Stream --------------------------------------------------------------------------------
 
-    def receive(self) -> list[Frame] | None:
+    def take(self, sink: Sink | None = None) -> list[Frame] | None:
         if fork.generation != self._generation:
             raise fork.refuse()
         port = self._port
@@ -102,6 +106,18 @@ class Incoming(Half):
             raise failure
         raise self._is_broken()
 
+    def consume(self, frames: list[Frame]) -> None:
+        with self._lock:
+            super().consume(frames)
+            if self.credits and self.broken is None:
+                # A receiver that takes this one and never asks again has consumed it all the same.
+                if self.consumed - self._told >= _TELL_AFTER:
+                    self._tell_consumed()
+                else:
+                    self._tell_soon()
+        if self._port.after:
+            self._run_after()
+
     # -- under the lock ------------------------------------------------------------------------
 
     def _next(self) -> list[Frame] | None:
@@ -109,10 +125,6 @@ class Incoming(Half):
         if not self._inbox or self._inbox[0].missing:
             return None
         message = self._inbox.popleft()
-        self.received += 1
-        self.consumed = self.received
-        for frame in message.frames:
-            self.received_bytes += len(frame)
         if self.broken is not None:
             return message.frames
         if message.read:
@@ -120,12 +132,6 @@ class Incoming(Half):
             self._pump_reads()
         if message.buffers:
             self._give_back(message.buffers)
-        if self.credits:
-            # A receiver that takes this one and never asks again has consumed it all the same.
-            if self.consumed - self._told >= _TELL_AFTER:
-                self._tell_consumed()
-            else:
-                self._tell_soon()
         return message.frames
 
     def arrived(self, data: memoryview) -> None:

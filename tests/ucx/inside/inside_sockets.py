@@ -52,6 +52,18 @@ def test_push_pull_of_all_sizes(context):
     assert [len(part) for part in pull.recv_multipart()] == [1, 100_000, 0, 200_000, 1]
 
 
+def test_a_message_that_was_only_polled_for_is_not_consumed(context):
+    push, pull = connected(context, transfer.PUSH, transfer.PULL)
+    polled = push.send(b"polled for", track=True)
+    assert pull.poll(20_000)
+    with pytest.raises(transfer.Again):
+        polled.wait_confirmed(0.2)
+    assert pull.peers()[0].received == 0
+    assert pull.recv() == b"polled for"
+    polled.wait_confirmed(20)
+    assert pull.peers()[0].received == 1
+
+
 def test_many_messages_stay_in_order(context):
     push, pull = connected(context, transfer.PUSH, transfer.PULL)
     count = 20_000
