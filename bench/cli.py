@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bench import baseline, machine, markdown, report
 from bench.cases import MODULES, case_named
 from bench.numbers import TARGETS, Row, judge, works_for
-from bench.peers import PEERS
+from bench.peers import PEERS, TRANSPORTS
 from bench.run import LineUp, plain, run_line_up, select
 from bench.work import Work
 
@@ -28,6 +28,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--case", **again, choices=list(MODULES), help="may be given again, as the next two")
     made.add_argument("--size", **again, help="64B, 1KiB, 64KiB, 1MiB, 64MiB …")
     made.add_argument("--peer", **again, choices=[*PEERS, "iperf3"], help="ours is transfer")
+    made.add_argument(
+        "--transport", **again, choices=TRANSPORTS, help="ours over this one too, in every case it has over tcp"
+    )
     made.add_argument("--repeat", type=int, default=REPEAT, help="rounds for each peer (default %(default)s)")
     made.add_argument("--quick", action="store_true", help="fewer messages and 2 rounds: shows that it runs")
     made.add_argument("--numbers", action="store_true", help="the project's targets: measured, hit or missed")
@@ -54,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.numbers:
         works = works_for(targets, chosen.quick)
     else:
-        works = select(chosen.case, chosen.size, chosen.peer, chosen.quick)
+        works = select(chosen.case, chosen.size, chosen.peer, chosen.quick, chosen.transport)
     if chosen.list:
         return _list(works, console)
     if not works:

@@ -66,13 +66,24 @@ def run_line_up(work: Work, repeat: int, progress: Progress) -> LineUp:
     return line_up
 
 
-def select(cases: Iterable[str], sizes: Iterable[str], peers: Iterable[str], quick: bool) -> list[Work]:
-    """The works that match; an empty choice means all. Raises KeyError for an unknown case."""
+def select(
+    cases: Iterable[str],
+    sizes: Iterable[str],
+    peers: Iterable[str],
+    quick: bool,
+    transports: Iterable[str] = (),
+) -> list[Work]:
+    """The works that match; an empty choice means all. Raises KeyError for an unknown case.
+
+    transports: ours goes over these too, wherever it goes over tcp.
+    """
     wanted_sizes = {plain(size) for size in sizes}
     wanted_peers = frozenset(peers)
+    more = tuple(f"{OURS}-{transport}" for transport in transports)
     chosen = []
     for name in cases or MODULES:
-        for work in case_named(name).works(quick):
+        case = case_named(name)
+        for work in case.works(quick):
             if wanted_sizes and not wanted_sizes & {plain(work.label), plain(str(work.size))}:
                 continue
             running = (
@@ -80,6 +91,8 @@ def select(cases: Iterable[str], sizes: Iterable[str], peers: Iterable[str], qui
                 if wanted_peers
                 else work.peers
             )
+            if OURS in running and case.any_transport:
+                running += tuple(peer for peer in more if peer not in running)
             if running:
                 chosen.append(replace(work, peers=running))
     return chosen

@@ -74,6 +74,8 @@ class Case:
     metric: Callable[[Work], Metric] = by_size
     #: further numbers of the samples that the table shows
     also: tuple[Metric, ...] = ()
+    #: whether it makes sense by every transport
+    any_transport: bool = True
 
 
 class Skipped(Exception):

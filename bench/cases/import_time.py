@@ -44,4 +44,8 @@ def works(quick: bool) -> list[Work]:
     return [Work("import", "", 0, 3 if quick else TURNS, 0, ("transfer", "pyzmq"))]
 
 
-CASES = {"import": Case("import", "import, against an empty interpreter", works, measure, metric)}
+CASES = {
+    "import": Case(
+        "import", "import, against an empty interpreter", works, measure, metric, any_transport=False
+    )
+}

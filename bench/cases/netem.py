@@ -68,5 +68,12 @@ def works(quick: bool) -> list[Work]:
 
 
 CASES = {
-    "netem": Case("netem", "two namespaces, 1 ms delay, against one flow of iperf3", works, measure, metric)
+    "netem": Case(
+        "netem",
+        "two namespaces, 1 ms delay, against one flow of iperf3",
+        works,
+        measure,
+        metric,
+        any_transport=False,
+    )
 }

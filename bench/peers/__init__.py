@@ -16,11 +16,15 @@ PEERS: dict[str, tuple[str, str, dict[str, object]]] = {
     "mooncake": ("mooncake", "Mooncake", {}),
     "gloo": ("gloo", "Gloo", {}),
     "raw": ("raw", "Raw", {}),
-    "transfer-ucx": ("ucxx", "TransferUcx", {}),
+    "transfer-local": ("ours", "Transfer", {"transport": "local"}),
+    "transfer-ucx": ("ours", "Transfer", {"transport": "ucx"}),
+    "transfer-rdma": ("ours", "Transfer", {"transport": "rdma"}),
     "ucxx-low": ("ucxx", "Low", {}),
-    "transfer-local": ("shared", "TransferLocal", {}),
     "shared_memory": ("shared", "Shared", {}),
 }
+
+#: what may carry ours in every case where ours stands, besides tcp
+TRANSPORTS = ("local", "ucx", "rdma")
 
 #: what the tables call ours, and ratios divide by the others
 OURS = "transfer"
@@ -33,4 +37,4 @@ def peer_named(name: str) -> Peer:
     return peer
 
 
-__all__ = ["OURS", "PEERS", "Channel", "Peer", "Role", "peer_named"]
+__all__ = ["OURS", "PEERS", "TRANSPORTS", "Channel", "Peer", "Role", "peer_named"]

@@ -20,14 +20,26 @@ KINDS = {
 }
 
 
+def set_ucx_transports(work: Work) -> None:
+    """Before UCX is loaded: it reads its environment once."""
+    os.environ["UCX_TLS"] = work.params.get("tls", "tcp")
+    os.environ.setdefault("UCX_LOG_LEVEL", "error")
+
+
 class Transfer(Peer):
-    """`spin_us` > 0 lets a receiver spin so long before it sleeps; `twin` takes the Python core."""
+    """`spin_us` > 0 lets a receiver spin so long before it sleeps; `twin` takes the Python core.
+
+    transport: what carries it, and nothing else does: tcp, local, ucx, rdma.
+    """
 
     name = "transfer"
 
-    def __init__(self, spin_us: int = 0, twin: bool = False) -> None:
-        # Both ends are on one host, and what is compared is TCP.
-        os.environ["TRANSFER_LOCAL"] = "off"
+    def __init__(self, spin_us: int = 0, twin: bool = False, transport: str = "tcp") -> None:
+        # Both ends are on one host: without this it would be shared memory that is compared.
+        os.environ["TRANSFER_LOCAL"] = "on" if transport == "local" else "off"
+        if transport in ("ucx", "rdma"):
+            os.environ["TRANSFER_PROTOCOL"] = transport
+        self._transport = transport
         if twin:
             os.environ["TRANSFER_CORE"] = "twin"
         import transfer
@@ -41,6 +53,7 @@ class Transfer(Peer):
         self._spin_us = spin_us
 
     def open(self, role: Role, work: Work, address: str = "") -> Channel:
+        self._prepare(work)
         socket = self._socket(self._transfer.Context.instance(), role, work)
         return use_bare(self._place(socket, work, address), work)
 
@@ -59,10 +72,15 @@ class Transfer(Peer):
     def open_async(self, role: Role, work: Work, address: str = "") -> Channel:
         import transfer.asyncio
 
+        self._prepare(work)
         socket = transfer.asyncio.Context().socket(self._kind(role))
         channel = self._place(socket, work, address)
         channel.send, channel.recv = socket.send, socket.recv
         return channel
+
+    def _prepare(self, work: Work) -> None:
+        if self._transport == "ucx":
+            set_ucx_transports(work)
 
     def _kind(self, role: Role) -> Any:
         return getattr(self._transfer, KINDS[role])
@@ -92,5 +110,8 @@ class Transfer(Peer):
 
         def ready(peers: int) -> None:
             socket.wait_for_peers(peers, PATIENCE)
+            used = {peer.transport for peer in socket.peers()}
+            if used != {self._transport}:
+                raise Skipped(f"the transport is {used}: {socket.peers()[0].reason}")
 
         return Channel(address=address, ready=ready, close=socket.close, socket=socket)

@@ -1,41 +1,16 @@
-"""For the local cases: ours by the same-host transport, a numpy copy, and multiprocessing.shared_memory."""
+"""For the local cases: what one writes by hand over multiprocessing.shared_memory."""
 
 from __future__ import annotations
 
-import os
 from multiprocessing.connection import Client, Listener
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 from bench.peers.base import Channel, Peer, Role, nothing
-from bench.peers.ours import Transfer
 from bench.work import Skipped, Work
 
 #: payloads that are under way at a time
 SLOTS = 2
-
-
-class TransferLocal(Transfer):
-    """Our sockets over the same-host transport, and nothing else."""
-
-    name = "transfer-local"
-
-    def __init__(self) -> None:
-        super().__init__()
-        os.environ["TRANSFER_LOCAL"] = "on"
-
-    def open(self, role: Role, work: Work, address: str = "") -> Channel:
-        channel = super().open(role, work, address)
-        ready = channel.ready
-
-        def ready_by_memory(peers: int) -> None:
-            ready(peers)
-            used = {peer.transport for peer in channel.socket.peers()}
-            if used != {"local"}:
-                raise Skipped(f"the transport is {used}: {channel.socket.peers()[0].reason}")
-
-        channel.ready = ready_by_memory
-        return channel
 
 
 class Shared(Peer):

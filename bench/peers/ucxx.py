@@ -1,4 +1,4 @@
-"""UCX for the cases of bench/cases/ucx.py: ours over `ucx://`, ucxx by asyncio, ucxx by its lowest loop.
+"""UCX for the cases of bench/cases/ucx.py: ucxx by asyncio, ucxx by its lowest loop.
 
 All of them meet by an address that travels on the benchmark's own pipes. `UCX_TLS` is set for the
 process before UCX is loaded. ucxx runs in blocking progress mode, as its users do who care for CPU.
@@ -14,40 +14,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bench.peers.base import Channel, Peer, Role, nothing
-from bench.peers.ours import Transfer
+from bench.peers.ours import set_ucx_transports
 from bench.work import PATIENCE, Skipped, Work
 
 #: requests under way in the lowest loop, as in ucxx's own benchmarks
 WINDOW = 16
-
-
-def set_transports(work: Work) -> None:
-    """Before UCX is loaded: it reads its environment once."""
-    os.environ["UCX_TLS"] = work.params.get("tls", "tcp")
-    os.environ.setdefault("UCX_LOG_LEVEL", "error")
-
-
-class TransferUcx(Transfer):
-    """Our sockets over the ucx transport, and nothing else."""
-
-    name = "transfer-ucx"
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def open(self, role: Role, work: Work, address: str = "") -> Channel:
-        set_transports(work)
-        channel = super().open(role, work, address.replace("tcp:", "ucx:", 1))
-        ready = channel.ready
-
-        def ready_by_ucx(peers: int) -> None:
-            ready(peers)
-            used = {peer.transport for peer in channel.socket.peers()}
-            if used != {"ucx"}:
-                raise Skipped(f"the transport is {used}: {channel.socket.peers()[0].reason}")
-
-        channel.ready = ready_by_ucx
-        return channel
 
 
 class Low(Peer):
@@ -56,7 +27,7 @@ class Low(Peer):
     name = "ucxx-low"
 
     def open(self, role: Role, work: Work, address: str = "") -> Channel:
-        set_transports(work)
+        set_ucx_transports(work)
         from ucxx._lib import libucxx as ucx
         from ucxx._lib.arr import Array
 
@@ -127,7 +98,7 @@ async def by_asyncio(
     role: Role, work: Work, tell: Callable[[Any], None], hear: Callable[[], Any], part: Callable[..., Any]
 ) -> Any:
     """Runs `part(send, recv)`, a coroutine, over a connected ucxx endpoint in blocking mode."""
-    set_transports(work)
+    set_ucx_transports(work)
     import ucxx
 
     ucxx.init(progress_mode="blocking", enable_python_future=False)

@@ -52,6 +52,17 @@ def test_variants_of_ours_may_stand_where_ours_does() -> None:
     assert [set(work.peers) for work in works] == [{"pyzmq", "transfer-twin"}]
 
 
+def test_transports_stand_where_ours_goes_over_tcp() -> None:
+    works = select([], [], [], quick=True, transports=["local", "rdma"])
+    for work in works:
+        over = {"transfer-local", "transfer-rdma"} & set(work.peers)
+        if work.case in ("import", "netem"):
+            assert not over
+        elif "transfer" in work.peers:
+            assert len(over) == 2, work
+            assert len(set(work.peers)) == len(work.peers)
+
+
 def test_list_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list", "--case", "req_rep"]) == 0
     assert "REQ/REP round trip" in capsys.readouterr().out
