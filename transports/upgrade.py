@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from transports.base import Stream
+from transports.config import SocketOptions
 from transports.errors import HandshakeError, ProtocolError, TransferError
 from transports.hello import MAX_DEPTH, Agreement, frame, is_shallow
 from transports.reactor import Reactor
@@ -50,7 +51,7 @@ class Declined(TransferError):
 class Surroundings:
     """What a transport may use of the socket that a connection is made for.
 
-    core: the core's module. shared: one for each context, and `own`: one for each socket, where
+    core: the core's module. options: for descriptors that carry the data. shared: one for each context, and `own`: one for each socket, where
     transports keep what connections share (a completion queue, a worker, segments), by their name;
     whatever has a `close()` there is closed with the context or the socket.
     """
@@ -65,6 +66,7 @@ class Surroundings:
     send_high_water_bytes: int
     credits: bool = False
     checksum: bool = False
+    options: SocketOptions = field(default_factory=SocketOptions)
     shared: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
 

@@ -27,6 +27,7 @@ ONE_WAY = """
     push.send(b"x" * 200000)
     (peer,) = push.peers()
     print(peer.transport, "|", peer.reason, flush=True)
+    sys.stdin.readline()  # its peer looks at the connection meanwhile
     push.close(5000)
     context.destroy(0)
 """

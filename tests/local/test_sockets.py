@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import socket as sockets
 import time
+from socket import SO_RCVBUF, SO_SNDBUF
 
 import numpy as np
 import pytest
@@ -36,6 +38,15 @@ def other(core):
     made = KeepingContext(core=core)
     yield made
     made.destroy(0)
+
+
+def test_kernel_buffers_are_those_of_the_options(context):
+    bound, connected = pair_of(context, PULL, PUSH, bound_options={"rcvbuf": 20_000}, sndbuf=10_000)
+    for socket, option, size in ((bound, SO_RCVBUF, 20_000), (connected, SO_SNDBUF, 10_000)):
+        [peer] = socket._links.peers.values()
+        assert peer.stream.carrier is not None
+        with sockets.socket(fileno=os.dup(peer.fd)) as connection:
+            assert connection.getsockopt(sockets.SOL_SOCKET, option) == 2 * size  # the kernel doubles it
 
 
 # --- patterns -------------------------------------------------------------------------------------

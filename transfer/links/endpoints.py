@@ -317,6 +317,7 @@ class Links(Arrivals):
             send_high_water_bytes=socket.sndhwm_bytes,
             credits=self.pattern.confirms and "credit" in agreement.features,
             checksum=socket.checksum,
+            options=self._transport_options(socket),
             shared=self.context.shared,
             own=self.own,
         )

@@ -10,6 +10,7 @@ from transports.errors import ProtocolError
 from transports.local.carrier import LocalCarrier
 from transports.local.carriers import Carriers
 from transports.local.door import TOKEN_SIZE, Door, Pair, enter
+from transports.tcp import tune
 from transports.upgrade import Made, Upgrade, text_of
 
 _NAME = "local.door"
@@ -45,8 +46,9 @@ class LocalUpgrade(Upgrade):
 
     def made(self, fd: int) -> Made:
         assert self._pair is not None
-        (connection, beside), self._pair = self._pair, None
-        self._token = b""
+        connection, beside = self._pair
+        tune(connection, self.around.options)
+        self._token, self._pair = b"", None
         os.close(fd)
         return Made(connection.detach(), carrier=LocalCarrier(beside, self.around))
 
