@@ -29,7 +29,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--size", **again, help="64B, 1KiB, 64KiB, 1MiB, 64MiB …")
     made.add_argument("--peer", **again, choices=[*PEERS, "iperf3"], help="ours is transfer")
     made.add_argument(
-        "--transport", **again, choices=TRANSPORTS, help="ours over this one too, in every case it has over tcp"
+        "--transport",
+        **again,
+        choices=TRANSPORTS,
+        help="ours over this one too, in every case it has over tcp",
     )
     made.add_argument("--repeat", type=int, default=REPEAT, help="rounds for each peer (default %(default)s)")
     made.add_argument("--quick", action="store_true", help="fewer messages and 2 rounds: shows that it runs")

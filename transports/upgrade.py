@@ -51,9 +51,10 @@ class Declined(TransferError):
 class Surroundings:
     """What a transport may use of the socket that a connection is made for.
 
-    core: the core's module. options: for descriptors that carry the data. shared: one for each context, and `own`: one for each socket, where
-    transports keep what connections share (a completion queue, a worker, segments), by their name;
-    whatever has a `close()` there is closed with the context or the socket.
+    core: the core's module. options: for descriptors that carry the data. shared: one for each
+    context, and `own`: one for each socket, where transports keep what connections share (a completion
+    queue, a worker, segments), by their name; whatever has a `close()` there is closed with the
+    context or the socket.
     """
 
     core: ModuleType

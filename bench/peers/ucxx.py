@@ -7,7 +7,6 @@ process before UCX is loaded. ucxx runs in blocking progress mode, as its users 
 from __future__ import annotations
 
 import asyncio
-import os
 import select
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -15,7 +14,7 @@ from typing import Any
 
 from bench.peers.base import Channel, Peer, Role, nothing
 from bench.peers.ours import set_ucx_transports
-from bench.work import PATIENCE, Skipped, Work
+from bench.work import PATIENCE, Work
 
 #: requests under way in the lowest loop, as in ucxx's own benchmarks
 WINDOW = 16
