@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.cases import case_named
+from bench.peers import OURS
 from bench.run import LineUp
 from bench.stats import Spread
 from bench.work import Work
@@ -85,6 +86,18 @@ TARGETS = (
         )
         for label in ("1MiB", "64MiB", "1GiB", "4GiB")
     ),
+    # The same as above by what a context takes by itself for peers on one host.
+    Target(
+        "same host, REQ/REP 64 B, median",
+        "req_rep",
+        "64B",
+        1.15,
+        "raw",
+        ours="transfer-local",
+        at_least=False,
+    ),
+    Target("same host, PUB 1→8, 10 MiB", "pub_fanout", "10MiB", 1.5, "pyzmq", ours="transfer-local"),
+    Target("same host, RPC of Mooncake, 1 MiB", "push_pull", "1MiB", 10, "mooncake", ours="transfer-local"),
     Target("same host, 64 B", "local_push_pull", "64B", 1, "transfer", ours="transfer-local"),
     *(
         Target(
@@ -132,9 +145,14 @@ def _work_of(target: Target, quick: bool) -> Work:
     for work in case_named(target.case).works(quick):
         # a quick run opens fewer connections under another label
         same = work.label == target.label or target.case == "connections"
-        if same and target.ours in work.peers and (not target.theirs or target.theirs in work.peers):
+        if same and _stands_in(work, target.ours) and (not target.theirs or target.theirs in work.peers):
             return work
     raise LookupError(f"no line-up of {target.case} {target.label} has {target.ours} and {target.theirs}")
+
+
+def _stands_in(work: Work, peer: str) -> bool:
+    """Whether the work has it, or has ours, of which it is a variant."""
+    return peer in work.peers or (peer.startswith(f"{OURS}-") and OURS in work.peers)
 
 
 def judge(targets: Iterable[Target], line_ups: Sequence[LineUp]) -> list[Row]:
