@@ -14,6 +14,7 @@ from transports.testing.ends import plain, receive, until
 from transports.verbs import port as port_module
 from transports.verbs.eager import BUFFER
 from transports.verbs.port import GRANT
+from transports.verbs.rendezvous import WINDOW
 from transports.wire import HEADER_SIZE, Flag, SocketType
 
 CHECKS = [
@@ -90,6 +91,21 @@ def test_what_waits_for_credit_shares_buffers(fake: World) -> None:
         for number in range(GRANT + 1000):
             assert receive(ends.accepting)[0].bytes == b"%d" % number
         assert ends.connecting._credits.used < used + 20
+
+
+def test_announcements_behind_many_unread_payloads_share_buffers(fake: World) -> None:
+    """And what stands behind them keeps its place."""
+    count = 20 * WINDOW
+    with meet(fake, send_high_water=0, send_high_water_bytes=0) as ends:
+        for number in range(count):
+            ends.connecting.send(plain(bytes([number]) * 20_000))
+        ends.connecting.send(plain(b"the last"))
+        assert ends.connecting._credits.used == 4 * WINDOW
+        for number in range(count):
+            assert receive(ends.accepting)[0].bytes == bytes([number]) * 20_000
+        assert receive(ends.accepting)[0].bytes == b"the last"
+        assert ends.connecting._credits.used < 5 * WINDOW
+        until(ends.connecting.flush, "all to be READ")
 
 
 def test_parts_of_one_message_beyond_all_credits(made: World) -> None:

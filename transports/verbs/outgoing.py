@@ -20,7 +20,7 @@ from transports.verbs.failures import completion_failed
 from transports.verbs.half import Half
 from transports.verbs.memory import DeviceMemory, Source
 from transports.verbs.port import COARSE, GRANT, SEND, Port
-from transports.verbs.rendezvous import Announcement, next_number
+from transports.verbs.rendezvous import WINDOW, Announcement, next_number
 from transports.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Flag
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ _CONTROL, _MORE, _CRC = int(Flag.CONTROL), int(Flag.MORE), int(Flag.CRC)
 _SHORT = int(Flag.ACK | Flag.LZ4)
 #: every so many sends one asks for its completion, which frees the buffers before it too
 _SIGNAL_EVERY = GRANT // 4
+#: while the peer has so many payloads to READ, further announcements wait for company: one buffer for
+#: many costs both sides less than a buffer, a completion and a part of a grant for each
+_AHEAD = 4 * WINDOW
 #: an announcement that the peer is silent about for so long ends the connection
 RENDEZVOUS_TIMEOUT = 60.0
 
@@ -89,6 +92,7 @@ class Outgoing(Half):
         self._unposted: list[_Message] = []
         self._number = 1
         self._open: dict[int, _Open] = {}
+        self._unread = 0  # payloads of messages that are gone, which the peer has not READ
 
     # -- Stream --------------------------------------------------------------------------------
 
@@ -258,7 +262,7 @@ class Outgoing(Half):
     def _pump(self) -> None:
         """Gives the device what waits, as far as there are buffers."""
         waiting = self._waiting
-        while waiting and self._has_buffer():
+        while waiting and self._unread < _AHEAD and self._has_buffer():
             used, gone = waiting.fill(self._slots[self._posted % GRANT])
             for message in gone:
                 message.begun = True
@@ -266,6 +270,7 @@ class Outgoing(Half):
                 if message.pieces:
                     continue
                 message.posted = True
+                self._unread += len(message.announced)
                 for number in message.announced:
                     self._open[number].since = time.monotonic()
                 self._unposted.remove(message)
@@ -322,7 +327,10 @@ class Outgoing(Half):
                 raise ProtocolError("rendezvous", f"done with announcement {number}, which is not open")
             opened.message.announced.discard(number)
             opened.source.release()
+            if opened.message.posted:
+                self._unread -= 1
             self._finish(opened.message)
+        self._pump()
 
     def _held(self, number: int) -> None:
         opened = self._open.get(number)
