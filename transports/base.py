@@ -88,6 +88,8 @@ class Stream(ABC):
     peer: Any = None
     sent: int = 0
     sent_bytes: int = 0
+    send_high_water: int = 1000
+    send_high_water_bytes: int = 64 << 20
     queued: int = 0
     queued_bytes: int = 0
     received: int = 0
@@ -116,6 +118,14 @@ class Stream(ABC):
     takes_sink: bool = False
     #: the message that `take` returned last lies where the sink said
     placed: bool = False
+
+    def _is_full(self, size: int) -> bool:
+        """Whether a message of so many bytes has to wait."""
+        if not self.queued:
+            return False  # one message is always taken, however large
+        if 0 < self.send_high_water <= self.queued:
+            return True
+        return 0 < self.send_high_water_bytes < self.queued_bytes + size
 
     def beside_ready(self) -> list[Frame]:
         """Reads the connection beside this stream, if it has one: the control frames that came.

@@ -50,8 +50,6 @@ class InprocStream(Subscribable, Stream):
 
     def __init__(self, socket_type: int, lock: threading.Lock) -> None:
         self.socket_type = socket_type
-        self.send_high_water = 1000
-        self.send_high_water_bytes = 64 << 20
         self.max_message = MAX_DATA
         self.credits = False
         self.checksum = False  # nothing can be damaged on this way
@@ -176,13 +174,6 @@ class InprocStream(Subscribable, Stream):
             return self._is_full(1)
 
     # -- under the lock --------------------------------------------------------------------------
-
-    def _is_full(self, size: int) -> bool:
-        if not self.queued:
-            return False  # one message is always taken, however large
-        if 0 < self.send_high_water <= self.queued:
-            return True
-        return 0 < self.send_high_water_bytes < self.queued_bytes + size
 
     def _too_large(self, message: _Message) -> ProtocolError | None:
         if message.control or message.nbytes <= self.max_message:

@@ -125,7 +125,22 @@ class Stage:
 # --- libraries ------------------------------------------------------------------------------------
 
 
-class TorchDevice:
+class _Streams:
+    """What streams and events of both libraries have in common."""
+
+    _side: Any
+
+    def side(self) -> Any:
+        return self._side
+
+    def wait(self, stream: Any, event: Any) -> None:
+        stream.wait_event(event)
+
+    def synchronize(self, event: Any) -> None:
+        event.synchronize()
+
+
+class TorchDevice(_Streams):
     """A CUDA (or ROCm) device of torch."""
 
     def __init__(self, torch: Any, device: Any) -> None:
@@ -136,19 +151,10 @@ class TorchDevice:
     def current(self) -> Any:
         return self._torch.cuda.current_stream(self._device)
 
-    def side(self) -> Any:
-        return self._side
-
     def record(self, stream: Any) -> Any:
         event = self._torch.cuda.Event()
         event.record(stream)
         return event
-
-    def wait(self, stream: Any, event: Any) -> None:
-        stream.wait_event(event)
-
-    def synchronize(self, event: Any) -> None:
-        event.synchronize()
 
     def pinned(self, nbytes: int) -> Any:
         return self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
@@ -170,7 +176,7 @@ class TorchDevice:
         flat.record_stream(stream)
 
 
-class CupyDevice:
+class CupyDevice(_Streams):
     """A device of CuPy. Its streams are those of its own: `with stream:` makes one current."""
 
     def __init__(self, cupy: Any, index: int) -> None:
@@ -183,20 +189,11 @@ class CupyDevice:
     def current(self) -> Any:
         return self._cuda.get_current_stream()
 
-    def side(self) -> Any:
-        return self._side
-
     def record(self, stream: Any) -> Any:
         with self._cuda.Device(self._index):
             event = self._cuda.Event(disable_timing=True)
             event.record(stream)
         return event
-
-    def wait(self, stream: Any, event: Any) -> None:
-        stream.wait_event(event)
-
-    def synchronize(self, event: Any) -> None:
-        event.synchronize()
 
     def pinned(self, nbytes: int) -> Any:
         return self._cuda.alloc_pinned_memory(nbytes)

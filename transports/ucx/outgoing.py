@@ -140,13 +140,6 @@ class Outgoing(Stream):
             view = bytes(view)
         return (*frame[:4], view)
 
-    def _is_full(self, size: int) -> bool:
-        if not self.queued:
-            return False  # one message is always taken, however large
-        if 0 < self.send_high_water <= self.queued:
-            return True
-        return 0 < self.send_high_water_bytes < self.queued_bytes + size
-
     @property
     def full(self) -> bool:
         """Whether a message would not be taken now."""

@@ -74,8 +74,6 @@ class Outgoing(Half):
 
     def _begin_sending(self, port: Port, pair: QueuePair, granted: int, socket_type: int) -> None:
         self.socket_type = socket_type
-        self.send_high_water = 1000
-        self.send_high_water_bytes = 64 << 20
         self.checksum = False
         self.rendezvous_timeout = RENDEZVOUS_TIMEOUT
         self.last_sent_ns = 0
@@ -243,13 +241,6 @@ class Outgoing(Half):
         if opened:
             self._watch()
         return pieces
-
-    def _is_full(self, size: int) -> bool:
-        if not self.queued:
-            return False  # one message is always taken, however large
-        if 0 < self.send_high_water <= self.queued:
-            return True
-        return 0 < self.send_high_water_bytes < self.queued_bytes + size
 
     def _has_buffer(self) -> bool:
         """The peer has one for us, and we have one of our own."""
