@@ -9,14 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from transports import core
+from transports import core, registry
 from transports.address import Address, parse
 from transports.base import Transport
+from transports.choice import Offer
 from transports.connection import Connected, ConnectOptions, Connector, reach, serve
 from transports.errors import TransferError
+from transports.hello import Agreement
 from transports.identity import make_hello
 from transports.reactor import Reactor
-from transports.wire import SocketType
+from transports.upgrade import Surroundings, Upgrade
+from transports.wire import MAX_DATA, SocketType
 
 if TYPE_CHECKING:
     from transports.core_contract import Frame, OutFrame
@@ -30,12 +33,15 @@ IMPATIENT = ConnectOptions(reconnect_first=0.01, reconnect_limit=0.05)
 class Subject:
     """What is checked. make: gives a new transport. endpoint: can be bound; may hold a wildcard.
 
-    core: the module that drives descriptors, `transports.core` if None (or native, or twin).
+    core: the module that drives descriptors, `transports.core` if None (or native, or twin). upgrade: what
+    carries the data after the hellos, by its name, where that is `core.Stream` with a carrier; else nothing
+    changes.
     """
 
     make: Callable[[], Transport]
     endpoint: str
     core: Any = None
+    upgrade: str = ""
 
     @property
     def address(self) -> Address:
@@ -92,21 +98,26 @@ def meet(
     reactor, flusher, pool = Reactor(), driver.Flusher(), driver.Pool()
     streams: list[Any] = []
     one, other = Side(), Side()
+    offer = Offer((subject.upgrade,), subject.upgrade, "require") if subject.upgrade else None
+    ways = [_Way(Surroundings(driver, reactor, flusher, pool, kind, **_FOR_ALL | limits)) for kind in kinds]
     acceptor = serve(
-        reactor, subject.make(), subject.address, hello=lambda: make_hello(kinds[1]),
-        on_connected=other.connected.append, on_failed=other.refused,
+        reactor, subject.make(), subject.address, hello=lambda: make_hello(kinds[1], offer=offer),
+        on_connected=other.connected.append, on_failed=other.refused, upgrades=ways[1],
     )  # fmt: skip
     connector: Connector | None = None
     try:
         connector = reach(
-            reactor, subject.make(), acceptor.address, hello=lambda: make_hello(kinds[0]),
-            on_connected=one.connected.append, on_failed=one.refused, options=IMPATIENT,
+            reactor, subject.make(), acceptor.address, hello=lambda: make_hello(kinds[0], offer=offer),
+            on_connected=one.connected.append, on_failed=one.refused, options=IMPATIENT, upgrades=ways[0],
         )  # fmt: skip
         until(lambda: one.connected and other.connected, f"a connection to {acceptor.address}")
         for side, kind in ((one, kinds[0]), (other, kinds[1])):
             made = side.connected[0]
             if made.stream is None:
-                streams.append(driver.Stream(made.fd, kind, flusher, pool, **limits))
+                streams.append(stream := driver.Stream(made.fd, kind, flusher, pool, **limits))
+                if made.carrier is not None:
+                    stream.carrier = made.carrier
+                    made.carrier.watch(side.failed.append)
                 continue
             streams.append(made.stream)
             for name, value in limits.items():
@@ -118,9 +129,34 @@ def meet(
         acceptor.close()
         for stream in streams:
             stream.close()
+        for way in ways:
+            way.close()
         flusher.close()
         pool.close()
         reactor.close()
+
+
+#: what a stream takes that is not limited
+_FOR_ALL: dict[str, Any] = {
+    "max_message": MAX_DATA,
+    "send_high_water": 1000,
+    "send_high_water_bytes": 64 << 20,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One side's part in upgrades, and what they share."""
+
+    around: Surroundings
+
+    def __call__(self, agreement: Agreement, connecting: bool) -> Upgrade:
+        return registry.upgrade(agreement.choice.transport)(self.around, agreement, connecting=connecting)
+
+    def close(self) -> None:
+        for kept in (*self.around.own.values(), *self.around.shared.values()):
+            if hasattr(kept, "close"):
+                kept.close()
 
 
 def plain(*parts: Any, flags: int = 0) -> list[OutFrame]:
