@@ -49,6 +49,20 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What the tests of a module imported stays: no collection need look at it again. With torch and Spark
+    in memory each one takes a quarter of a second, and many tests ask for one."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def descriptors() -> dict[int, str]:
     """Open descriptors of this process, and what they are."""
     found = {}

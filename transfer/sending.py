@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from patterns import Replier, Requester, Router
@@ -141,37 +142,39 @@ class Sending(Turns):
         if self._values["resend"] and target is ANYONE and pattern.send_mode is SendMode.ROUND_ROBIN:
             # It may be sent once more when the caller has long changed his memory.
             frames, hold = owned(frames), True
+        taken = None
+        if pattern.send_mode is not SendMode.FANOUT and (tracker is not None or self._values["resend"]):
+            self._lockstep = False  # the reply has to come by `_admitted`, which confirms it
+            taken = partial(self._links.note, frames, tracker)
         try:
             if target is ANYONE and self._values["conflate"]:
-                taker = self._links.send_newest(frames, released)
+                taker = self._links.send_newest(frames, released, taken)
             elif target is ANYONE:
-                taker = self._send_frames(frames, timeout, hold=hold, released=released)
+                taker = self._send_frames(frames, timeout, hold=hold, released=released, taken=taken)
             else:
-                taker = self._send_to(target, frames, timeout, hold, released)
+                taker = self._send_to(target, frames, timeout, hold, released, taken)
         except Again as error:
             raise self._explained(error) from None
         if taker is None:
             return _dropped(tracker)
-        if pattern.send_mode is SendMode.FANOUT:
-            if tracker is not None:
-                tracker._taken(1)  # the core tells once, after the last stream
-                tracker._not_confirmable()
-        elif tracker is not None or self._values["resend"]:
-            self._lockstep = False  # the reply has to come by `_admitted`, which confirms it
-            self._links.note(taker, frames, tracker)
+        if tracker is not None and pattern.send_mode is SendMode.FANOUT:
+            tracker._taken(1)  # the core tells once, after the last stream
+            tracker._not_confirmable()
         if pattern.ordered:  # last: from now on another thread may receive the reply
             pattern.sent(taker, time.monotonic_ns())
         return tracker
 
     def _send_to(
-        self, target: Any, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any
+        self, target: Any, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any, taken: Any
     ) -> Any:
         """To this peer only (REP, ROUTER). None: it is gone, the message was dropped and counted."""
         pattern = self._pattern
         if isinstance(pattern, Router) and not pattern.mandatory:
             timeout = 0
         try:
-            return self._send_frames(frames, timeout, stream=target, hold=hold, released=released)
+            return self._send_frames(
+                frames, timeout, stream=target, hold=hold, released=released, taken=taken
+            )
         except Broken:
             if isinstance(pattern, Replier):
                 pattern.gone(target)

@@ -142,8 +142,9 @@ class Stream(ABC):
         force: bool = False,
         hold: bool = False,
         released: Callable[[BaseException | None], None] | None = None,
-    ) -> bool:
-        """Takes one message whole, or nothing (False). Never waits. Raises Broken."""
+    ) -> int:
+        """Takes one message whole: its number among those sent (1 for a control frame). 0: it is full,
+        and nothing was taken. Never waits. Raises Broken."""
 
     @abstractmethod
     def flush(self) -> bool:

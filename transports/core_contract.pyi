@@ -225,9 +225,9 @@ class Stream:
         force: bool = False,  # ignore the high-water mark (control frames)
         hold: bool = False,  # True: keep user memory exported instead of waiting or copying
         released: Callable[[BaseException | None], None] | None = None,
-    ) -> bool:
-        """Queues one message whole, and writes what the kernel takes now, without ever waiting.
-        False: full, nothing was taken. What the kernel did not take is held if it is `bytes` or
+    ) -> int:
+        """Queues one message whole, and writes what the kernel takes now, without ever waiting: its
+        number among those sent (for a control frame not 0). 0: full, nothing was taken. What the kernel did not take is held if it is `bytes` or
         `hold` is set, else copied. `released(error)` is called exactly once under the GIL, from
         this call, `reap()` or `close()`: None when no user memory is referenced any more and all
         was given to the kernel, else the reason. Raises Broken if the connection is gone."""
@@ -316,8 +316,10 @@ class SocketBase:
         topic: bytes | None = None,  # FANOUT: what subscriptions match; None: frames[0]'s topic or data
         hold: bool = False,
         released: Callable[[BaseException | None], None] | None = None,
+        taken: Callable[[Any, int], None] | None = None,
     ) -> Any:
-        """The stream that took it (FANOUT: how many took it). Raises Again, Closed, or Broken (only
+        """The stream that took it (FANOUT: how many took it). `taken(stream, number)` is called at once
+        when one stream has it, with its number among those that went there. Raises Again, Closed, or Broken (only
         with `stream=`). Large user memory (copy_threshold) that is neither `bytes` nor `hold` is
         written while progress is made (no wait of more than 20 ms for the kernel), then copied."""
     def _recv_message(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Frame]]:

@@ -79,20 +79,21 @@ class InprocStream(Subscribable, Stream):
         force: bool = False,
         hold: bool = False,
         released: _Released | None = None,
-    ) -> bool:
+    ) -> int:
         size = sum(_size(frame[4]) for frame in frames)
         with self._lock:
             if self.broken is not None:
                 raise self._is_broken()
             if not force and self._is_full(size):
                 self._room_wanted = True
-                return False
+                return 0
             control = bool(frames[0][0] & Flag.CONTROL)
             kept = [_kept(frame, hold) for frame in frames]
-            message = _Message(kept, size, self.sent + 1, control, released if hold else None)
+            number = self.sent + 1
+            message = _Message(kept, size, number, control, released if hold else None)
             self._other._incoming.append(message)
             if not control:
-                self.sent += 1
+                self.sent = number
                 self.sent_bytes += size
                 self.queued += 1
                 self.queued_bytes += size
@@ -100,7 +101,7 @@ class InprocStream(Subscribable, Stream):
         if released is not None and not hold:
             released(None)
         _call(self._other.on_readable)
-        return True
+        return number
 
     def flush(self) -> bool:
         """Always True: what was sent is with the other end already, whatever becomes of this one."""

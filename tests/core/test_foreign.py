@@ -40,16 +40,16 @@ class Foreign(base.Stream):
         if self.on_writable:
             self.on_writable()
 
-    def send(self, frames, *, force=False, hold=False, released=None) -> bool:
+    def send(self, frames, *, force=False, hold=False, released=None) -> int:
         if self.broken:
             raise Broken("gone") from self.broken
         if len(self.taken) >= self.limit:
-            return False
+            return 0
         self.taken.append([bytes(frame[4]) for frame in frames])
         self.sent += 1
         if released:
             released(None)
-        return True
+        return self.sent
 
     def flush(self) -> bool:
         return True
@@ -498,3 +498,16 @@ def test_a_full_inproc_peer_is_not_writable(kit):
         socket._detach(one)
         one.close()
         other.close()
+
+
+def test_a_foreign_stream_tells_its_number(core, kit):
+    one, other = pair(SocketType.PUSH, SocketType.PULL)
+    one.send([(0, 0, None, None, b"before")])
+    socket = kit.pusher(one)
+    told = []
+    socket._send_frames([(0, 0, None, None, b"x")], 0, taken=lambda *what: told.append(what))
+    assert told == [(one, 2)]
+    other.close()
+    with pytest.raises((Again, Broken)):
+        socket._send_frames([(0, 0, None, None, b"x")], 0, taken=lambda *what: told.append(what))
+    assert len(told) == 1

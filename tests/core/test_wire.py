@@ -35,7 +35,7 @@ def received(stream):
 
 def test_one_plain_frame(kit):
     stream, far = kit.raw(socket_type=4)
-    assert stream.send([plain(b"hello")]) is True
+    assert stream.send([plain(b"hello")])
     assert read(far, 39) == Raw(b"hello", 0, 1, socket_type=4).encode()
     assert (stream.sent, stream.sent_bytes, stream.queued, stream.queued_bytes) == (1, 5, 0, 0)
 

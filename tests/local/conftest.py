@@ -30,7 +30,7 @@ def local_on(monkeypatch):
 @pytest.fixture(autouse=True)
 def no_mapping_is_left():
     yield
-    assert eventually(lambda: gc.collect() < 0 or not mappings())
+    assert eventually(lambda: not mappings() or gc.collect() < 0 or not mappings())
 
 
 def mappings() -> int:

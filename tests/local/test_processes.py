@@ -19,7 +19,7 @@ from tests.sockets.helpers import TCP
 from tests.sockets.processes import Program
 
 #: how often each of the 9 phases is killed
-TIMES = int(os.environ.get("TRANSFER_TEST_KILLS", "12"))
+TIMES = int(os.environ.get("TRANSFER_TEST_KILLS", "5"))
 pytestmark = pytest.mark.timeout(60 + 10 * TIMES)
 SENDS = ("plain", "lent", "small", "mixed", "handshake")
 RECEIVES = ("takes", "keeps", "asleep", "handshake")

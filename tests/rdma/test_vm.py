@@ -1,14 +1,11 @@
-"""Boots the virtual machine and runs the tests on real verbs in it (`make test-rdma` alone)."""
+"""The tests on real verbs, in a virtual machine (`make test-rdma` runs them alone)."""
 
 from __future__ import annotations
-
-import time
 
 import pytest
 
 from tests.rdma import two_hosts, vm
-from tests.rdma.conftest import RAN
-from transports.verbs import choosing
+from tests.rdma.conftest import MACHINE, RAN
 
 
 def tools_or_skip() -> vm.Tools:
@@ -20,16 +17,16 @@ def tools_or_skip() -> vm.Tools:
 
 @pytest.mark.timeout(vm.TIMEOUT + 60)
 def test_on_real_verbs(pytestconfig) -> None:
-    if choosing.look():
-        pytest.skip("this machine has an RDMA device: the tests run here")
-    tools = tools_or_skip()
-    begin = time.monotonic()
-    ran = vm.run(vm.pytest_command(), tools=tools)
+    """Begun by the conftest before all other tests."""
+    machine = pytestconfig.stash[MACHINE]
+    if isinstance(machine, str):
+        pytest.skip(machine)
+    ran = machine.wait(vm.TIMEOUT)
     assert ran.status is not None, ran.output[-8000:] + ran.console[-3000:]
     assert ran.status == 0, ran.output[-8000:]
     done = ran.counts["tests"] - ran.counts["skipped"]
     assert done > 150, f"only {done} tests ran: {ran.output[-3000:]}"
-    pytestconfig.stash[RAN] = (done, ran.counts["skipped"], time.monotonic() - begin)
+    pytestconfig.stash[RAN] = (done, ran.counts["skipped"], ran.seconds)
 
 
 def test_the_newest_kernel_with_soft_roce_is_taken(tmp_path) -> None:

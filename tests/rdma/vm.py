@@ -22,6 +22,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,12 +87,14 @@ at ready
 @dataclass(frozen=True, slots=True)
 class Ran:
     """status: of the command, or None if it did not end in time, or never began. output: what it wrote.
-    counts: of junit.xml, if there is one: tests, failures, errors, skipped."""
+    counts: of junit.xml, if there is one: tests, failures, errors, skipped. seconds: from its start to
+    the command's end."""
 
     status: int | None
     output: str
     console: str
     counts: dict[str, int]
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,26 +183,35 @@ class Machine:
         if shutil.which("setpriv"):  # nor shall a machine outlive a test run that is killed
             boot = ["setpriv", "--pdeathsig", "KILL", *boot]
         environment = {**os.environ, "PATH": f"{Path(tools.vng).parent}:{os.environ.get('PATH', '')}"}
-        self._process = subprocess.Popen(
-            boot, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=environment, start_new_session=True, text=True, errors="replace",
-        )  # fmt: skip
+        # Not a pipe: nobody reads while other tests run beside it.
+        with (results / "console").open("wb") as console:
+            self._process = subprocess.Popen(
+                boot, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT,
+                env=environment, start_new_session=True,
+            )  # fmt: skip
+        self._began = time.time()
 
     def wait(self, timeout: float) -> Ran:
         """Until it ends, at most so many seconds; then it is ended."""
+        ended = ""
         try:
-            console, _ = self._process.communicate(timeout=timeout)
+            self._process.wait(timeout)
         except subprocess.TimeoutExpired:
-            console = f"the virtual machine did not end within {timeout:.0f} s"
+            ended = f"\nthe virtual machine did not end within {timeout:.0f} s"
             self._end()
         results = self._results
-        return Ran(_status(results), _read(results / "output"), console, _counts(results / "junit.xml"))
+        status = results / "status"
+        return Ran(
+            _status(results), _read(results / "output"), _read(results / "console") + ended,
+            _counts(results / "junit.xml"),
+            (status.stat().st_mtime if status.exists() else time.time()) - self._began,
+        )  # fmt: skip
 
     def _end(self) -> None:
         if self._process.poll() is None:
             # Without its terminal the whole machine ends: vng, and QEMU.
             os.killpg(self._process.pid, 9)
-            self._process.communicate()
+            self._process.wait()
 
     def __enter__(self) -> Machine:
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import transfer
@@ -182,3 +184,41 @@ def test_a_message_that_was_only_polled_for_is_not_consumed(context, endpoint):
     assert pull.recv() == b"polled for"
     polled.wait_confirmed(20)
     assert pull.peers()[0].received == 1
+
+
+@pytest.mark.parametrize("resend", [False, True])
+def test_the_trackers_of_many_threads_tell_of_their_own_messages(context, resend):
+    """A lost peer had part of them, another one gets what it had not: each tracker tells who has its own."""
+    first, push = pair_of(context, PULL, PUSH, rcvbuf=4096, sndbuf=4096, resend=resend)
+    trackers, lock = {}, threading.Lock()
+
+    def send(name):
+        for number in range(100):
+            data = b"%d %d " % (name, number)
+            tracker = push.send(data + bytes(5000), track=True)
+            with lock:
+                trackers[data] = tracker
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        first.recv()
+    for thread in threads:
+        thread.join(20)
+    first.close(0)
+    second = context.socket(PULL, rcvtimeo=20_000)
+    second.bind(first.last_endpoint)
+    there = set()
+    while second.poll(1000):
+        data = second.recv()
+        there.add(data[: -5000])
+    confirmed = set()
+    for data, tracker in trackers.items():
+        try:
+            tracker.wait_confirmed(20)
+            confirmed.add(data)
+        except Broken:
+            assert data not in there, "it failed, and arrived"
+    assert there <= confirmed and len(confirmed - there) <= 5
+    assert not resend or len(confirmed) == 300

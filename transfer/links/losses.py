@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from patterns import Replier, Requester
@@ -118,7 +119,8 @@ class Losses(LinkState):
             self._settle_request(self.pattern, peer, unsent, error)
             kept = False
         elif kept and peer.retained:
-            again = [(frames, trackers.pop(n, None)) for n, frames in peer.retained if n < first]
+            numbered = sorted(peer.retained, key=lambda kept: kept[0])  # noted by several threads
+            again = [(frames, trackers.pop(n, None)) for n, frames in numbered if n < first]
             self._count("resent", len(again))
             self.orphans.extend(again)
         if kept:
@@ -246,7 +248,8 @@ class Losses(LinkState):
                 if not self.peers:
                     raise Again("nobody is there")
                 # Memory of our own: whoever sent it was told long ago that he may change his.
-                stream = socket._send_frames(frames, 0, hold=True)
+                again = partial(self.note, frames, tracker, again=True)
+                stream = socket._send_frames(frames, 0, hold=True, taken=again)
             except (Again, Closed):
                 with self._lock:
                     self.orphans.appendleft((frames, tracker))
@@ -255,9 +258,8 @@ class Losses(LinkState):
                 return
             if isinstance(self.pattern, Requester):
                 self.pattern.peer = stream
-            self.note(stream, frames, tracker, again=True)
 
-    def send_newest(self, frames: Sequence[OutFrame], released: Any) -> Any:
+    def send_newest(self, frames: Sequence[OutFrame], released: Any, taken: Any) -> Any:
         """Conflate: sends now, or keeps this message in the place of the one that was kept before.
 
         The stream that took it (a count for a fan-out), or None: it waits here.
@@ -268,7 +270,7 @@ class Losses(LinkState):
             self.pattern.drop("conflated", len(self.orphans))
             self.orphans.clear()
         try:
-            return socket._send_frames(frames, 0, released=released)
+            return socket._send_frames(frames, 0, released=released, taken=taken)
         except Again:
             kept = [(*frame[:4], bytes(frame[4])) for frame in frames]
             with self._lock:
@@ -278,10 +280,15 @@ class Losses(LinkState):
             return None
 
     def note(
-        self, stream: Any, frames: Sequence[OutFrame], tracker: Tracker | None, again: bool = False
+        self,
+        frames: Sequence[OutFrame],
+        tracker: Tracker | None,
+        stream: Any,
+        number: int,
+        again: bool = False,
     ) -> None:
-        """A message went to this stream: remembers who wants to know what becomes of it. `again`: the
-        stream is not the first one that had it."""
+        """A message went to this stream: remembers who wants to know what becomes of it. number: the
+        message's in the stream. `again`: the stream is not the first one that had it."""
         peer = self.peers.get(stream)
         if tracker is not None and not again:
             tracker._taken(1)
@@ -291,10 +298,10 @@ class Losses(LinkState):
             return
         socket = self._socket()
         if socket is not None and socket.resend:
-            peer.retained.append((stream.sent, list(frames)))
+            peer.retained.append((number, list(frames)))
         if tracker is not None:
             if peer.confirms or peer.pending or isinstance(self.pattern, Requester):
-                peer.trackers.append((stream.sent, tracker))
+                peer.trackers.append((number, tracker))
             else:
                 tracker._not_confirmable()
         peer.confirm(stream.confirmed)  # its credit may have come before this was noted

@@ -43,7 +43,7 @@ class Remnant(Stream):
         force: bool = False,
         hold: bool = False,
         released: Callable[[BaseException | None], None] | None = None,
-    ) -> bool:
+    ) -> int:
         raise Broken("the peer is gone")
 
     def flush(self) -> bool:

@@ -7,6 +7,7 @@ from transports.native.link cimport link_t, segment_t
 cdef struct outgoing_t:
     int flags
     uint64_t sequence
+    uint64_t number         # of the message among those sent; set in the first one's place
     const char* topic
     size_t topic_size
     const char* meta

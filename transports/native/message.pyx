@@ -166,6 +166,7 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
             return answer
     if not control:
         link.sent += 1
+    out[0].number = link.sent
     for i in range(count):
         head = HEADER + out[i].meta_size + out[i].topic_size
         at = link_reserve(link, head if out[i].segment != NULL else head + out[i].size, i > 0)

@@ -1,5 +1,7 @@
 # The sending half of a Stream. See outgoing.pyx.
 
+from libc.stdint cimport uint64_t
+
 from transports.native.flusher cimport Flusher
 from transports.native.link cimport link_t
 from transports.native.pool cimport Pool
@@ -21,10 +23,11 @@ cdef class Outgoing:
     cdef object __weakref__
 
     cdef bint match(self, bytes topic)
-    cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow) except -1
-    cdef int offer_carried(self, object frames, bint hold, object released) except -2
+    cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow,
+                   uint64_t* number) except -1
+    cdef int offer_carried(self, object frames, bint hold, object released, uint64_t* number) except -2
     cdef int put(self, object frames, bint force, bint hold, object released, bint borrow,
-                 bint gather=*) except -1
+                 uint64_t* number, bint gather=*) except -1
     cdef int write_out(self, bint no_gil) except -1
     cdef int own_all(self) except -1
     cdef int check_process(self) except -1

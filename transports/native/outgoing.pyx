@@ -253,25 +253,29 @@ cdef class Outgoing:
     # --- sending ------------------------------------------------------------------------------
 
     def send(self, frames, *, bint force=False, bint hold=False, released=None):
-        """Queues one message whole and writes what the kernel takes. False: full, nothing taken."""
-        return self.offer(frames, force, hold, released, False) == OK
+        """Queues one message whole and writes what the kernel takes: its number. 0: full, nothing taken."""
+        cdef uint64_t number = 0
+        if self.offer(frames, force, hold, released, False, &number) != OK:
+            return 0
+        return number or 1
 
     def flush(self):
         """Writes what the kernel takes; True when nothing is queued."""
         self.write_out(True)
         return self.link.queued_bytes == 0
 
-    cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow) except -1:
-        """OK or FULL. With `borrow` user memory that the kernel did not take stays where it is and
+    cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow,
+                   uint64_t* number) except -1:
+        """OK or FULL; number: the message's among those sent. With `borrow` user memory that the kernel did not take stays where it is and
         counts in link.borrowed, for the caller to wait or to settle; else it is copied."""
         cdef int answer
         if self.carrier is not None and not force and any_large(frames):
-            answer = self.offer_carried(frames, hold, released)
+            answer = self.offer_carried(frames, hold, released, number)
             if answer >= 0:
                 return answer
-        return self.put(frames, force, hold, released, borrow)
+        return self.put(frames, force, hold, released, borrow, number)
 
-    cdef int offer_carried(self, object frames, bint hold, object released) except -2:
+    cdef int offer_carried(self, object frames, bint hold, object released, uint64_t* number) except -2:
         """As `offer`, with large payloads beside the connection; -1: it has to take them itself."""
         cdef object carried
         if link_is_full(self.link, 0):
@@ -283,7 +287,7 @@ cdef class Outgoing:
             return -1
         placed, released, saved = carried
         try:
-            self.put(placed, True, True, released, False, saved < GATHERED)
+            self.put(placed, True, True, released, False, number, saved < GATHERED)
         except BaseException:
             self.carrier.take_back(placed)
             raise
@@ -291,7 +295,7 @@ cdef class Outgoing:
         return OK
 
     cdef int put(self, object frames, bint force, bint hold, object released, bint borrow,
-                 bint gather=False) except -1:
+                 uint64_t* number, bint gather=False) except -1:
         """Queues the message as it is, and writes what the kernel takes. OK or FULL."""
         cdef outgoing_t one
         cdef outgoing_t* out = &one
@@ -321,6 +325,8 @@ cdef class Outgoing:
                     answer = enqueue(self.link, out, count, total, force, not (hold or borrow), gather)
             if answer != OK:
                 drop_segments(out, count)
+            else:
+                number[0] = out[0].number
         finally:
             if count > 1:
                 free(out)

@@ -37,11 +37,11 @@ cdef class Sending:
     cdef int push_all(self, bytes data) except -2
     cdef int push(self, Stream stream, bytes data, uint64_t sequence) except -2
     cdef object send_frames(self, frames, long long timeout, stream, topic, bint hold, released,
-                            bint patient)
+                            taken, bint patient)
     cdef bint ask_for_room(self, only) except -1
-    cdef object offer_to(self, stream, frames, bint hold, released)
-    cdef object offer_by_name(self, stream, frames, bint hold, released)
-    cdef object offer_in_turn(self, frames, bint hold, released)
+    cdef object offer_to(self, stream, frames, bint hold, released, uint64_t* number)
+    cdef object offer_by_name(self, stream, frames, bint hold, released, uint64_t* number)
+    cdef object offer_in_turn(self, frames, bint hold, released, uint64_t* number)
     cdef object fan_out(self, frames, topic, bint hold, released)
     cdef bytes first_bytes(self, data, list streams)
     cdef int drain(self, Stream stream, bint at_once, bint hold) except -1

@@ -105,15 +105,16 @@ cdef class Sending:
         return answer
 
     def _send_frames(self, frames, long long timeout, *, stream=None, topic=None, bint hold=False,
-                     released=None):
+                     released=None, taken=None):
         """One message by the distributor, or to `stream`. The stream that took it; for a fan-out
         how many took it. Raises Again, Closed, and Broken with `stream`."""
         self.check_usable()
-        return self.send_frames(frames, timeout, stream, topic, hold, released, not hold)
+        return self.send_frames(frames, timeout, stream, topic, hold, released, taken, not hold)
 
     cdef object send_frames(self, frames, long long timeout, stream, topic, bint hold, released,
-                            bint patient):
+                            taken, bint patient):
         cdef int64_t deadline = -1
+        cdef uint64_t number = 0
         cdef int64_t size = 0
         cdef object taker
         if stream is None and self.send_mode == FANOUT:
@@ -123,8 +124,8 @@ cdef class Sending:
         if timeout > 0:
             deadline = now_ns() + timeout * 1000000
         while True:
-            taker = (self.offer_by_name(stream, frames, hold, released) if stream is not None
-                     else self.offer_in_turn(frames, hold, released))
+            taker = (self.offer_by_name(stream, frames, hold, released, &number) if stream is not None
+                     else self.offer_in_turn(frames, hold, released, &number))
             if taker is not None:
                 break
             if timeout == 0 and self.exposed and self.ask_for_room(stream):
@@ -135,6 +136,8 @@ cdef class Sending:
                     else "no peer is connected",
                     hint="" if self.outs or self.foreign_outs else
                     "is anybody there? see peers() and wait_for_peers()")
+        if taken is not None:
+            taken(taker, number)
         self.messages_sent += 1
         self.bytes_sent += size
         if type(taker) is Stream and size >= LARGE:
@@ -159,23 +162,24 @@ cdef class Sending:
         self.signal()
         return room
 
-    cdef object offer_to(self, stream, frames, bint hold, released):
+    cdef object offer_to(self, stream, frames, bint hold, released, uint64_t* number):
         if type(stream) is Stream:
-            if (<Stream>stream).offer(frames, False, hold, released, True) == OK:
+            if (<Stream>stream).offer(frames, False, hold, released, True, number) == OK:
                 return stream
             return None
         if stream.broken is not None:
             raise stream.broken
-        return stream if stream.send(frames, hold=hold, released=released) else None
+        number[0] = stream.send(frames, hold=hold, released=released)
+        return stream if number[0] else None
 
-    cdef object offer_by_name(self, stream, frames, bint hold, released):
+    cdef object offer_by_name(self, stream, frames, bint hold, released, uint64_t* number):
         try:
-            return self.offer_to(stream, frames, hold, released)
+            return self.offer_to(stream, frames, hold, released, number)
         except Broken as error:
             self.lose(stream, error)
             raise
 
-    cdef object offer_in_turn(self, frames, bint hold, released):
+    cdef object offer_in_turn(self, frames, bint hold, released, uint64_t* number):
         """Round robin over native and foreign streams alike."""
         cdef Py_ssize_t native
         cdef object stream
@@ -191,17 +195,18 @@ cdef class Sending:
             place += 1
             self.next_out = place
             try:
-                if self.offer_to(stream, frames, hold, released) is not None:
+                if self.offer_to(stream, frames, hold, released, number) is not None:
                     return stream
             except (Broken, Closed) as error:
                 self.lose(stream, error)
-                return self.offer_in_turn(frames, hold, released)
+                return self.offer_in_turn(frames, hold, released, number)
         return None
 
     cdef object fan_out(self, frames, topic, bint hold, released):
         cdef list takers
         cdef list all_streams = self.outs + self.foreign_outs
         cdef Py_ssize_t taken = 0
+        cdef uint64_t number = 0
         cdef object stream
         if topic is None:
             topic = frames[0][2]
@@ -223,7 +228,7 @@ cdef class Sending:
             try:
                 if type(stream) is Stream:
                     (<Stream>stream).several = len(takers) > 1
-                    took = (<Stream>stream).offer(frames, False, hold, released, False) == OK
+                    took = (<Stream>stream).offer(frames, False, hold, released, False, &number) == OK
                 else:
                     took = stream.send(frames, hold=hold, released=released)
             except (Broken, Closed) as error:

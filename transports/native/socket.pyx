@@ -157,7 +157,7 @@ cdef class SocketBase(Receiving):
         if self.send_mode == 0 or self._general_send or track or flags & ~DONTWAIT:
             return self._send_general(data, flags, copy, track)
         self.send_frames([(0, 0, None, None, data)], 0 if flags & DONTWAIT else self.send_timeout,
-                         None, None, not copy, None, True)
+                         None, None, not copy, None, None, True)
         return None
 
     # --- receiving ------------------------------------------------------------------------------

@@ -15,11 +15,17 @@ if TYPE_CHECKING:
 class Message:
     """One message in the out-queue."""
 
-    __slots__ = ("begun", "borrowed", "chunks", "control", "frames", "left", "released", "size")
+    __slots__ = ("begun", "borrowed", "chunks", "control", "frames", "left", "number", "released", "size")
 
     def __init__(
-        self, frames: list[OutFrame], chunks: list[bytes | memoryview], size: int, released: Released | None
+        self,
+        frames: list[OutFrame],
+        chunks: list[bytes | memoryview],
+        size: int,
+        released: Released | None,
+        number: int,
     ) -> None:
+        self.number = number  # among those sent; 0 for a control frame
         self.frames = frames
         self.chunks = chunks
         self.left = sum(map(len, chunks))  # bytes the kernel has not got

@@ -89,15 +89,15 @@ class Outgoing:
         force: bool = False,
         hold: bool = False,
         released: Released | None = None,
-    ) -> bool:
+    ) -> int:
         self._flusher.check_process()  # before the lock, which may be held for ever in a forked child
         message = self._offer(normalize(frames), force, hold, released)
         if message is None:
-            return False
+            return 0
         if message.borrowed and not hold:
             self._own(message)
         self._settle(message)
-        return True
+        return message.number or 1
 
     def _offer(
         self,
@@ -142,7 +142,7 @@ class Outgoing:
             control = frames[0][0] & CONTROL
             sequence = 0 if control else self.sent + 1
             chunks = encode(frames, self._socket_type, sequence, self.checksum)
-            message = Message(frames, chunks, size, released)
+            message = Message(frames, chunks, size, released, sequence)
             self._queue.append(message)
             self._pending_bytes += message.left
             if not control:
@@ -405,7 +405,7 @@ class Outgoing:
                 data = CREDIT.pack(Control.CREDIT, self._credited)
                 frames: list[OutFrame] = [(CONTROL, 0, None, None, data)]
                 chunks = encode(frames, self._socket_type, 0, self.checksum)
-                message = Message(frames, chunks, len(data), None)
+                message = Message(frames, chunks, len(data), None, 0)
                 self._queue.append(message)
                 self._pending_bytes += message.left
                 self._write()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from transports.errors import Again, Broken
@@ -17,6 +17,9 @@ from transports.twin.stream import Stream
 
 if TYPE_CHECKING:
     from transports.core_contract import OutFrame
+
+#: told the stream that took a message, and its number there
+Taken = Callable[[Any, int], None]
 
 NONE, ROUND_ROBIN, FANOUT = 0, 1, 2
 #: seconds that a large write waits for the kernel before the rest is copied
@@ -44,8 +47,9 @@ class Sending(Attachments):
         topic: bytes | None = None,
         hold: bool = False,
         released: Released | None = None,
+        taken: Taken | None = None,
     ) -> Any:
-        return self._distribute(normalize(frames), timeout, stream, topic, hold, released)
+        return self._distribute(normalize(frames), timeout, stream, topic, hold, released, taken)
 
     def _distribute(
         self,
@@ -55,6 +59,7 @@ class Sending(Attachments):
         topic: bytes | None,
         hold: bool,
         released: Released | None,
+        taken: Taken | None = None,
     ) -> Any:
         """`_send_frames` for frames that are normalized."""
         self._check()
@@ -63,7 +68,7 @@ class Sending(Attachments):
         deadline = -1.0
         while True:
             before = self._room_count
-            taker = self._offer(frames, stream, hold, released)
+            taker = self._offer(frames, stream, hold, released, taken)
             if taker is not None:
                 self.messages_sent += 1
                 for frame in frames:
@@ -75,11 +80,18 @@ class Sending(Attachments):
 
     # -- one stream takes it
 
-    def _offer(self, frames: list[OutFrame], stream: Any, hold: bool, released: Released | None) -> Any:
+    def _offer(
+        self,
+        frames: list[OutFrame],
+        stream: Any,
+        hold: bool,
+        released: Released | None,
+        taken: Taken | None,
+    ) -> Any:
         """The stream that took the message, or None. Raises Broken for the one stream asked for."""
         if stream is not None:
             try:
-                return stream if self._give(stream, frames, hold, released) else None
+                return stream if self._give(stream, frames, hold, released, taken) else None
             except Broken as error:
                 self._lost_sending(stream, error)
                 raise
@@ -93,17 +105,26 @@ class Sending(Attachments):
             if candidate not in self._attached:
                 continue  # another thread detached it
             try:
-                if self._give(candidate, frames, hold, released):
+                if self._give(candidate, frames, hold, released, taken):
                     self._next_sender = position + 1
                     return candidate
             except Broken as error:
                 self._lost_sending(candidate, error)
         return None
 
-    def _give(self, stream: Any, frames: list[OutFrame], hold: bool, released: Released | None) -> bool:
+    def _give(
+        self,
+        stream: Any,
+        frames: list[OutFrame],
+        hold: bool,
+        released: Released | None,
+        taken: Taken | None = None,
+    ) -> bool:
         if not isinstance(stream, Stream):
             before = self._room_count
-            if stream.send(frames, hold=hold, released=released):
+            if number := stream.send(frames, hold=hold, released=released):
+                if taken is not None:
+                    taken(stream, number)
                 return True
             with self._lock:
                 if self._room_count == before:  # else its room may have come, and been told, meanwhile
@@ -114,6 +135,8 @@ class Sending(Attachments):
         message = stream._offer(list(frames) if several else frames, False, hold, released, several)
         if message is None:
             return False
+        if taken is not None:
+            taken(stream, message.number)
         if message.borrowed and not hold:
             if message.size >= self.copy_threshold and self._send_mode != FANOUT:
                 stream._push_through(message, PATIENCE)

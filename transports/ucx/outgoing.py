@@ -89,7 +89,7 @@ class Outgoing(Stream):
         force: bool = False,
         hold: bool = False,
         released: Released | None = None,
-    ) -> bool:
+    ) -> int:
         if frames[0][0] & CONTROL:
             return self._send_control(frames)
         sizes = [len(frame[4]) if type(frame[4]) is bytes else nbytes_of(frame[4]) for frame in frames]
@@ -101,22 +101,22 @@ class Outgoing(Stream):
                 self._check()
                 if self._is_full(size):
                     self._room_wanted = True
-                    return False
+                    return 0
             kept = [self._kept(frame, n, hold) for frame, n in zip(frames, sizes, strict=True)]
-            self.sent += 1
+            self.sent = number = self.sent + 1
             self.sent_bytes += size
             self.queued += 1
             self.queued_bytes += size
             if released is not None and (not hold or max(sizes) < APART):
                 port.calls.append(partial(released, None))  # what stays here are copies
                 released = None
-            self._queue.append(_Message(kept, sizes, size, self.sent, released))
+            self._queue.append(_Message(kept, sizes, size, number, released))
             self._waiting += size + HEADER_SIZE
             if not self._ungranted or self._waiting >= FULL:
                 self._post()
             elif len(self._queue) == 1:
                 port.want(self, True)  # it waits for a grant, which somebody must see
-        return True
+        return number
 
     def _send_control(self, frames: Sequence[OutFrame]) -> bool:
         self._check()

@@ -101,25 +101,25 @@ class Outgoing(Half):
         force: bool = False,
         hold: bool = False,
         released: _Released | None = None,
-    ) -> bool:
+    ) -> int:
         if fork.generation != self._generation:
             raise fork.refuse()
         if frames and frames[0][0] & _CONTROL:
             # Control frames need no credit there, and no payload delays them.
-            return bool(self.beside.send(frames, force=force, released=released))
+            return int(self.beside.send(frames, force=force, released=released))
         with self._lock:
             if self.broken is not None:
                 raise self._is_broken()
             if len(frames) == 1 and not self._waiting and self._send_small(frames[0]):
-                taken = True
+                number = self.sent
             else:
-                taken = self._take(normalize_all(frames), force, hold, released)
+                number = self.sent if self._take(normalize_all(frames), force, hold, released) else 0
                 released = None
         if self._port.after:
             self._run_after()
         if released is not None:
             released(None)
-        return taken
+        return number
 
     def flush(self) -> bool:
         """True when the peer's device has acknowledged all, and the peer has READ all."""
