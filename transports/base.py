@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from transports.address import Address
     from transports.core_contract import Frame, OutFrame, Sink
 
+_CONTROL = int(Flag.CONTROL)
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -182,13 +184,14 @@ class Stream(ABC):
     def consume(self, frames: list[Frame]) -> None:
         """The application has this message, which `take` returned: the peer may be told so."""
         self.received += 1
-        self.received_bytes += sum(len(frame) for frame in frames)
+        for frame in frames:
+            self.received_bytes += len(frame)
         self.consumed = self.received
 
     def receive(self, sink: Sink | None = None) -> list[Frame] | None:
         """`take` and `consume`, for whoever is the application himself."""
         frames = self.take(sink)
-        if frames is not None and not frames[0].flags & Flag.CONTROL:
+        if frames is not None and not frames[0].flags & _CONTROL:
             self.consume(frames)
         return frames
 

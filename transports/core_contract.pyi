@@ -227,10 +227,11 @@ class Stream:
         released: Callable[[BaseException | None], None] | None = None,
     ) -> int:
         """Queues one message whole, and writes what the kernel takes now, without ever waiting: its
-        number among those sent (for a control frame not 0). 0: full, nothing was taken. What the kernel did not take is held if it is `bytes` or
-        `hold` is set, else copied. `released(error)` is called exactly once under the GIL, from
-        this call, `reap()` or `close()`: None when no user memory is referenced any more and all
-        was given to the kernel, else the reason. Raises Broken if the connection is gone."""
+        number among those sent (for a control frame not 0). 0: full, nothing was taken. What the
+        kernel did not take is held if it is `bytes` or `hold` is set, else copied. `released(error)`
+        is called exactly once under the GIL, from this call, `reap()` or `close()`: None when no user
+        memory is referenced any more and all was given to the kernel, else the reason. Raises Broken
+        if the connection is gone."""
     def flush(self) -> bool: ...  # writes what the kernel takes; True when nothing is queued
     def receive(self) -> list[Frame] | None:
         """For streams that no socket reads (send-only sockets: the reactor calls it). One message,
@@ -319,9 +320,10 @@ class SocketBase:
         taken: Callable[[Any, int], None] | None = None,
     ) -> Any:
         """The stream that took it (FANOUT: how many took it). `taken(stream, number)` is called at once
-        when one stream has it, with its number among those that went there. Raises Again, Closed, or Broken (only
-        with `stream=`). Large user memory (copy_threshold) that is neither `bytes` nor `hold` is
-        written while progress is made (no wait of more than 20 ms for the kernel), then copied."""
+        when one stream has it, with its number among those that went there. Raises Again, Closed, or
+        Broken (only with `stream=`). Large user memory (copy_threshold) that is neither `bytes` nor
+        `hold` is written while progress is made (no wait of more than 20 ms for the kernel), then
+        copied."""
     def _recv_message(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Frame]]:
         """One whole message of the next ready stream: (stream, frames). Raises Again, Closed.
         Control frames go to `_on_control` and are not returned."""

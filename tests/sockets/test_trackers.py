@@ -212,7 +212,7 @@ def test_the_trackers_of_many_threads_tell_of_their_own_messages(context, resend
     there = set()
     while second.poll(1000):
         data = second.recv()
-        there.add(data[: -5000])
+        there.add(data[:-5000])
     confirmed = set()
     for data, tracker in trackers.items():
         try:

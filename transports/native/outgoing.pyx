@@ -266,8 +266,9 @@ cdef class Outgoing:
 
     cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow,
                    uint64_t* number) except -1:
-        """OK or FULL; number: the message's among those sent. With `borrow` user memory that the kernel did not take stays where it is and
-        counts in link.borrowed, for the caller to wait or to settle; else it is copied."""
+        """OK or FULL; number: the message's among those sent. With `borrow` user memory that the kernel
+        did not take stays where it is and counts in link.borrowed, for the caller to wait or to settle;
+        else it is copied."""
         cdef int answer
         if self.carrier is not None and not force and any_large(frames):
             answer = self.offer_carried(frames, hold, released, number)

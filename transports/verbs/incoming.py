@@ -63,6 +63,7 @@ class Incoming(Half):
         self._chunks: dict[int, Chunk] = {}
         self._chunk_number = 0
         self._read_ahead = 0
+        self._held_back = False  # a payload waits until the application has taken others
         self._done_numbers: list[int] = []
         self._inbox: deque[_Message] = deque()
         self._building = _Message()
@@ -107,9 +108,11 @@ class Incoming(Half):
         raise self._is_broken()
 
     def consume(self, frames: list[Frame]) -> None:
+        super().consume(frames)  # by one thread at a time: the receiver
+        if not self.credits:
+            return
         with self._lock:
-            super().consume(frames)
-            if self.credits and self.broken is None:
+            if self.broken is None:
                 # A receiver that takes this one and never asks again has consumed it all the same.
                 if self.consumed - self._told >= _TELL_AFTER:
                     self._tell_consumed()
@@ -129,7 +132,8 @@ class Incoming(Half):
             return message.frames
         if message.read:
             self._read_ahead -= message.read
-            self._pump_reads()
+            if self._held_back:
+                self._pump_reads()
         if message.buffers:
             self._give_back(message.buffers)
         return message.frames
@@ -179,8 +183,10 @@ class Incoming(Half):
     def _pump_reads(self) -> None:
         """READs the next chunks, as far as the window and the room for payloads go."""
         window = self._window
+        self._held_back = False
         while (reading := window.first) is not None and self.broken is None:
             if reading.place is None and not self._place(reading):
+                self._held_back = True
                 return
             chunk = window.take()
             self._chunk_number = number = (self._chunk_number + 1) & 0xFFFFFFFF

@@ -53,7 +53,7 @@ class DeviceMemory(NamedTuple):
 class Block:
     """A piece of a slab. `address` and `nbytes` are of what was asked for."""
 
-    __slots__ = ("address", "nbytes", "offset", "size", "slab")
+    __slots__ = ("address", "lkey", "nbytes", "offset", "rkey", "size", "slab")
 
     def __init__(self, slab: _Slab, offset: int, size: int) -> None:
         self.slab = slab
@@ -61,14 +61,7 @@ class Block:
         self.size = size
         self.nbytes = size
         self.address = slab.address + offset
-
-    @property
-    def lkey(self) -> int:
-        return self.slab.region.lkey
-
-    @property
-    def rkey(self) -> int:
-        return self.slab.region.rkey
+        self.lkey, self.rkey = slab.region.lkey, slab.region.rkey
 
     @property
     def view(self) -> memoryview:

@@ -64,7 +64,7 @@ class Port:
         #: the stream whose `receive` runs at this moment: it needs no call to look
         self.reader: VerbsStream | None = None
         self._streams: dict[int, VerbsStream] = {}
-        self._buffers: list[tuple[Block, int, object]] = []  # block, offset in it, as prepared
+        self._buffers: list[tuple[memoryview, object]] = []  # what the device fills, as prepared
         #: streams that have something to tell when the completions at hand are taken
         self.dirty: list[Incoming] = []
         #: queue pairs made and not given up: streams, and upgrades that are not finished
@@ -152,9 +152,9 @@ class Port:
             if stream is not None and stream.alive:
                 stream.completed(kind, which, one.status)
             return
-        block, offset, prepared = self._buffers[which]
+        buffer, prepared = self._buffers[which]
         if stream is not None and stream.alive and one.status == SUCCESS:
-            stream.arrived(block.view[offset : offset + one.length])
+            stream.arrived(buffer[: one.length])
         self._shared.post(prepared)
 
     def _post_for(self, peers: int) -> None:
@@ -167,7 +167,7 @@ class Port:
                 prepared = self._shared.prepare(
                     RECEIVE | len(self._buffers), block.address + at, BUFFER, block.lkey
                 )
-                self._buffers.append((block, at, prepared))
+                self._buffers.append((block.view[at : at + BUFFER], prepared))
                 self._shared.post(prepared)
                 self._posted += 1
 
@@ -185,6 +185,7 @@ class Port:
             self._closed = True
             self._shared.close()
             self._queue.close()
+            self._buffers.clear()
             for block in self._slabs:
                 self.domain.received.give_back(block)
 

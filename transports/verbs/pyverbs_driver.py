@@ -262,15 +262,21 @@ class _Pair(QueuePair):
         capacity = library.qp.QPCap(
             max_send_wr=depth, max_recv_wr=0, max_send_sge=1, max_recv_sge=0, max_inline_data=0
         )
+        # pyverbs would have every request complete (sq_sig_all=1); we ask for that one by one.
         wanted = library.qp.QPInitAttr(
-            qp_type=enums.IBV_QPT_RC, scq=queue._queue, rcq=queue._queue, srq=shared._queue, cap=capacity
+            qp_type=enums.IBV_QPT_RC,
+            scq=queue._queue,
+            rcq=queue._queue,
+            srq=shared._queue,
+            cap=capacity,
+            sq_sig_all=0,
         )
         self._pair = opened(library.qp.QP(domain, wanted))
         self.number = self._pair.qp_num
         self._signaled = int(enums.IBV_SEND_SIGNALED)
         self._send = enums.IBV_WR_SEND
         self._read = enums.IBV_WR_RDMA_READ
-        self._kept: dict[tuple[int, int, bool], Any] = {}
+        self._kept: dict[tuple[int, int, int, bool | None], Any] = {}
         self._errors = library.pyverbs_error.PyverbsError
 
     def connect(self, destination: Destination, *, port: int, gid_index: int, psn: int) -> None:
@@ -297,33 +303,34 @@ class _Pair(QueuePair):
             self._pair.to_rts(attributes)
 
     def send(self, wr_id: int, address: int, length: int, lkey: int, signaled: bool) -> None:
-        key = (address, length, signaled)
-        request = self._kept.get(key)
-        if request is None:
-            wr = self._library.wr
-            request = wr.SendWR(
-                num_sge=1,
-                sg=[wr.SGE(address, length, lkey)],
-                opcode=self._send,
-                send_flags=self._signaled if signaled else 0,
-            )
-            if len(self._kept) >= _KEPT:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[key] = request
+        request = self._kept.get((address, length, lkey, signaled)) or self._request(
+            self._send, address, length, lkey, signaled
+        )
         request.wr_id = wr_id
         self._post(request)
 
     def read(self, wr_id: int, address: int, length: int, lkey: int, remote: int, rkey: int) -> None:
-        wr = self._library.wr
-        request = wr.SendWR(
-            wr_id=wr_id,
-            num_sge=1,
-            sg=[wr.SGE(address, length, lkey)],
-            opcode=self._read,
-            send_flags=self._signaled,
+        request = self._kept.get((address, length, lkey, None)) or self._request(
+            self._read, address, length, lkey, None
         )
+        request.wr_id = wr_id
         request.set_wr_rdma(rkey, remote)
         self._post(request)
+
+    def _request(self, opcode: Any, address: int, length: int, lkey: int, signaled: bool | None) -> Any:
+        """A new one, kept: slots and slabs are used again, and to make one costs more than to post it.
+        signaled None: a READ, which always is."""
+        wr = self._library.wr
+        request = wr.SendWR(
+            num_sge=1,
+            sg=[wr.SGE(address, length, lkey)],
+            opcode=opcode,
+            send_flags=0 if signaled is False else self._signaled,
+        )
+        if len(self._kept) >= _KEPT:
+            self._kept.pop(next(iter(self._kept)))
+        self._kept[address, length, lkey, signaled] = request
+        return request
 
     def _post(self, request: Any) -> None:
         try:
