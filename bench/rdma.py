@@ -3,6 +3,7 @@
 | case | ours | beside it |
 |---|---|---|
 | 64 bytes and back | two streams, asleep on their completion channels | bare pyverbs; ib_send_lat |
+| 64 bytes, one way | as many as the high-water marks let, several to a buffer | ib_send_bw |
 | 64 KiB to 16 MiB | announced from a registered region, or from the pool | bare READs; ib_read_bw |
 | silence | the processor time of a connected end | |
 
@@ -223,6 +224,28 @@ def our_round_trips(link: Pipe, count: int, first: bool, connection: Any) -> lis
     return took
 
 
+def our_messages(link: Pipe, count: int, first: bool, connection: Any) -> list[float]:
+    """Messages of 64 bytes a second, one way, until the last one is in the receiver's hands."""
+    end = End(link, connection, first)
+    message = [(0, 0, None, None, bytes(64))]
+    speeds = []
+    link.recv() if first else link.send("begin")
+    begin = time.perf_counter()
+    for _ in range(count):
+        if not first:
+            end.receive()
+            continue
+        while not end.stream.send(message):
+            time.sleep(0.001)
+    if first:
+        link.recv()
+        speeds.append(count / (time.perf_counter() - begin))
+    else:
+        link.send("over")
+    end.close()
+    return speeds
+
+
 def our_payloads(
     link: Pipe, size: int, count: int, pooled: bool, first: bool, connection: Any
 ) -> list[tuple[float, int]]:
@@ -365,6 +388,14 @@ def main() -> int:
     report["round_trip_us"] = {"bare": bare, "ours": ours, "ib_send_lat": lat, "ratio": min(ours) / min(bare)}
     report["idle_share_of_a_core"] = play(our_idleness, asked.idle, tcp=True)[0]
     print(f"idle: {report['idle_share_of_a_core']:.2%} of a core", flush=True)
+    report["messages_per_s"] = {"ours": [], "ib_send_bw": []}
+    for _ in range(asked.rounds):
+        rate = play(our_messages, 10 * asked.count, tcp=True)[0]
+        line = perftest("ib_send_bw", "-s", "64", "-n", str(10 * asked.count)).split()
+        beside = 1e6 * float(line[4]) if len(line) > 4 else float("nan")
+        report["messages_per_s"]["ours"].append(rate)
+        report["messages_per_s"]["ib_send_bw"].append(beside)
+        print(f"64 B one way: ours {rate:.0f} messages/s, ib_send_bw {beside:.0f}", flush=True)
     registrations: dict[tuple[str, int], int] = {}
     for size in asked.sizes:
         count = max(2, asked.bytes // size)

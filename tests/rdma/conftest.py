@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 
 from tests.rdma import vm
+from tests.rdma.stash import MACHINE, RAN
 from transports.verbs import choosing
 
 ON_REAL_VERBS = "test_on_real_verbs"
-#: the machine, or why there is none
-MACHINE = pytest.StashKey[vm.Machine | str]()
-#: (tests that ran in the virtual machine, those that were skipped in it, seconds)
-RAN = pytest.StashKey[tuple[int, int, float]]()
 
 
 @pytest.hookimpl(trylast=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.rdma import two_hosts, vm
-from tests.rdma.conftest import MACHINE, RAN
+from tests.rdma.stash import MACHINE, RAN
 
 
 def tools_or_skip() -> vm.Tools:

@@ -407,9 +407,10 @@ cdef class Outgoing:
             pieces.append((payload_of(segment, segment == first), 1 if foreign else segment.done,
                            segment.size, not segment.payload, bool(segment.starts_inside)))
             segment = segment.next
-        release_segments(first, Broken("the connection ended before this message was sent"))
+        # What was copied is let go before its sender is told that it is his again.
         if self.link.finished != NULL:
             self.reap()
+        release_segments(first, Broken("the connection ended before this message was sent"))
         messages = unsent_messages(pieces)
         if self.carrier is not None:
             messages = [self.carrier.take_back(message) for message in messages]
