@@ -47,7 +47,7 @@ KVM_TIMEOUT = 8
 MEMORY = "2G"
 PACKAGES = (
     "qemu-system-x86 linux-image-amd64 rdma-core ibverbs-utils ibverbs-providers python3-pyverbs "
-    "iproute2 busybox-static"
+    "iproute2 busybox-static file"
 )
 PACKAGES_HERE = sysconfig.get_path("purelib")
 _PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
@@ -117,9 +117,9 @@ def find_tools() -> Tools:
     vng = str(beside) if beside.exists() else shutil.which("vng")
     if not vng:
         raise Missing("virtme-ng is not installed: pip install virtme-ng")
-    for command in ("ip", "rdma", "script"):
+    for command in ("ip", "rdma", "script", "file"):
         if not shutil.which(command, path=os.environ.get("PATH", "") + ":/sbin:/usr/sbin"):
-            raise Missing(f"the command {command} is not there: apt-get install iproute2 bsdutils")
+            raise Missing(f"the command {command} is not there: apt-get install iproute2 bsdutils file")
     tag = sysconfig.get_config_var("SOABI") or ""
     if not list(_PYVERBS.glob(f"device.{tag.rsplit('-linux', 1)[0]}*.so")):
         raise Missing(f"no pyverbs for this Python ({tag}): apt-get install python3-pyverbs")
