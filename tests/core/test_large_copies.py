@@ -38,6 +38,24 @@ def test_a_copy_is_what_was_sent(kit, when):
     assert (stream.queued, stream.queued_bytes) == (0, 0)
 
 
+@pytest.mark.parametrize("way", ["stream", "socket at once", "socket"])
+def test_what_others_write_is_let_go_when_the_send_ends(kit, way):
+    """The flusher may write the end of what a sender copies; the export ends with the sender's call."""
+    for _ in range(10):
+        stream, far = kit.raw(buffer=65536)
+        socket = kit.pusher(stream)
+        data = numbered(PIECES)
+        reading = Thread(lambda far=far: read_frame(far).data)
+        if way == "stream":
+            assert stream.send([plain(data)])
+        else:
+            socket._send_frames([plain(data)], 0 if way == "socket at once" else 5000)
+        data.append(1)
+        del data[-1]
+        assert reading.finish() == data
+        socket._close_core()
+
+
 def test_copies_of_several_frames(kit):
     stream, far = kit.raw(buffer=4096)
     payloads = [numbered(size) for size in (10, 3_000_000, 70_000, 0, 2_500_001)]
@@ -83,7 +101,6 @@ def test_a_connection_that_ends_during_the_copy(kit):
         with contextlib.suppress(Again):  # the end came first
             socket._send_frames([plain(data)], 1000)
         ending.finish()
-        kit.flusher.reap()  # as a context's reactor does: the flusher's thread may have it, to be let go
         data.append(1)
 
 

@@ -23,10 +23,10 @@ cdef class Outgoing:
     cdef object __weakref__
 
     cdef bint match(self, bytes topic)
-    cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow,
+    cdef int offer(self, object frames, bint force, bint hold, object released, list lent,
                    uint64_t* number) except -1
     cdef int offer_carried(self, object frames, bint hold, object released, uint64_t* number) except -2
-    cdef int put(self, object frames, bint force, bint hold, object released, bint borrow,
+    cdef int put(self, object frames, bint force, bint hold, object released, list lent,
                  uint64_t* number, bint gather=*) except -1
     cdef int write_out(self, bint no_gil) except -1
     cdef int own_all(self) except -1
@@ -35,3 +35,6 @@ cdef class Outgoing:
     cdef int reap(self) except -1
     cdef object raise_broken(self)
     cdef int fail(self, object error) except -1
+
+
+cdef int release_exports(list owners) except -1

@@ -20,7 +20,7 @@ from transports.native.link cimport (
 from transports.native.message cimport (
     add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_messages,
 )
-from transports.native.pool cimport Pool
+from transports.native.pool cimport HeldBuffer, Pool
 from transports.native.system cimport pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock
 
 cdef enum:
@@ -66,6 +66,15 @@ cdef object payload_of(segment_t* segment, bint first):
     copy.size = segment.size
     segment.capacity = 0
     return copy
+
+
+cdef int release_exports(list owners) except -1:
+    """What was written or copied is the caller's again as his call ends; the flusher may have its
+    segment yet, to be let go when somebody with the GIL comes by."""
+    for owner in owners:
+        if type(owner) is HeldBuffer:
+            (<HeldBuffer>owner).release()
+    return 0
 
 
 cdef class Outgoing:
@@ -255,7 +264,7 @@ cdef class Outgoing:
     def send(self, frames, *, bint force=False, bint hold=False, released=None):
         """Queues one message whole and writes what the kernel takes: its number. 0: full, nothing taken."""
         cdef uint64_t number = 0
-        if self.offer(frames, force, hold, released, False, &number) != OK:
+        if self.offer(frames, force, hold, released, None, &number) != OK:
             return 0
         return number or 1
 
@@ -264,17 +273,17 @@ cdef class Outgoing:
         self.write_out(True)
         return self.link.queued_bytes == 0
 
-    cdef int offer(self, object frames, bint force, bint hold, object released, bint borrow,
+    cdef int offer(self, object frames, bint force, bint hold, object released, list lent,
                    uint64_t* number) except -1:
-        """OK or FULL; number: the message's among those sent. With `borrow` user memory that the kernel
-        did not take stays where it is and counts in link.borrowed, for the caller to wait or to settle;
-        else it is copied."""
+        """OK or FULL; number: the message's among those sent. With `lent` user memory that the kernel
+        did not take stays where it is and counts in link.borrowed, for the caller to wait or to settle,
+        and then to release what is in `lent`; else it is copied."""
         cdef int answer
         if self.carrier is not None and not force and any_large(frames):
             answer = self.offer_carried(frames, hold, released, number)
             if answer >= 0:
                 return answer
-        return self.put(frames, force, hold, released, borrow, number)
+        return self.put(frames, force, hold, released, lent, number)
 
     cdef int offer_carried(self, object frames, bint hold, object released, uint64_t* number) except -2:
         """As `offer`, with large payloads beside the connection; -1: it has to take them itself."""
@@ -288,14 +297,14 @@ cdef class Outgoing:
             return -1
         placed, released, saved = carried
         try:
-            self.put(placed, True, True, released, False, number, saved < GATHERED)
+            self.put(placed, True, True, released, None, number, saved < GATHERED)
         except BaseException:
             self.carrier.take_back(placed)
             raise
         self.link.sent_bytes += <uint64_t>saved
         return OK
 
-    cdef int put(self, object frames, bint force, bint hold, object released, bint borrow,
+    cdef int put(self, object frames, bint force, bint hold, object released, list lent,
                  uint64_t* number, bint gather=False) except -1:
         """Queues the message as it is, and writes what the kernel takes. OK or FULL."""
         cdef outgoing_t one
@@ -323,7 +332,7 @@ cdef class Outgoing:
             else:
                 self.take_mutex()
                 with nogil:
-                    answer = enqueue(self.link, out, count, total, force, not (hold or borrow), gather)
+                    answer = enqueue(self.link, out, count, total, force, not hold and lent is None, gather)
             if answer != OK:
                 drop_segments(out, count)
             else:
@@ -337,9 +346,15 @@ cdef class Outgoing:
             raise InternalError("no memory to queue a message", hint="lower the high-water marks")
         if self.link.finished != NULL:
             self.reap()
-        if answer == OK and released is not None and not has_large(owners):
+        if answer != OK:
+            return answer
+        if lent is not None:
+            lent.extend(owners)
+        elif not hold or not has_large(owners):
+            release_exports(owners)
+        if released is not None and not has_large(owners):
             released(None)
-        return answer
+        return OK
 
     cdef int check_process(self) except -1:
         if self.flusher.state.generation != native_link.fork_generation:

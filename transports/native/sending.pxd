@@ -39,12 +39,13 @@ cdef class Sending:
     cdef object send_frames(self, frames, long long timeout, stream, topic, bint hold, released,
                             taken, bint patient)
     cdef bint ask_for_room(self, only) except -1
-    cdef object offer_to(self, stream, frames, bint hold, released, uint64_t* number)
-    cdef object offer_by_name(self, stream, frames, bint hold, released, uint64_t* number)
-    cdef object offer_in_turn(self, frames, bint hold, released, uint64_t* number)
+    cdef object offer_to(self, stream, frames, bint hold, released, list lent, uint64_t* number)
+    cdef object offer_by_name(self, stream, frames, bint hold, released, list lent,
+                              uint64_t* number)
+    cdef object offer_in_turn(self, frames, bint hold, released, list lent, uint64_t* number)
     cdef object fan_out(self, frames, topic, bint hold, released)
     cdef bytes first_bytes(self, data, list streams)
-    cdef int drain(self, Stream stream, bint at_once, bint hold) except -1
+    cdef int drain(self, Stream stream, bint at_once, bint hold, list lent) except -1
     cdef bint has_room(self, only)
     cdef bint wait_for_room(self, only, int64_t deadline) except -1
     # of the classes below

@@ -14,6 +14,7 @@ from transports.native.link cimport (
     BROKEN, FULL, LARGE, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_give_up_begun, link_is_full,
     link_push, link_settle, link_t, link_write, now_ns,
 )
+from transports.native.outgoing cimport release_exports
 from transports.native.stream cimport Stream
 from transports.native.system cimport (
     POLLIN, POLLOUT, poll, pollfd, pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
@@ -116,6 +117,7 @@ cdef class Sending:
         cdef int64_t deadline = -1
         cdef uint64_t number = 0
         cdef int64_t size = 0
+        cdef list lent = None if hold else []
         cdef object taker
         if stream is None and self.send_mode == FANOUT:
             return self.fan_out(frames, topic, hold, released)
@@ -124,8 +126,8 @@ cdef class Sending:
         if timeout > 0:
             deadline = now_ns() + timeout * 1000000
         while True:
-            taker = (self.offer_by_name(stream, frames, hold, released, &number) if stream is not None
-                     else self.offer_in_turn(frames, hold, released, &number))
+            taker = (self.offer_by_name(stream, frames, hold, released, lent, &number) if stream is not None
+                     else self.offer_in_turn(frames, hold, released, lent, &number))
             if taker is not None:
                 break
             if timeout == 0 and self.exposed and self.ask_for_room(stream):
@@ -141,7 +143,7 @@ cdef class Sending:
         self.messages_sent += 1
         self.bytes_sent += size
         if type(taker) is Stream and size >= LARGE:
-            self.drain(<Stream>taker, timeout == 0 or not patient, hold)
+            self.drain(<Stream>taker, timeout == 0 or not patient, hold, lent)
         return taker
 
     cdef bint ask_for_room(self, only) except -1:
@@ -162,9 +164,9 @@ cdef class Sending:
         self.signal()
         return room
 
-    cdef object offer_to(self, stream, frames, bint hold, released, uint64_t* number):
+    cdef object offer_to(self, stream, frames, bint hold, released, list lent, uint64_t* number):
         if type(stream) is Stream:
-            if (<Stream>stream).offer(frames, False, hold, released, True, number) == OK:
+            if (<Stream>stream).offer(frames, False, hold, released, lent, number) == OK:
                 return stream
             return None
         if stream.broken is not None:
@@ -172,14 +174,15 @@ cdef class Sending:
         number[0] = stream.send(frames, hold=hold, released=released)
         return stream if number[0] else None
 
-    cdef object offer_by_name(self, stream, frames, bint hold, released, uint64_t* number):
+    cdef object offer_by_name(self, stream, frames, bint hold, released, list lent,
+                              uint64_t* number):
         try:
-            return self.offer_to(stream, frames, hold, released, number)
+            return self.offer_to(stream, frames, hold, released, lent, number)
         except Broken as error:
             self.lose(stream, error)
             raise
 
-    cdef object offer_in_turn(self, frames, bint hold, released, uint64_t* number):
+    cdef object offer_in_turn(self, frames, bint hold, released, list lent, uint64_t* number):
         """Round robin over native and foreign streams alike."""
         cdef Py_ssize_t native
         cdef object stream
@@ -195,11 +198,11 @@ cdef class Sending:
             place += 1
             self.next_out = place
             try:
-                if self.offer_to(stream, frames, hold, released, number) is not None:
+                if self.offer_to(stream, frames, hold, released, lent, number) is not None:
                     return stream
             except (Broken, Closed) as error:
                 self.lose(stream, error)
-                return self.offer_in_turn(frames, hold, released, number)
+                return self.offer_in_turn(frames, hold, released, lent, number)
         return None
 
     cdef object fan_out(self, frames, topic, bint hold, released):
@@ -228,7 +231,7 @@ cdef class Sending:
             try:
                 if type(stream) is Stream:
                     (<Stream>stream).several = len(takers) > 1
-                    took = (<Stream>stream).offer(frames, False, hold, released, False, &number) == OK
+                    took = (<Stream>stream).offer(frames, False, hold, released, None, &number) == OK
                 else:
                     took = stream.send(frames, hold=hold, released=released)
             except (Broken, Closed) as error:
@@ -256,7 +259,7 @@ cdef class Sending:
                 longest = max(longest, len(prefix))
         return bytes(memoryview(data).cast("B")[:longest])
 
-    cdef int drain(self, Stream stream, bint at_once, bint hold) except -1:
+    cdef int drain(self, Stream stream, bint at_once, bint hold, list lent) except -1:
         """Writes while the kernel makes progress, so that large memory need not be copied. What is
         left after PATIENCE_MS without any is held (bytes, `hold`) or copied."""
         cdef link_t* link = stream.link
@@ -265,6 +268,8 @@ cdef class Sending:
         cdef int answer = 0
         cdef int64_t begin
         if link.queued_bytes == 0:
+            if not hold:
+                release_exports(lent)
             return 0
         target = link.written + link.queued_bytes
         begin = now_ns()
@@ -316,6 +321,8 @@ cdef class Sending:
             link.blocked_ns += now_ns() - begin
             if link.finished != NULL:
                 stream.reap()
+            if not hold and answer == OK:
+                release_exports(lent)
         if answer == NO_MEMORY:
             raise InternalError("no memory to queue a message", hint="lower the high-water marks")
         return 0
