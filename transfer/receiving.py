@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from patterns import Replier, Requester
@@ -15,7 +15,6 @@ from patterns.base import Pattern
 from transfer.compressing import decompressed
 from transfer.constants import DONTWAIT
 from transfer.links import Links
-from transfer.tensors import TensorMethods
 from transfer.turns import RECEIVING, Turns
 from transports.errors import Again, ProtocolError
 from transports.owning import pour
@@ -82,21 +81,10 @@ class Receiving(Turns):
             rest.clear()
             self._ways_changed()
         else:
-            parts = self._sound(lambda: self._parts(self._recv_frames(flags)))
+            parts = self._sound(self._recv_parts, flags)
         if copy:
             return [part if type(part) is bytes else part.bytes for part in parts]
         return self._as_frames(parts)
-
-    def recv_tensor(self, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
-        return self._sound(lambda: TensorMethods.recv_tensor(self, flags, out=out, like=like))
-
-    def recv_tensors(
-        self, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None
-    ) -> tuple[dict[str, Any], Any]:
-        return self._sound(lambda: TensorMethods.recv_tensors(self, flags, out=out, like=like))
-
-    recv_tensor.__doc__ = TensorMethods.recv_tensor.__doc__
-    recv_tensors.__doc__ = TensorMethods.recv_tensors.__doc__
 
     def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
         """Receives one part as text."""
@@ -150,7 +138,7 @@ class Receiving(Turns):
             if not rest:
                 self._ways_changed()
             return self._one(part, copy)
-        return self._first(self._sound(lambda: self._parts(self._recv_frames(flags))), copy)
+        return self._first(self._sound(self._recv_parts, flags), copy)
 
     def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
         try:
@@ -177,12 +165,15 @@ class Receiving(Turns):
             return self._recv_general(0, copy)
         return self._first(parts, copy)
 
-    def _sound(self, receive: Callable[[], T]) -> T:
+    def _recv_parts(self, flags: int) -> list[Any]:
+        return self._parts(self._recv_frames(flags))
+
+    def _sound(self, receive: Callable[..., T], *arguments: Any) -> T:
         """The next message that makes sense. What only shows after a message was read (compressed
         data, the parts of a dict) ends its connection as any other bad frame does."""
         while True:
             try:
-                return receive()
+                return receive(*arguments)
             except ProtocolError as error:
                 stream = getattr(self._came, "by", None)
                 if stream is None:
@@ -207,11 +198,14 @@ class Receiving(Turns):
     def _recv_frames(self, flags: int = 0, sink: Sink | None = None) -> list[Any]:
         """One whole message by the pattern: frames as they arrived, and `bytes` before them that
         the pattern added (ROUTER). Frames with the LZ4 flag are still compressed."""
-        self._check_open()
         timeout = 0 if flags & DONTWAIT else self.receive_timeout
-        pattern = self._pattern
         came = self._came
         came.by = None
+        if not self._general_recv:
+            came.by, frames = self._recv_message(timeout, sink)
+            return frames
+        self._check_open()
+        pattern = self._pattern
         if self._returned:
             again = self._take_returned(timeout)
             if again is not None:

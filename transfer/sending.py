@@ -71,8 +71,12 @@ class Sending(Turns):
     ) -> Tracker | None:
         """For the tensor methods. copy None: memory is held only while the kernel takes it, unless
         it is of `Context.empty`."""
+        if copy is None and not (flags & ~DONTWAIT or track or self._general_send or self._lent):
+            # The core may do it alone, as it does a plain send.
+            self._send_frames(frames, 0 if flags else self.send_timeout)
+            return None
         hold = copy is False
-        if copy is None and self.context.shared:
+        if copy is None and self._lent:
             hold = any(self.context.is_shared(frame[4]) for frame in frames)
         if flags & SNDMORE or self._partial:
             return self._send_part(frames, flags, hold, track or hold)

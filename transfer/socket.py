@@ -95,6 +95,7 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods):
             context.pool,
         )
         self.context = context
+        self._lent = context.shared
         self.last_endpoint = ""
         self._pattern = pattern
         self._requester = pattern if isinstance(pattern, Requester) else None
@@ -389,8 +390,8 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods):
         )
         receives_in_python = any(self._rests) or bool(self._returned) or values["conflate"] or self._inherited
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
-        self._general_send = pattern.ordered or in_python
-        self._general_recv = pattern.ordered or receives_in_python
+        self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE
+        self._general_recv = pattern.ordered or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
 
     # -- hooks of the core ---------------------------------------------------------------------
 

@@ -300,6 +300,7 @@ class SocketBase:
     # -- for the subclass
     _general_send: bool  # the subclass sets these when every call must go to its method
     _general_recv: bool
+    _lent: dict[str, Any]  # memory that is held where it lies when it is sent; empty: none
     # REQ and REP: with `_lockstep` the core may take plain turns by itself and notes them in
     # `_turn`; what is not plain goes to _send_general, _recv_general, _admitted and _turn_message.
     _lockstep: bool
@@ -324,6 +325,12 @@ class SocketBase:
         Broken (only with `stream=`). Large user memory (copy_threshold) that is neither `bytes` nor
         `hold` is written while progress is made (no wait of more than 20 ms for the kernel), then
         copied."""
+    def _send_known(self, tensor: Any, flags: int) -> bool:
+        """Sends a tensor that looks like one of `_note_known` by the distributor; waits for
+        send_timeout, or not at all with DONTWAIT. False: nothing was done (another tensor,
+        `_general_send`, `_lent`, a foreign stream, or a core that keeps no headers)."""
+    def _note_known(self, tensor: Any, flags: int, header: bytes) -> None:
+        """The flags and header of a tensor whose memory travels as it is."""
     def _recv_message(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Frame]]:
         """One whole message of the next ready stream: (stream, frames). Raises Again, Closed.
         Control frames go to `_on_control` and are not returned."""

@@ -18,7 +18,16 @@ HOOKS = {
     "_on_lost",
 }
 #: attributes of the core that the socket sets on purpose
-SHARED = {"_turn", "_general_send", "_general_recv", "receive_timeout", "socket_type", "send", "recv"}
+SHARED = {
+    "_turn",
+    "_lent",
+    "_general_send",
+    "_general_recv",
+    "receive_timeout",
+    "socket_type",
+    "send",
+    "recv",
+}
 
 
 def test_no_name_of_the_socket_hides_one_of_the_core(context):

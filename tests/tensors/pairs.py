@@ -52,6 +52,9 @@ class Pair(contextlib.ExitStack):
                 timeout = 0 if flags & DONTWAIT else TIMEOUT
                 return self._send_frames(frames, timeout, hold=copy is False)
 
+            def _send_known(self, tensor: Any, flags: int) -> bool:
+                return not compress and super()._send_known(tensor, flags)
+
             def _recv_frames(self, flags: int, sink: Any) -> Any:
                 if returned:
                     return returned.pop()
@@ -59,6 +62,9 @@ class Pair(contextlib.ExitStack):
 
             def _unreceive(self, frames: Any) -> None:
                 returned.append(frames)
+
+            def _sound(self, receive: Any, *arguments: Any) -> Any:
+                return receive(*arguments)
 
         self.pool = core.Pool()
         self.flusher = core.Flusher()
@@ -95,6 +101,12 @@ class Loop(TensorMethods):
         self.compress = compress
         self._newest: list[Any] = []
 
+    def _send_known(self, tensor: Any, flags: int) -> bool:
+        return False
+
+    def _note_known(self, tensor: Any, flags: int, header: bytes) -> None:
+        pass
+
     def _send_outframes(self, frames: Any, flags: int, track: bool, copy: bool | None) -> None:
         if self.compress:
             frames = [compressed(frame) for frame in frames]
@@ -119,6 +131,9 @@ class Loop(TensorMethods):
 
     def _unreceive(self, frames: list[Frame]) -> None:
         self.messages.appendleft(self._newest)
+
+    def _sound(self, receive: Any, *arguments: Any) -> Any:
+        return receive(*arguments)
 
 
 def refusal(function: Any, *arguments: Any, **options: Any) -> Any:

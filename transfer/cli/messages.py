@@ -179,12 +179,12 @@ def receive(socket: Socket) -> Incoming:
     """
     seen = _Topics(socket)
     try:
-        tensor = socket._sound(seen.recv_tensor)
+        tensor = seen.recv_tensor()
         return Incoming("tensor", tensor, tensor.nbytes, seen.topic)
     except TensorMismatch:
         pass
     try:
-        tensors, meta = socket._sound(seen.recv_tensors)
+        tensors, meta = seen.recv_tensors()
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
         return Incoming("tensors", tensors, nbytes, seen.topic, meta)
     except TensorMismatch:
@@ -200,6 +200,9 @@ class _Topics(TensorMethods):
         self._socket = socket
         self.topic: bytes | None = None
 
+    def _sound(self, receive: Any, *arguments: Any) -> Any:
+        return self._socket._sound(receive, *arguments)
+
     def _recv_frames(self, flags: int, sink: Any) -> list[Any]:
         frames = self._socket._recv_frames(flags, sink)
         self.topic = frames[0].topic
@@ -207,9 +210,6 @@ class _Topics(TensorMethods):
 
     def _unreceive(self, frames: list[Any]) -> None:
         self._socket._unreceive(frames)
-
-    def _send_outframes(self, *frames: Any) -> Any:
-        return self._socket._send_outframes(*frames)
 
 
 def _echo(socket: Socket, request: Incoming) -> None:

@@ -33,11 +33,14 @@ def receive_one(socket: _Receiver, flags: int, builder: Builder) -> Any:
     """One tensor in memory of the pool. Raises as `TensorMethods.recv_tensor`."""
     sink = _expect_for_numpy if builder is NUMPY else _sink_for(builder)
     frames = socket._recv_frames(flags, sink)
-    try:
-        frame, recipe = _single(frames)
-    except TensorMismatch:
-        socket._unreceive(frames)
-        raise
+    frame = frames[0]
+    recipe = known_recipes.get(frame.meta) if len(frames) == 1 else None
+    if recipe is None or frame.flags & EXTENDED_FLAGS != recipe.flags:
+        try:
+            frame, recipe = _single(frames)
+        except TensorMismatch:
+            socket._unreceive(frames)
+            raise
     data = frame.data
     if frame.flags & _LZ4:
         data = _decompressed(data, recipe.nbytes)
@@ -149,6 +152,19 @@ def _decompressed(data: Any, limit: int) -> bytearray:
 
 
 # --- a dict of tensors ------------------------------------------------------------------------
+
+
+def receive_bundle(
+    socket: _Receiver, flags: int, builder: Builder, targets: Mapping[str, Target] | None
+) -> tuple[dict[str, Any], Any]:
+    """A dict of tensors and its metadata. Raises as `TensorMethods.recv_tensors`."""
+    arrival = BundleArrival(builder, targets)
+    frames = socket._recv_frames(flags, arrival.sink)
+    try:
+        return arrival.finish(frames)
+    except TensorMismatch:
+        socket._unreceive(frames)
+        raise
 
 
 class BundleArrival:

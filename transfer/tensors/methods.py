@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
-from transfer.tensors.arrival import BundleArrival, Sink, receive_into, receive_one
+from transfer.constants import DONTWAIT
+from transfer.tensors.arrival import Sink, receive_bundle, receive_into, receive_one
 from transfer.tensors.build import builder_for
 from transfer.tensors.bundle import OutFrame, frames_of
 from transfer.tensors.export import export, on_device
 from transfer.tensors.target import target_for
 from transfer.tensors.way import send_from_device
-from transports.errors import TensorMismatch, UsageError
+from transports.errors import UsageError
 from transports.wire import MAX_TOPIC
 
+T = TypeVar("T")
 
-class FrameSocket(Protocol):
-    """What the tensor methods need of a socket; they use nothing else.
+
+class FrameSender(Protocol):
+    """What sending tensors needs of a socket; nothing else is used.
 
     `_send_outframes`: one message, by the socket's pattern. `flags`: DONTWAIT, SNDMORE. `copy`:
     None means by `copy_threshold`, False holds the memory and returns a tracker. Returns what
     `send` returns. Compression is the socket's business.
+
+    `_send_known`: sends a tensor that looks like one given to `_note_known`, as `_send_outframes`
+    would without topic and tracker; False: nothing was done. `_note_known`: how a tensor was
+    exported whose memory travels as it is.
+    """
+
+    def _send_outframes(self, frames: list[OutFrame], flags: int, track: bool, copy: bool | None) -> Any: ...
+
+    def _send_known(self, tensor: Any, flags: int) -> bool: ...
+
+    def _note_known(self, tensor: Any, flags: int, header: bytes) -> None: ...
+
+
+class FrameReceiver(Protocol):
+    """What receiving tensors needs of a socket.
 
     `_recv_frames`: one whole message, envelope stripped, the pattern's state advanced. The sink is
     not asked for compressed frames, and these come out still compressed. If the sink raises
@@ -28,20 +46,23 @@ class FrameSocket(Protocol):
     something else, the message stays unread and that comes out.
 
     `_unreceive`: what `_recv_frames` gave just now is received again by the next call.
-    """
 
-    def _send_outframes(self, frames: list[OutFrame], flags: int, track: bool, copy: bool | None) -> Any: ...
+    `_sound`: what `receive(*arguments)` returns. If it raises ProtocolError, for what only shows
+    after a message was read, the connection ends as above, and the next message is tried.
+    """
 
     def _recv_frames(self, flags: int, sink: Sink | None) -> list[Any]: ...
 
     def _unreceive(self, frames: list[Any]) -> None: ...
+
+    def _sound(self, receive: Callable[..., T], *arguments: Any) -> T: ...
 
 
 class TensorMethods:
     """`send_tensor`, `recv_tensor`, `send_tensors`, `recv_tensors`. Thread-safe as the socket is."""
 
     def send_tensor(
-        self: FrameSocket,
+        self: FrameSender,
         tensor: Any,
         flags: int = 0,
         *,
@@ -57,14 +78,19 @@ class TensorMethods:
         host memory, but for `copy=False` where every peer takes device pointers. Raises
         NotATensor, Again, and what the pattern raises.
         """
+        common = copy is None and topic is None and not track and not flags & ~DONTWAIT
+        if common and self._send_known(tensor, flags):
+            return None
         if topic is not None:
             topic = _topic(topic)
         if copy is False and on_device(tensor):
             return send_from_device(self, tensor, topic, flags, track)
         bits, header, buffer = export(tensor)
+        if common and buffer is tensor:
+            self._note_known(tensor, bits, header)
         return self._send_outframes([(bits, 0, topic, header, buffer)], flags, track, copy)
 
-    def recv_tensor(self: FrameSocket, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
+    def recv_tensor(self: FrameReceiver, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
         """Receives one tensor, writable and owning its memory.
 
         A numpy array by default; `like=torch` (or a tensor) asks for that kind. With `out=` (a
@@ -76,11 +102,11 @@ class TensorMethods:
         breaks in the middle, `out` may be overwritten in part.
         """
         if out is not None:
-            return receive_into(self, flags, target_for(out))
-        return receive_one(self, flags, builder_for(like))
+            return self._sound(receive_into, self, flags, target_for(out))
+        return self._sound(receive_one, self, flags, builder_for(like))
 
     def send_tensors(
-        self: FrameSocket,
+        self: FrameSender,
         tensors: Mapping[str, Any],
         *,
         meta: Any = None,
@@ -97,7 +123,7 @@ class TensorMethods:
         return self._send_outframes(frames_of(tensors, meta, encoded), flags, track, None)
 
     def recv_tensors(
-        self: FrameSocket, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None
+        self: FrameReceiver, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None
     ) -> tuple[dict[str, Any], Any]:
         """Receives what `send_tensors` sent: (tensors by name, metadata).
 
@@ -108,13 +134,7 @@ class TensorMethods:
         differ from `out`; it is then still unread.
         """
         targets = None if out is None else {name: target_for(memory) for name, memory in out.items()}
-        arrival = BundleArrival(builder_for(like), targets)
-        frames = self._recv_frames(flags, arrival.sink)
-        try:
-            return arrival.finish(frames)
-        except TensorMismatch:
-            self._unreceive(frames)
-            raise
+        return self._sound(receive_bundle, self, flags, builder_for(like), targets)
 
 
 def _topic(topic: bytes | str) -> bytes:

@@ -20,8 +20,8 @@ from transports.errors import Broken, InternalError, ProtocolError
 from transports.native.flusher cimport reader_t
 from transports.native.header cimport frame_of, head_size
 from transports.native.link cimport (
-    F_CONTROL, F_CRC, F_LZ4, F_MORE, F_TENSOR, HEADER, LARGE, REFERENCE_BIT, REFERENCE_SIZE, header_t,
-    link_arm_credit, now_ns,
+    F_CONTROL, F_CRC, F_LZ4, F_MORE, F_TENSOR, HEADER, LARGE, REFERENCE_BIT, REFERENCE_SIZE, SLICE,
+    header_t, link_arm_credit, now_ns, slice_of,
 )
 from transports.native.message cimport checksum_of
 from transports.native.pool cimport Frame, HeldBuffer, Lease, copy_bytes, fill, no_memory, room_for
@@ -34,7 +34,6 @@ cdef enum:
     TURN = 64 * 1024               # read-ahead of one stream among several
     PROBE = 128 * 1024             # of an expected payload, before its header was seen
     HUGE = 4 * 1024 * 1024
-    SLICE = 512 * 1024             # of one system call: what waits for this core gets its turn
     MAX_FRAMES = 1 << 20
 
 
@@ -277,7 +276,7 @@ cdef class Incoming(Outgoing):
             with nogil:
                 while self.large_done < self.large_size:
                     count = recv(self.link.fd, self.large_data + self.large_done,
-                                 min(self.large_size - self.large_done, <size_t>SLICE), MSG_DONTWAIT)
+                                 slice_of(self.large_size - self.large_done, SLICE), MSG_DONTWAIT)
                     if count <= 0:
                         error = errno
                         if count < 0 and error == EINTR:

@@ -34,6 +34,7 @@ cdef enum:
     CREDIT_NS = 20 * 1000 * 1000
     COALESCE = 64 * 1024      # bytes that are written without waiting for the flusher
     CHUNK = 80 * 1024         # out-buffer: one coalesced write and the message that completes it
+    SLICE = 512 * 1024        # of one system call: what waits for this core gets its turn
     LARGE = 64 * 1024         # payloads from here on are neither copied out nor read ahead
 
 # What link_push and link_write answer.
@@ -138,6 +139,7 @@ cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil
 cdef void link_append(link_t* link, segment_t* segment) noexcept nogil
 cdef bint link_gathers(link_t* link) noexcept nogil
 cdef int link_write(link_t* link) noexcept nogil
+cdef size_t slice_of(size_t left, size_t room) noexcept nogil
 cdef int link_settle(link_t* link) noexcept nogil
 cdef void link_give_up_begun(link_t* link) noexcept nogil
 cdef void link_arm(link_t* link) noexcept nogil

@@ -22,7 +22,6 @@ from transports.native.system cimport (
 
 cdef enum:
     MAX_IOV = 64
-    SLICE = 512 * 1024              # of one system call: what waits for this core gets its turn
     YIELD = 4 * 1024 * 1024         # with so much to write the core is offered to others
     ROUND = 4 * 1024 * 1024         # of one link_write: others wait for the mutex, or for the flusher
     PIECE = 1024 * 1024             # of one copy under the mutex
@@ -218,7 +217,7 @@ cdef int link_write(link_t* link) noexcept nogil:
         while segment != NULL and count < MAX_IOV and total < SLICE:
             if segment.size > segment.done:
                 vectors[count].iov_base = segment.data + segment.done
-                vectors[count].iov_len = min(segment.size - segment.done, SLICE - total)
+                vectors[count].iov_len = slice_of(segment.size - segment.done, SLICE - total)
                 total += vectors[count].iov_len
                 count += 1
             segment = segment.next
@@ -247,6 +246,11 @@ cdef int link_write(link_t* link) noexcept nogil:
     link.kernel_full = 0
     link.last_write = now_ns()
     return OK
+
+
+cdef size_t slice_of(size_t left, size_t room) noexcept nogil:
+    """How much of what is left one system call takes: a short rest goes along, not in a call of its own."""
+    return left if left <= room + SLICE // 2 else room
 
 
 cdef int leave_rest(link_t* link) noexcept nogil:

@@ -67,7 +67,7 @@ cdef int prepare(link_t* link, outgoing_t* out, object frame, bint more, list ow
         out.size = PyBytes_GET_SIZE(data)
         owners.append(data)
     else:
-        held = HeldBuffer(data)
+        held = <HeldBuffer>data if type(data) is HeldBuffer else HeldBuffer(data)
         out.data = <const char*>held.view.buf
         out.size = held.view.len
         owners.append(held)

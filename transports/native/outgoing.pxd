@@ -37,4 +37,5 @@ cdef class Outgoing:
     cdef int fail(self, object error) except -1
 
 
+cdef Py_ssize_t payload_size(data) except -1
 cdef int release_exports(list owners) except -1

@@ -30,10 +30,22 @@ cdef enum:
 
 cdef bint any_large(frames) except -1:
     for frame in frames:
-        data = frame[4]
-        if (PyBytes_GET_SIZE(data) if type(data) is bytes else memoryview(data).nbytes) >= LARGE:
+        if payload_size(frame[4]) >= LARGE:
             return True
     return False
+
+
+cdef Py_ssize_t payload_size(data) except -1:
+    if type(data) is bytes:
+        return PyBytes_GET_SIZE(data)
+    if type(data) is HeldBuffer:
+        return (<HeldBuffer>data).view.len
+    try:
+        return memoryview(data).nbytes
+    except TypeError:
+        if hasattr(data, "__cuda_array_interface__"):  # for a foreign stream; others refuse it
+            return data.nbytes
+        raise
 
 
 cdef class Copy:

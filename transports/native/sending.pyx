@@ -14,7 +14,7 @@ from transports.native.link cimport (
     BROKEN, FULL, LARGE, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_give_up_begun, link_is_full,
     link_push, link_settle, link_t, link_write, now_ns,
 )
-from transports.native.outgoing cimport release_exports
+from transports.native.outgoing cimport payload_size, release_exports
 from transports.native.stream cimport Stream
 from transports.native.system cimport (
     POLLIN, POLLOUT, poll, pollfd, pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
@@ -446,17 +446,6 @@ class Countdown:
         self.count -= 1
         if self.count == 0:
             self.released(self.error)
-
-
-cdef Py_ssize_t payload_size(data) except -1:
-    if type(data) is bytes:
-        return PyBytes_GET_SIZE(data)
-    try:
-        return memoryview(data).nbytes
-    except TypeError:
-        if hasattr(data, "__cuda_array_interface__"):  # for a foreign stream; others refuse it
-            return data.nbytes
-        raise
 
 
 cdef tuple shared(tuple frame):

@@ -8,6 +8,7 @@ from transports.native.turn cimport Turn
 cdef class SocketBase(Receiving):
     cdef public bint _general_send
     cdef public bint _general_recv
+    cdef public dict _lent          # memory that is held where it lies when it is sent; empty: none
     cdef public bint _lockstep      # the core may take the common turns of a REQ or REP
     cdef public Turn _turn
     # the stream that left the round last, and where it stood

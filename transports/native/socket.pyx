@@ -17,6 +17,7 @@ from transports.errors import Again, Broken, InternalError, NotSupported
 
 from transports.native cimport link as native_link
 from transports.native.flusher cimport Flusher
+from transports.native.known cimport known_frame, note_header
 from transports.native.link cimport (
     F_CRC, HEADER, LARGE, MAGIC, OK, VERSION, header_t, link_arm_credit, link_t, now_ns,
 )
@@ -151,6 +152,21 @@ cdef class SocketBase(Receiving):
         self.bytes_sent += PyBytes_GET_SIZE(data)
         turn.open = False
         return True
+
+    def _send_known(self, tensor, int flags):
+        cdef tuple frame
+        if self._general_send or self.foreign_outs or self._lent:
+            return False
+        frame = known_frame(tensor)
+        if frame is None:
+            return False
+        self.check_usable()
+        self.send_frames((frame,), 0 if flags & DONTWAIT else self.send_timeout,
+                         None, None, False, None, None, True)
+        return True
+
+    def _note_known(self, tensor, int flags, bytes header):
+        note_header(tensor, flags, header)
 
     cdef object send_slowly(self, data, int flags, bint copy, bint track):
         self.check_usable()

@@ -30,6 +30,7 @@ class SocketBase(Sending, Receiving):
         self._general_send = self._general_recv = False
         # Python runs for each message here anyway, so the pattern takes every turn.
         self._lockstep = False
+        self._lent: dict[str, Any] = {}
         self._turn: Turn | None = None
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
@@ -48,6 +49,12 @@ class SocketBase(Sending, Receiving):
         if frame.flags & _NOT_PLAIN:
             return self._deliver(stream, frames, flags, copy)
         return frame.bytes if copy else frame
+
+    def _send_known(self, tensor: Any, flags: int) -> bool:
+        return False
+
+    def _note_known(self, tensor: Any, flags: int, header: bytes) -> None:
+        """Nothing would be saved."""
 
     # -- hooks
 
