@@ -184,10 +184,10 @@ class BundleArrival:
 
     def sink(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
         """Where the next frame goes. Raising leaves it unread."""
-        if meta is None or self._position < 0 or kind_of(meta) == KIND_BUNDLE:
-            return self._first(meta, nbytes)
-        recipe = known_recipes.get(meta)
+        recipe = known_recipes.get(meta) if self._position >= 0 else None
         if recipe is None or nbytes != recipe.nbytes:
+            if meta is None or self._position < 0 or kind_of(meta) == KIND_BUNDLE:
+                return self._first(meta, nbytes)
             check_length(recipe_for(meta), nbytes)
         if self._targets is None:
             return None
@@ -243,8 +243,10 @@ class BundleArrival:
     def _check(self, index: Index) -> None:
         targets = self._targets
         if targets is None:
-            for entry in index.entries:
-                self._builder.check(entry.recipe)
+            if index.built_by is not self._builder:
+                for entry in index.entries:
+                    self._builder.check(entry.recipe)
+                index.built_by = self._builder
             return
         names = {entry.name for entry in index.entries}
         if names != targets.keys():

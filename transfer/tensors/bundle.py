@@ -169,15 +169,17 @@ class Entry:
 class Index:
     """An index that was read and checked.
 
-    `entries` in their order; `own` those with a frame of their own; `packed` bytes of the others.
+    `entries` in their order; `own` those with a frame of their own; `packed` bytes of the others;
+    `built_by` the builder that found last that it can build all of them.
     """
 
-    __slots__ = ("entries", "own", "packed")
+    __slots__ = ("built_by", "entries", "own", "packed")
 
     def __init__(self, entries: list[Entry], packed: int) -> None:
         self.entries = entries
         self.own = [entry for entry in entries if entry.offset is None]
         self.packed = packed
+        self.built_by: Any = None
 
 
 class BundleHeader:

@@ -14,6 +14,7 @@ cdef class Incoming(Outgoing):
     # a large frame on its way in
     cdef Frame large
     cdef object large_hold          # the sink's memory, if it goes there
+    cdef object large_sink          # the sink that was asked where it goes
     cdef char* large_data
     cdef size_t large_size
     cdef size_t large_done
@@ -39,7 +40,7 @@ cdef class Incoming(Outgoing):
     cdef object check(self, Frame frame, unsigned int checksum)
     cdef Frame referred(self, const char* at, size_t head, object sink)
     cdef int begin_large(self, reader_t* reader, size_t head, bint as_bytes, object sink) except -1
-    cdef int read_large(self) except -1
+    cdef int read_large(self, reader_t* reader) except -1
     cdef int leave_sink(self) except -1
     cdef object pour(self, Frame frame, object sink)
     cdef object place(self, size_t size, bint lease, char** data)

@@ -61,15 +61,15 @@ cdef class Incoming(Outgoing):
         cdef Frame frame
         while True:
             if self.large is not None:
-                if not self.read_large():
+                if not self.read_large(reader):
                     self.hungry = True
                     return None
                 frame = self.large
                 self.large = None
                 self.check(frame, self.large_checksum)
-                if sink is not None and self.large_hold is None:
+                if sink is not None and self.large_hold is None and self.large_sink is not sink:
                     self.pour(frame, sink)
-                self.large_hold = None
+                self.large_hold = self.large_sink = None
                 return frame
             if self.saved_size and reader.end == reader.start:
                 memcpy(reader.data, self.saved, self.saved_size)
@@ -218,6 +218,7 @@ cdef class Incoming(Outgoing):
         cdef bint lease = not as_bytes or header.flags & F_TENSOR
         if sink is not None and not header.flags & F_LZ4:
             target = sink(frame.meta, frame.topic, size)
+            self.large_sink = sink
         if target is not None:
             held = HeldBuffer(target)
             if held.view.readonly or <size_t>held.view.len != size:
@@ -256,6 +257,7 @@ cdef class Incoming(Outgoing):
         cdef Lease lease
         cdef Frame frame = self.large
         cdef HeldBuffer held = self.large_hold
+        self.large_sink = None
         if frame is None or held is None:
             return 0
         self.large = None
@@ -267,21 +269,35 @@ cdef class Incoming(Outgoing):
         self.large = frame
         return 0
 
-    cdef int read_large(self) except -1:
-        """1 when the payload is complete, 0 when the kernel has no more of it now."""
+    cdef int read_large(self, reader_t* reader) except -1:
+        """1 when the payload is complete, 0 when the kernel has no more of it now. If a frame must follow,
+        its header is read along."""
+        cdef iovec vectors[2]
         cdef ssize_t count = 0
+        cdef size_t left
+        cdef size_t following = 0
         cdef int error = 0
         if self.large_done < self.large_size:
+            if self.large.flags & F_MORE and reader.start == reader.end:
+                reader.start = reader.end = 0
+                following = self.expect_head
+            vectors[1].iov_base = reader.data
+            vectors[1].iov_len = following
             self.link.reading = 1
             with nogil:
                 while self.large_done < self.large_size:
-                    count = recv(self.link.fd, self.large_data + self.large_done,
-                                 slice_of(self.large_size - self.large_done, SLICE), MSG_DONTWAIT)
+                    left = self.large_size - self.large_done
+                    vectors[0].iov_base = self.large_data + self.large_done
+                    vectors[0].iov_len = slice_of(left, SLICE)
+                    count = readv(self.link.fd, vectors, 2 if vectors[0].iov_len == left else 1)
                     if count <= 0:
                         error = errno
                         if count < 0 and error == EINTR:
                             continue
                         break
+                    if <size_t>count > left:
+                        reader.end = count - left
+                        count = left
                     self.large_done += count
                     self.link.last_received = now_ns()   # who looks for signs of life sees them
                     if count >= SLICE // 2 and self.large_size >= HUGE:
@@ -291,7 +307,7 @@ cdef class Incoming(Outgoing):
                 if count < 0 and (error == EAGAIN):
                     return 0
                 self.large = None
-                self.large_hold = None
+                self.large_hold = self.large_sink = None
                 self.took(NULL, count, error)
         self.link.turn = 1
         self.hungry = False

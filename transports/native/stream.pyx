@@ -99,7 +99,7 @@ cdef class Stream(Incoming):
         self.saved = NULL
         self.saved_size = 0
         self.large = None
-        self.large_hold = None
+        self.large_hold = self.large_sink = None
         self.spare = None
         self.parts = None
         return lost
