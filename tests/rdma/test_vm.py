@@ -51,9 +51,9 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(vm.TIMEOUT + 60)
+@pytest.mark.timeout(1900)
 def test_more_suites_on_real_verbs() -> None:
-    ran = vm.run(vm.pytest_command(vm.MORE), tools=tools_or_skip())
+    ran = vm.run(vm.pytest_command(vm.MORE), tools=tools_or_skip(), timeout=1800)
     assert ran.status == 0, ran.output[-8000:] + ran.console[-3000:]
 
 

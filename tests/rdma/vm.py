@@ -42,6 +42,8 @@ SUITE = (
 MORE = (*(f"tests/{name}.py" for name in over.MORE), *_OVER)
 #: seconds from start to end; it boots in half a minute on a quiet machine
 TIMEOUT = 600
+#: how many times slower the emulated processor is, for tests that count turns
+PACE = 10
 #: in which a kernel without a disk has to give up on /dev/kvm
 KVM_TIMEOUT = 8
 MEMORY = "2G"
@@ -302,7 +304,7 @@ def pytest_command(arguments: Sequence[str] = SUITE) -> str:
         "pytest_asyncio.plugin",
     ]
     words += arguments
-    return shlex.join(words) + ' --junitxml="$RESULTS/junit.xml"'
+    return f'TRANSFER_TEST_PACE={PACE} {shlex.join(words)} --junitxml="$RESULTS/junit.xml"'
 
 
 def _status(results: Path) -> int | None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
 import transfer
 
 TCP = "tcp://127.0.0.1:0"
+#: an emulated processor is so many times slower: patience grows by it
+PACE = float(os.environ.get("TRANSFER_TEST_PACE", "1"))
+
+
+def fewer(count, least=20):
+    """As many turns as this machine makes in the time: more of them only make a fault likelier to show."""
+    return max(least, int(count / PACE))
 
 
 def pair_of(context, bound_type, connected_type, endpoint=TCP, bound_options=None, **options):
@@ -27,7 +35,7 @@ def pair_of(context, bound_type, connected_type, endpoint=TCP, bound_options=Non
 
 def eventually(condition, seconds=10.0):
     """Waits until the condition holds; its last value."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PACE
     while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(0.005)
     return value
@@ -58,7 +66,7 @@ class Thread(threading.Thread):
             self.error = error
 
     def finish(self, seconds=20.0):
-        self.join(seconds)
+        self.join(seconds * PACE)
         assert not self.is_alive(), "the thread hangs"
         if self.error is not None:
             raise self.error

@@ -16,9 +16,10 @@ from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
 from transfer.links import endpoints
 from transports.errors import Again, Broken, Closed, StateError, TensorMismatch
 
-from .helpers import Thread, eventually, pair_of
+from .helpers import Thread, eventually, fewer, pair_of
 
 THREADS = 4
+TURNS = fewer(150)
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,7 @@ def test_of_requests_sent_at_once_one_goes(context, endpoint):
     """Exactly one of the calls succeeds, and the reply is that to its request."""
     rep, req = pair_of(context, REP, REQ, endpoint, rcvtimeo=20_000)
     echo = Echo(rep)
-    for turn in range(150):
+    for turn in range(TURNS):
         requests = [b"%d of %d" % (number, turn) for number in range(THREADS)]
         sends = [lambda request=request: req.send(request) for request in requests]
         if turn % 3 == 1:
@@ -76,7 +77,7 @@ def test_of_requests_sent_at_once_one_goes(context, endpoint):
         winner = requests[outcomes.index(None)]
         assert req.recv_multipart()[0] == winner
         assert echo.requests[-1] == winner
-    assert len(echo.requests) == 150
+    assert len(echo.requests) == TURNS
     assert req._pattern.drops == {}
     rep.close(0)
     echo.thread.finish()
@@ -88,7 +89,7 @@ def test_requests_of_many_threads(context, endpoint, many):
     rep, req = pair_of(context, REP, REQ, endpoint, rcvtimeo=20_000)
     echo = Echo(rep)
     sent, received, refused = Counter(), Counter(), Counter()
-    enough = threading.Event()
+    enough, dialogues = threading.Event(), fewer(2000)
 
     def ask(name):
         number = 0
@@ -104,7 +105,7 @@ def test_requests_of_many_threads(context, endpoint, many):
                 received[req.recv_multipart()[0]] += 1
             except StateError:
                 refused[name] += 1
-            if sum(received.values()) >= 2000:
+            if sum(received.values()) >= dialogues:
                 enough.set()
 
     outcomes = at_once(*(lambda name=name: ask(name) for name in range(THREADS)))
@@ -126,7 +127,7 @@ def test_a_rep_of_many_threads(context, endpoint):
     for req in reqs:
         req.connect(rep.last_endpoint)
     rep.wait_for_peers(THREADS, 10)
-    replies = Counter()
+    replies, requests = Counter(), fewer(400)
 
     def serve():
         """Does what it wants, in any order; the state says what is legal."""
@@ -145,7 +146,7 @@ def test_a_rep_of_many_threads(context, endpoint):
                 return
 
     def ask(name):
-        for turn in range(400):
+        for turn in range(requests):
             text = b"%d-%d" % (name, turn)
             reqs[name].send(text)
             assert reqs[name].recv() == b"re: " + text
@@ -157,14 +158,14 @@ def test_a_rep_of_many_threads(context, endpoint):
     for server in servers:
         server.finish()
     assert set(replies.values()) == {1}
-    assert len(replies) == THREADS * 400
+    assert len(replies) == THREADS * requests
     assert rep._pattern.drops == {}
     assert all(req._pattern.drops == {} for req in reqs)
 
 
 def test_of_replies_sent_at_once_one_goes(context, endpoint):
     rep, req = pair_of(context, REP, REQ, endpoint, rcvtimeo=20_000)
-    for turn in range(150):
+    for turn in range(TURNS):
         req.send(b"%d" % turn)
         assert rep.recv() == b"%d" % turn
         replies = [b"%d to %d" % (number, turn) for number in range(THREADS)]
@@ -201,7 +202,7 @@ def test_a_new_request_beside_the_reply_to_the_last(context):
     rep, req = pair_of(context, REP, REQ, rcvtimeo=20_000)
     req.req_relaxed = True
     echo = Echo(rep)
-    for turn in range(300):
+    for turn in range(2 * TURNS):
         old, new = b"old %d" % turn, b"new %d" % turn
         req.send(old)
         answer, _ = at_once(req.recv, lambda new=new: req.send(new))
