@@ -185,7 +185,7 @@ class BundleArrival:
     def sink(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
         """Where the next frame goes. Raising leaves it unread."""
         recipe = known_recipes.get(meta) if self._position >= 0 else None
-        if recipe is None or nbytes != recipe.nbytes:
+        if meta is None or recipe is None or nbytes != recipe.nbytes:
             if meta is None or self._position < 0 or kind_of(meta) == KIND_BUNDLE:
                 return self._first(meta, nbytes)
             check_length(recipe_for(meta), nbytes)
