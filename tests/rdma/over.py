@@ -47,6 +47,11 @@ _NOT_HERE = {
     "test_a_router_still_knows_who_sent_what_is_left": "a kernel's buffers",
     "test_credits_that_nobody_read_do_not_turn_the_close_into_a_reset": "a kernel's buffers",
     "test_what_is_sent_again_is_what_was_sent": "large payloads are free when the peer has READ them",
+    "test_a_sender_killed_inside_a_frame": "a message is READ whole or not at all",
+    "test_short_writes_between_processes": "a kernel's buffers",
+    "test_a_large_message_holds_up_neither_credits_nor_heartbeats": "heartbeats never wait behind a payload",
+    "test_a_slow_sender_of_a_large_message_is_alive": "the sender is a bare socket",
+    "test_received_memory_outlives_everything": "it lies in a registered slab, not in the pool",
 }
 _made = [0]
 _fallbacks: list[str] = []

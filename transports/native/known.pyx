@@ -57,9 +57,13 @@ cdef tuple known_frame(object tensor):
 
 cdef int note_header(object tensor, int flags, bytes header) except -1:
     """The next tensor that looks like this one, which was exported as it is, needs no other header."""
-    cdef HeldBuffer held = HeldBuffer(tensor)
-    cdef bytes key = key_of(&held.view)
+    cdef HeldBuffer held
+    cdef bytes key
     cdef dict of_type
+    if type(tensor) is bytes:
+        return 0               # the queue keeps them as they are; an exported buffer it would copy
+    held = HeldBuffer(tensor)
+    key = key_of(&held.view)
     if key is None or not PyBuffer_IsContiguous(&held.view, c'C'):
         return 0
     if type(tensor) not in known and len(known) >= MOST_TYPES:
