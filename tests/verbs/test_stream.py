@@ -279,6 +279,26 @@ def test_consumed_messages_are_told(made: World) -> None:
         until(told, "the last count")
 
 
+def test_what_was_said_before_the_end_is_told_before_the_end(made: World) -> None:
+    """The last credit and the end may come together: whoever is woken by the end counts what was lost."""
+    with meet(made) as ends:
+        stream = ends.connecting
+        made.reactor.unregister(stream.fd)  # it is read here
+        ends.accepting.send([(int(Flag.CONTROL), 0, None, None, b"\x06last")], force=True)
+        until(ends.accepting.flush, "the last word to leave")
+        ends.accepting.close()
+        end = select.poll()
+        end.register(stream.fd, select.POLLRDHUP)
+        until(lambda: end.poll(0), "the last word and the end")
+        woken: list[bool] = []
+        stream.on_readable = lambda: woken.append(True)
+        assert [frame.bytes for frame in stream.beside_ready()] == [b"\x06last"]
+        assert not woken and stream.broken is None
+        with pytest.raises(Broken):
+            stream.beside_ready()
+        assert woken and stream.broken is not None
+
+
 def test_control_frames_overtake_payloads(made: World) -> None:
     with meet(made) as ends:
         ends.connecting.send([(int(Flag.CONTROL), 0, None, None, b"\x06beat")], force=True)

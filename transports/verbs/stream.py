@@ -101,14 +101,17 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
                     else:
                         others.append(frame)
         except (Broken, ProtocolError) as error:
+            if others and isinstance(error, Broken):
+                # Told before the end, which is found again at the next call: whoever hears of the end
+                # counts what the peer had not confirmed, and the last credit may be among these.
+                self._run_after()
+                return others
             with self._lock:
                 if self.broken is None:
                     self._port.progress()  # what it sent before its end
                     self._break(error)
             self._run_after()
-            if not others:
-                raise
-            # They are told now; the end is still there at the next call.
+            raise
         self._run_after()
         return others
 
