@@ -201,7 +201,7 @@ class Receiving(Turns):
         timeout = 0 if flags & DONTWAIT else self.receive_timeout
         came = self._came
         came.by = None
-        if not self._general_recv:
+        if not self._general_recv:  # the core may do it alone, as it does a plain receive
             came.by, frames = self._recv_message(timeout, sink)
             return frames
         self._check_open()

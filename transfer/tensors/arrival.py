@@ -33,14 +33,11 @@ def receive_one(socket: _Receiver, flags: int, builder: Builder) -> Any:
     """One tensor in memory of the pool. Raises as `TensorMethods.recv_tensor`."""
     sink = _expect_for_numpy if builder is NUMPY else _sink_for(builder)
     frames = socket._recv_frames(flags, sink)
-    frame = frames[0]
-    recipe = known_recipes.get(frame.meta) if len(frames) == 1 else None
-    if recipe is None or frame.flags & EXTENDED_FLAGS != recipe.flags:
-        try:
-            frame, recipe = _single(frames)
-        except TensorMismatch:
-            socket._unreceive(frames)
-            raise
+    try:
+        frame, recipe = _single(frames)
+    except TensorMismatch:
+        socket._unreceive(frames)
+        raise
     data = frame.data
     if frame.flags & _LZ4:
         data = _decompressed(data, recipe.nbytes)
@@ -122,7 +119,7 @@ def _single(frames: list[Any]) -> tuple[Any, Recipe]:
         _check_envelope(frames)
         raise TensorMismatch(f"a message of {len(frames)} parts", hint="receive it with recv_multipart()")
     frame = frames[0]
-    recipe = _expect_tensor(frame.meta)
+    recipe = known_recipes.get(frame.meta) or _expect_tensor(frame.meta)
     if frame.flags & EXTENDED_FLAGS != recipe.flags:
         raise ProtocolError("tensor", f"flags {frame.flags:#04x} and tensor header disagree")
     return frame, recipe

@@ -3,8 +3,9 @@
 The library is loaded by the first `fabric()`, once for the process. Only `fabric` is thread-safe:
 whoever owns a worker calls it and its endpoints under one lock.
 
-Accepted: ucxx (`ucxx-cu12`, `ucxx-cu13`). Not ucx-py: it cannot tell the length of a message before
-it is received, so that what a peer announced could not be checked.
+Accepted: ucxx (`ucxx-cu12`, `ucxx-cu13`). Not ucx-py: its probe does not tell how
+long a message is, so that what a peer announced could not be checked before it is received. Its
+active messages would tell an allocator; that has not been written.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def probe() -> Probe:
         old = find_spec("ucp") is not None
         reason = "ucxx is not installed"
         if old:
-            reason += "; ucx-py is, which cannot tell a message's length before it is received"
+            reason += "; ucx-py is, which is not supported"
         return Probe(False, reason, "missing", f"pip install {PACKAGES[0]} (or {PACKAGES[1]})", better=False)
     names, directory = devices(), wheel()
     details = {"devices": names, "wheel": str(directory or "")}
