@@ -7,6 +7,7 @@
 | MC_RPC_POLICY | auto, prefer, require | what to do when the wish cannot be met |
 | TRANSFER_LOCAL | on, off | whether peers on one host may use shared memory |
 | MC_RDMA_DEVICES, MC_IB_PORT, MC_GID_INDEX, MC_MTU | | see verbs/choosing.py |
+| TRANSFER_UCX_DRIVER | auto, ucxx, libucp | what the ucx transport calls UCX by; see ucx/driver.py |
 | TRANSFER_CORE | auto, native, twin | the compiled core, or its Python twin |
 """
 
@@ -22,6 +23,7 @@ from transports.errors import OptionError
 
 PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
 CORES = ("auto", "native", "twin")
+UCX_DRIVERS = ("auto", "ucxx", "libucp")
 SWITCH = ("on", "off")
 #: how arguments are called where a variable would be named
 ARGUMENT_PROTOCOL, ARGUMENT_POLICY = "protocol=", "policy="
@@ -85,6 +87,11 @@ def rdma_wishes(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
     """The variables about RDMA devices, which Mooncake users know; `verbs/choosing.py` reads them."""
     environ = os.environ if environ is None else environ
     return {name: environ[name] for name in RDMA_VARIABLES if environ.get(name)}
+
+
+def ucx_driver(environ: Mapping[str, str] | None = None) -> str:
+    """ "auto", "ucxx" or "libucp", from TRANSFER_UCX_DRIVER. Raises OptionError."""
+    return _choice(os.environ if environ is None else environ, ("TRANSFER_UCX_DRIVER",), UCX_DRIVERS)[0]
 
 
 def ucx_of_the_system(environ: Mapping[str, str] | None = None) -> bool:

@@ -6,7 +6,6 @@ UCX reads its environment once, and a process that has begun it must not fork: s
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -16,34 +15,40 @@ from pathlib import Path
 
 import pytest
 
+from transports.ucx.installed import bindings
+
 FOLDER = Path(__file__).parent / "inside"
 ROOT = FOLDER.parents[2]
 FILES = sorted(FOLDER.glob("inside_*.py"))
+DRIVERS = [
+    pytest.param(name, marks=pytest.mark.skipif(name not in bindings(), reason=f"there is no {what} here"))
+    for name, what in (("ucxx", "ucxx"), ("libucp", "UCX (the wheel libucx, or ucx-py)"))
+]
+pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.skipif(importlib.util.find_spec("ucxx") is None, reason="ucxx is not installed")
+@pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_in_a_process_of_its_own(path: Path) -> None:
-    done = run(path)
+def test_in_a_process_of_its_own(path: Path, driver: str) -> None:
+    done = run(path, driver)
     passed = re.search(r"(\d+) passed", done.stdout)
     print(done.stdout[-2000:])
     assert done.returncode == 0 and passed, done.stdout[-6000:] + done.stderr[-3000:]
     assert " skipped" not in done.stdout, done.stdout[-3000:]
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.skipif(importlib.util.find_spec("ucxx") is None, reason="ucxx is not installed")
-def test_closing_in_the_middle_of_a_rendezvous() -> None:
-    done = run(FOLDER / "apart_closing.py")
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_closing_in_the_middle_of_a_rendezvous(driver: str) -> None:
+    done = run(FOLDER / "apart_closing.py", driver)
     if done.returncode in (-signal.SIGSEGV, -signal.SIGABRT):
         pytest.xfail("UCX crashed when an endpoint was closed in the middle of a rendezvous")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
 
 
-def run(path: Path) -> subprocess.CompletedProcess[str]:
+def run(path: Path, driver: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
     environ |= {"UCX_TLS": "tcp,sm,self", "UCX_LOG_LEVEL": "error", "TRANSFER_LOCAL": "off"}
+    environ["TRANSFER_UCX_DRIVER"] = driver
     command = [
         sys.executable,
         "-m",

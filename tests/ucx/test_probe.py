@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transports.ucx import probe as ucx
+from transports.ucx import installed as files, probe as ucx
 
 MAPS = """\
 7f0000000000-7f0000001000 r-xp 00000000 08:01 11 /venv/site-packages/libucx/lib/libucp.so.0.0.0
@@ -31,34 +31,34 @@ WHEEL = "/venv/site-packages/libucx/lib"
 
 
 def test_mapped_files():
-    found = ucx.mapped(MAPS)
+    found = files.mapped(MAPS)
     assert [one.name for one in found] == ["libucp", "libucs", "libuct_cma"]
     assert {one.directory for one in found} == {WHEEL}
-    assert ucx.copies(found) == (WHEEL,)
-    assert not ucx.has_infiniband(found)
-    assert ucx.mapped("") == () and ucx.mapped("nonsense\n\n7f r-xp\n") == ()
+    assert files.copies(found) == (WHEEL,)
+    assert not files.has_infiniband(found)
+    assert files.mapped("") == () and files.mapped("nonsense\n\n7f r-xp\n") == ()
 
 
 def test_two_copies():
-    found = ucx.mapped(MAPS + SYSTEM + MANGLED)
-    assert ucx.copies(found) == (
+    found = files.mapped(MAPS + SYSTEM + MANGLED)
+    assert files.copies(found) == (
         WHEEL, "/usr/lib/x86_64-linux-gnu", "/venv/site-packages/torch.libs",
     )  # fmt: skip
-    assert ucx.has_infiniband(found)
+    assert files.has_infiniband(found)
     report = ucx.report(MAPS + SYSTEM)
     assert any("two copies" in text for text, _ in report.warnings)
     assert all(hint for _, hint in report.warnings)
 
 
 def test_infiniband_beside_the_library(tmp_path):
-    assert not ucx.infiniband_module(tmp_path)
+    assert not files.infiniband_module(tmp_path)
     (tmp_path / "ucx").mkdir()
     (tmp_path / "ucx" / "libuct_cma.so.0").touch()
-    assert not ucx.infiniband_module(tmp_path)
+    assert not files.infiniband_module(tmp_path)
     (tmp_path / "ucx" / "libuct_ib.so.0").touch()
-    assert ucx.infiniband_module(tmp_path)
+    assert files.infiniband_module(tmp_path)
     maps = f"7f0-7f1 r-xp 00000000 08:01 1 {tmp_path}/libucp.so.0.0.0\n"
-    assert ucx.has_infiniband(ucx.mapped(maps))
+    assert files.has_infiniband(files.mapped(maps))
 
 
 def test_devices(tmp_path):
@@ -72,7 +72,9 @@ def test_devices(tmp_path):
     ("installed", "names", "module", "system", "usable", "better"),
     [
         ((), (), False, False, False, False),
-        (("ucp",), ("mlx5_0",), False, False, False, False),
+        ((), ("mlx5_0",), False, True, False, False),
+        (("ucp",), ("mlx5_0",), True, False, True, True),
+        (("libucx",), (), False, False, True, False),
         (("ucxx",), (), False, False, True, False),
         (("ucxx",), ("mlx5_0",), False, False, True, False),
         (("ucxx",), ("mlx5_0",), False, True, True, True),
@@ -80,7 +82,7 @@ def test_devices(tmp_path):
     ],
 )
 def test_probe(monkeypatch, installed, names, module, system, usable, better):
-    monkeypatch.setattr(ucx, "find_spec", lambda name: object() if name in installed else None)
+    monkeypatch.setattr(files, "find_spec", lambda name: object() if name in installed else None)
     monkeypatch.setattr(ucx, "devices", lambda: names)
     monkeypatch.setattr(ucx, "wheel", lambda: Path("/wheel"))
     monkeypatch.setattr(ucx, "infiniband_module", lambda _: module)
@@ -88,7 +90,40 @@ def test_probe(monkeypatch, installed, names, module, system, usable, better):
     found = ucx.probe()
     assert (found.usable, found.better) == (usable, better)
     assert found.usable or (found.word and found.hint)
-    assert ("ucx-py" in found.reason) == ("ucp" in installed)
+
+
+@pytest.mark.parametrize(
+    ("installed", "wished", "found"),
+    [
+        ((), "auto", ()),
+        (("ucp",), "auto", ("libucp",)),
+        (("libucx",), "auto", ("libucp",)),
+        (("ucxx", "libucx"), "auto", ("ucxx", "libucp")),
+        (("ucxx", "libucx"), "libucp", ("libucp",)),
+        (("ucxx", "libucx"), "ucxx", ("ucxx",)),
+        (("libucx",), "ucxx", ()),
+        ((), "libucp", ("libucp",)),
+    ],
+)
+def test_bindings(monkeypatch, installed, wished, found):
+    monkeypatch.setattr(files, "find_spec", lambda name: object() if name in installed else None)
+    assert files.bindings(wished) == found
+
+
+def test_where_libucp_is_looked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(files, "wheel", lambda: Path("/wheel"))
+    there = tmp_path / "lib" / files.SONAME
+    plain = files.libraries("", str(tmp_path), prefer_system=False)
+    assert plain == (f"/wheel/{files.SONAME}", files.SONAME)
+    there.parent.mkdir()
+    there.touch()
+    assert files.libraries("", str(tmp_path), prefer_system=False) == (plain[0], str(there), files.SONAME)
+    assert files.libraries("", str(tmp_path), prefer_system=True) == (str(there), files.SONAME, plain[0])
+    # What the process has already comes first, so that there are not two.
+    loaded = files.libraries(MAPS, str(tmp_path), prefer_system=True)
+    assert loaded[0] == f"{WHEEL}/libucp.so.0.0.0" and loaded[1] == str(there)
+    monkeypatch.setattr(files, "wheel", lambda: None)
+    assert files.libraries("", "/nowhere", prefer_system=False) == (files.SONAME,)
 
 
 def test_probing_loads_nothing():

@@ -138,7 +138,11 @@ def _ucx() -> Iterator[Check]:
 
     seen = report()
     if seen.installed:
-        loaded = f"UCX {seen.version} from {', '.join(seen.copies)}" if seen.copies else "not loaded yet"
+        loaded = (
+            f"UCX {seen.version} by {seen.driver}, from {', '.join(seen.copies)}"
+            if seen.copies
+            else "not loaded yet"
+        )
         fabric = "with InfiniBand" if seen.infiniband else "without InfiniBand"
         yield Check("devices", "libucx", "ok", f"{loaded}, {fabric}")
     for what, remedy in seen.warnings:

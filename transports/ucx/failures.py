@@ -1,0 +1,39 @@
+"""UCX's errors in our words. They go by the names that ucxx gives them, whichever driver met them."""
+
+from __future__ import annotations
+
+from transports.errors import Broken, InternalError, TransferError
+
+#: ucs_status_t, as far as the names matter here; the numbers are UCX's ABI
+_NAMES = {
+    -2: "UCXNoResourceError",
+    -4: "UCXNoMemoryError",
+    -6: "UCXUnreachableError",
+    -7: "UCXInvalidAddrError",
+    -14: "UCXNoDeviceError",
+    -16: "UCXCanceledError",
+    -21: "UCXExceedsLimitError",
+}
+_NO_WAY = ("UCXUnreachableError", "UCXInvalidAddrError", "UCXNoDeviceError")
+_NO_MEMORY = ("UCXNoMemoryError", "UCXNoResourceError", "UCXExceedsLimitError", "MemoryError")
+
+
+class StatusError(Exception):
+    """What libucp answered: status is a ucs_status_t, text what UCX says of it."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.name = _NAMES.get(status, "UCXError")
+
+
+def translated(error: BaseException, what: str) -> TransferError:
+    """UCX's error in our words; the caller chains it."""
+    name = error.name if isinstance(error, StatusError) else type(error).__name__
+    text = f"UCX cannot {what}: {error or name}"
+    if "Cancel" in name:
+        return Broken(f"UCX cancelled it: cannot {what}")
+    if name in _NO_WAY:
+        return Broken(text, hint="do both sides have a UCX transport in common (UCX_TLS, UCX_NET_DEVICES)?")
+    if name in _NO_MEMORY:
+        return InternalError(text, hint="is the limit of locked memory (ulimit -l) high enough?")
+    return Broken(text) if name.startswith("UCX") else InternalError(text)

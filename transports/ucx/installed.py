@@ -1,0 +1,114 @@
+"""Which UCX is installed here, as files and names of modules; nothing of it is loaded.
+
+The functions that read text or paths that they are given are pure, or look only there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+#: UCX's own libraries; one process should have one of each
+_LIBRARIES = ("libucp", "libuct", "libucs", "libucm")
+#: modules that UCX finds beside its libraries, for InfiniBand and RoCE
+_INFINIBAND = ("libuct_ib", "libuct_ib_mlx5", "libuct_ib_efa", "libuct_rdmacm")
+#: distributions that bring the module ucxx, and one that brings UCX alone
+PACKAGES = ("ucxx-cu12", "ucxx-cu13")
+#: what UCX's own library is called where the system looks for it
+SONAME = "libucp.so.0"
+
+
+def bindings(wished: str = "auto") -> tuple[str, ...]:
+    """The drivers that there is something for, the preferred one first; wished: only this one.
+
+    "ucxx": the module. "libucp": UCX's own library, as ucx-py (the module ucp) or the wheel libucx
+    brings it. A UCX of the system's alone counts only when it is wished for: others brought it.
+    """
+    if wished == "libucp":
+        return (wished,)
+    found = ["ucxx"] if find_spec("ucxx") is not None else []
+    if wished == "auto" and (find_spec("ucp") is not None or find_spec("libucx") is not None):
+        found.append("libucp")
+    return tuple(found)
+
+
+def libraries(maps: str, prefix: str, *, prefer_system: bool) -> tuple[str, ...]:
+    """What to try as libucp, in this order: one that the process has already, so that there are not
+    two; then where ucxx would look: the wheel's, the environment's, the system's."""
+    own = [one.path for one in mapped(maps) if one.name == "libucp"][:1]
+    directory = wheel()
+    wheels = [str(directory / SONAME)] if directory is not None else []
+    here = Path(prefix) / "lib" / SONAME
+    system = [*([str(here)] if here.is_file() else []), SONAME]
+    return tuple(own + (system + wheels if prefer_system else wheels + system))
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One file of UCX that a process has mapped. name: "libucp", "libuct_ib"; path: where from."""
+
+    name: str
+    path: str
+
+    @property
+    def directory(self) -> str:
+        """Where UCX itself lies: its modules have a directory `ucx` of their own in there."""
+        parent = Path(self.path).parent
+        return str(parent.parent if parent.name == "ucx" else parent)
+
+
+def mapped(maps: str) -> tuple[Library, ...]:
+    """The files of UCX in the text of /proc/PID/maps, each once, in their order there."""
+    found: dict[str, Library] = {}
+    for line in maps.splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) < 6 or not fields[5].startswith("/"):
+            continue
+        path = fields[5].removesuffix(" (deleted)")
+        name = Path(path).name.partition(".so")[0]
+        # A wheel that was repaired gives its copies names like libucp-1a2b3c4d.so.0.0.0
+        name = name.partition("-")[0]
+        if name in _LIBRARIES or name.startswith(("libuct_", "libucm_")):
+            found.setdefault(path, Library(name, path))
+    return tuple(found.values())
+
+
+def copies(libraries: Iterable[Library]) -> tuple[str, ...]:
+    """Every directory that UCX was loaded from, in order. More than one: two UCX in one process."""
+    return tuple(dict.fromkeys(one.directory for one in libraries if one.name in _LIBRARIES))
+
+
+def has_infiniband(libraries: Iterable[Library]) -> bool:
+    """Whether the InfiniBand module is among the loaded files, or lies where UCX looks for it."""
+    libraries = tuple(libraries)
+    if any(one.name in _INFINIBAND for one in libraries):
+        return True
+    return any(infiniband_module(Path(directory)) for directory in copies(libraries))
+
+
+def infiniband_module(directory: Path) -> bool:
+    """Whether the UCX in this directory has a module for InfiniBand."""
+    modules = directory / "ucx"
+    return any(next(modules.glob(f"{name}.so*"), None) is not None for name in _INFINIBAND)
+
+
+def wheel() -> Path | None:
+    """The directory of the UCX that came as a wheel, with ucxx or alone, if it did."""
+    spec = find_spec("libucx")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    directory = Path(next(iter(spec.submodule_search_locations))) / "lib"
+    return directory if directory.is_dir() else None
+
+
+def own_maps() -> str:
+    """What this process has mapped, as /proc/self/maps says it; "" where there is no /proc."""
+    if not sys.platform.startswith("linux"):
+        return ""
+    try:
+        return Path("/proc/self/maps").read_text("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,255 @@
+"""UCX through its own library: contexts, workers and endpoints of its C interface."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+import weakref
+from ctypes import byref
+from typing import Any
+
+from transports.core import address_of
+from transports.errors import Broken
+from transports.ucx import libucp
+from transports.ucx.driver import MASK_ALL, Endpoint, Library, Request, Worker
+from transports.ucx.failures import StatusError, translated
+from transports.ucx.libucp import Functions
+
+#: seconds that closing an endpoint may take, and between two looks when nothing happens
+_PATIENCE, _PAUSE = 2.0, 0.0005
+_PLAIN = libucp.RequestParams()
+_PLAIN_AT = ctypes.addressof(_PLAIN)
+_FORCE = libucp.RequestParams(op_attr_mask=libucp.OP_FLAGS, flags=libucp.CLOSE_FORCE)
+
+
+class _Operation:
+    """A request of UCX's, which is given back to it when it is over."""
+
+    __slots__ = ("_functions", "_pointer", "_status")
+
+    def __init__(self, functions: Functions, pointer: int) -> None:
+        self._functions = functions
+        self._pointer = pointer
+        self._status = libucp.OK
+
+    @property
+    def completed(self) -> bool:
+        pointer = self._pointer
+        if pointer:
+            status: int = self._functions.request_check_status(pointer)
+            if status == libucp.IN_PROGRESS:
+                return False
+            self._status, self._pointer = status, 0
+            self._functions.request_free(pointer)
+        return True
+
+    def check_error(self) -> None:
+        if self.completed:
+            self._functions.check(self._status)
+
+
+class _Message:
+    """What a probe removed: UCX's handle, and the bytes that will come."""
+
+    __slots__ = ("handle", "length")
+
+    def __init__(self, handle: int, length: int) -> None:
+        self.handle = handle
+        self.length = length
+
+
+class LibucpLibrary(Library):
+    """Begins UCX. Raises NotSupported (there is no UCX, or an old one), Broken, InternalError."""
+
+    driver = "libucp"
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self._functions = functions = libucp.load()
+        self.version = functions.version
+        try:
+            self._context = _context(functions, options)
+            wanted = libucp.ContextAttributes(field_mask=libucp.CONTEXT_ATTR_MEMORY_TYPES)
+            functions.check(functions.context_query(self._context, byref(wanted)))
+        except StatusError as error:
+            raise translated(error, "begin") from error
+        self.has_cuda = bool(wanted.memory_types & libucp.MEMORY_CUDA)
+
+    def worker(self) -> Worker:
+        try:
+            return LibucpWorker(self._functions, self._context)
+        except StatusError as error:
+            raise translated(error, "make a worker") from error
+
+
+def _context(functions: Functions, options: dict[str, str]) -> ctypes.c_void_p:
+    context, config = ctypes.c_void_p(), ctypes.c_void_p()
+    functions.check(functions.config_read(None, None, byref(config)))
+    try:
+        for name, value in options.items():
+            functions.check(functions.config_modify(config, name.encode(), value.encode()))
+        params = libucp.ContextParams(
+            field_mask=libucp.PARAM_FEATURES | libucp.PARAM_SHARED,
+            features=libucp.FEATURE_TAG | libucp.FEATURE_WAKEUP,
+            mt_workers_shared=1,
+        )
+        functions.check(functions.init_version(*functions.interface, byref(params), config, byref(context)))
+    finally:
+        functions.config_release(config)
+    return context
+
+
+class LibucpWorker(Worker):
+    def __init__(self, functions: Functions, context: ctypes.c_void_p) -> None:
+        self._functions = functions
+        handle, fd = ctypes.c_void_p(), ctypes.c_int(-1)
+        params = libucp.WorkerParams(
+            field_mask=libucp.WORKER_THREAD_MODE, thread_mode=libucp.THREADS_SERIALIZED
+        )
+        functions.check(functions.worker_create(context, byref(params), byref(handle)))
+        functions.check(functions.worker_get_efd(handle, byref(fd)))
+        self.handle = handle
+        self.fd = fd.value
+        self.address = self._own_address()
+        self.step = _bound(functions.worker_progress, handle)
+        self._probe = functions.tag_probe_nb
+        self._info = libucp.TagInfo()
+        self._info_at = ctypes.addressof(self._info)
+
+    def _own_address(self) -> bytes:
+        wanted = libucp.WorkerAttributes(field_mask=libucp.WORKER_ATTR_ADDRESS)
+        self._functions.check(self._functions.worker_query(self.handle, byref(wanted)))
+        try:
+            return ctypes.string_at(wanted.address, wanted.address_length)
+        finally:
+            self._functions.worker_release_address(self.handle, wanted.address)
+
+    def arm(self) -> bool:
+        status = self._functions.worker_arm(self.handle)
+        if status == libucp.BUSY:
+            return False
+        try:
+            self._functions.check(status)
+        except StatusError as error:
+            raise translated(error, "arm") from error
+        return True
+
+    def tag(self, number: int) -> int:
+        return number
+
+    def mask(self, bits: int) -> int:
+        return bits
+
+    def find(self, tag: int, *, mask: int | None = None, remove: bool = False) -> _Message | None:
+        found = self._probe(self.handle, tag, MASK_ALL if mask is None else mask, remove, self._info_at)
+        return _Message(found, self._info.length) if found else None
+
+    def discard(self, found: _Message) -> None:
+        # Into no memory at all: it is truncated, which is what we want.
+        functions = self._functions
+        try:
+            pointer = functions.pointer(
+                functions.tag_msg_recv_nbx(self.handle, None, 0, found.handle, _PLAIN_AT)
+            )
+        except StatusError:
+            return
+        if pointer:
+            functions.request_free(pointer)
+        self.step()
+
+    def connect(self, address: bytes) -> Endpoint:
+        try:
+            return LibucpEndpoint(self._functions, self, address)
+        except StatusError as error:
+            raise translated(error, "connect") from error
+
+
+class LibucpEndpoint(Endpoint):
+    def __init__(self, functions: Functions, worker: LibucpWorker, address: bytes) -> None:
+        self._functions = functions
+        self._worker = worker
+        self._failed = False
+        self._handle = ctypes.c_void_p()
+        # With error handling a dead peer ends in an error; without, UCX ends our process.
+        params = libucp.EndpointParams(
+            field_mask=libucp.EP_ADDRESS | libucp.EP_ERROR_MODE | libucp.EP_ERROR_HANDLER,
+            address=address,
+            error_mode=libucp.ERRORS_OF_PEER,
+            error_handler=_on_error,
+        )
+        functions.check(functions.ep_create(worker.handle, byref(params), byref(self._handle)))
+        _endpoints[self._handle.value or 0] = self
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._handle) and not self._failed
+
+    def send(self, data: Any, tag: int) -> Request:
+        self._check()
+        functions = self._functions
+        memory, nbytes = _memory(data)
+        try:
+            answer = functions.tag_send_nbx(self._handle, memory, nbytes, tag, _PLAIN_AT)
+            return _Operation(functions, functions.pointer(answer))
+        except StatusError as error:
+            raise translated(error, "send") from error
+
+    def take(self, found: _Message, buffer: Any) -> Request:
+        self._check()
+        functions = self._functions
+        memory, nbytes = _memory(buffer)
+        try:
+            answer = functions.tag_msg_recv_nbx(self._worker.handle, memory, nbytes, found.handle, _PLAIN_AT)
+            return _Operation(functions, functions.pointer(answer))
+        except StatusError as error:
+            raise translated(error, "receive") from error
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, ctypes.c_void_p()
+        if not handle:
+            return
+        _endpoints.pop(handle.value or 0, None)
+        functions = self._functions
+        try:
+            pointer = functions.pointer(functions.ep_close_nbx(handle, byref(_FORCE)))
+        except StatusError as error:
+            raise translated(error, "close an endpoint") from error
+        if not pointer:
+            return
+        deadline = time.monotonic() + _PATIENCE
+        while functions.request_check_status(pointer) == libucp.IN_PROGRESS and time.monotonic() < deadline:
+            if not self._worker.step():
+                time.sleep(_PAUSE)
+        functions.request_free(pointer)  # one that is not over is freed by UCX when it is
+
+    def _check(self) -> None:
+        if not self._handle:
+            raise Broken("this end closed the endpoint")
+
+
+def _bound(function: Any, handle: ctypes.c_void_p) -> Any:
+    def step() -> int:
+        found: int = function(handle)
+        return found
+
+    return step
+
+
+def _memory(data: Any) -> tuple[Any, int]:
+    """Where the bytes of a flat buffer or of device memory are, as ctypes takes it, and how many."""
+    if type(data) is bytes:
+        return data, len(data)
+    device = getattr(data, "__cuda_array_interface__", None)
+    if device is not None:
+        return int(device["data"][0]), int(data.nbytes)
+    return address_of(data), memoryview(data).nbytes
+
+
+#: by their handles; UCX tells of an endpoint's end while some worker makes progress
+_endpoints: weakref.WeakValueDictionary[int, LibucpEndpoint] = weakref.WeakValueDictionary()
+
+
+@libucp.ErrorHandler
+def _on_error(_argument: Any, handle: Any, _status: int) -> None:
+    endpoint = _endpoints.get(handle or 0)
+    if endpoint is not None:
+        endpoint._failed = True
