@@ -100,9 +100,17 @@ def ucx_of_the_system(environ: Mapping[str, str] | None = None) -> bool:
     return environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "false").lower() != "false"
 
 
-def ucx_option_is_set(name: str) -> bool:
-    """Whether the user's environment has UCX_<name>."""
-    return f"UCX_{name}" in os.environ
+def ucx_options(options: Mapping[str, str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Those of UCX's options that the user's environment does not decide by itself. Those of a transport
+    that UCX_TLS leaves out are not among them: UCX would warn of them."""
+    environ = os.environ if environ is None else environ
+    chosen = environ.get("UCX_TLS", "all")
+    tcp = chosen.startswith("^") or bool({"all", "tcp"} & set(chosen.split(",")))
+    return {
+        name: value
+        for name, value in options.items()
+        if f"UCX_{name}" not in environ and (tcp or not name.startswith("TCP_"))
+    }
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transports.config import TransportConfig, core_choice, load
+from transports.config import TransportConfig, core_choice, load, ucx_driver, ucx_options
 from transports.errors import OptionError
 
 
@@ -44,3 +44,23 @@ def test_the_process_environment_is_the_default(monkeypatch):
     monkeypatch.setenv("TRANSFER_CORE", "native")
     assert load().protocol == "ucx"
     assert core_choice() == "native"
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({}, {"RNDV_THRESH", "TCP_TX_SEG_SIZE"}),
+        ({"UCX_RNDV_THRESH": "1"}, {"TCP_TX_SEG_SIZE"}),
+        ({"UCX_TLS": "rc,ud,self"}, {"RNDV_THRESH"}),
+        ({"UCX_TLS": "tcp,sm,self"}, {"RNDV_THRESH", "TCP_TX_SEG_SIZE"}),
+        ({"UCX_TLS": "^cuda"}, {"RNDV_THRESH", "TCP_TX_SEG_SIZE"}),
+    ],
+)
+def test_options_of_ucx_that_the_user_did_not_decide(environ, names):
+    assert set(ucx_options({"RNDV_THRESH": "64K", "TCP_TX_SEG_SIZE": "64K"}, environ)) == names
+
+
+def test_the_driver_of_ucx():
+    assert ucx_driver({}) == "auto" and ucx_driver({"TRANSFER_UCX_DRIVER": "LibUCP"}) == "libucp"
+    with pytest.raises(OptionError, match="TRANSFER_UCX_DRIVER"):
+        ucx_driver({"TRANSFER_UCX_DRIVER": "ucx-py"})

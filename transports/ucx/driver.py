@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from transports.config import ucx_driver, ucx_option_is_set
+from transports.config import ucx_driver, ucx_options
 from transports.errors import ForkedError, NotSupported, TransferError
 from transports.ucx.failures import translated
 from transports.ucx.installed import PACKAGES, bindings
@@ -221,7 +221,7 @@ def forked() -> ForkedError:
 def _load() -> Library:
     """By the driver that was wished for, or the first that can be had. Raises NotSupported."""
     wished = ucx_driver()
-    options = {name: value for name, value in _OPTIONS.items() if not ucx_option_is_set(name)}
+    options = ucx_options(_OPTIONS)
     reasons = []
     for name in bindings(wished):
         try:

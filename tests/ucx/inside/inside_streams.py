@@ -294,10 +294,9 @@ def say(stream, kind, data):
     return request, data
 
 
-def header(size, data=b""):
-    return TAKEN.pack(0) + pack(
-        (0, 0, None, None, data or bytes(size)), int(SocketType.PAIR), 1, False, False, size
-    )
+def header(size):
+    data = bytes(size) if size < APART else b""
+    return TAKEN.pack(0) + pack((0, 0, None, None, data), int(SocketType.PAIR), 1, False, False, size)
 
 
 def refused(one, other):
