@@ -109,6 +109,8 @@ def test_doctor_ends_while_java_hangs(tmp_path, whom):
             command.close()
             pytest.fail("it never asked for Java")
         time.sleep(0.01)
+    # Java may run before `Popen` has returned, and nobody can end what Popen has not yet told of.
+    time.sleep(0.5)
     code, output, said = command.interrupted(whom)
     assert (code, output, said) == (130, "", "transfer: stopped by Ctrl-C\n")
     assert left(command) == []

@@ -84,7 +84,7 @@ def limits() -> Iterator[Check]:
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     little = soft != resource.RLIM_INFINITY and soft < MUCH_MEMLOCK
     lifted = little and may_lock()
-    matters = little and not lifted and any(Path("/sys/class/infiniband").glob("*"))
+    matters = little and not lifted and bool(list(Path("/sys/class/infiniband").glob("*")))
     yield Check(
         "limits",
         "locked memory",

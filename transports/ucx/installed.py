@@ -5,6 +5,7 @@ The functions that read text or paths that they are given are pure, or look only
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -92,7 +93,11 @@ def has_infiniband(libraries: Iterable[Library]) -> bool:
 def infiniband_module(directory: Path) -> bool:
     """Whether the UCX in this directory has a module for InfiniBand."""
     modules = directory / "ucx"
-    return any(next(modules.glob(f"{name}.so*"), None) is not None for name in _INFINIBAND)
+    try:
+        names = {name.partition(".so")[0] for name in os.listdir(modules)}
+    except OSError:
+        return False
+    return not names.isdisjoint(_INFINIBAND)
 
 
 def wheel() -> Path | None:
