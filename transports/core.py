@@ -51,6 +51,7 @@ __all__ = [
     "Turn",
     "address_of",
     "copy_into",
+    "crc32c",
 ]
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         Turn,
         address_of,
         copy_into,
+        crc32c,
     )
 
     IMPLEMENTATION: str
@@ -87,3 +89,4 @@ else:
     Turn = _module.Turn
     address_of = _module.address_of
     copy_into = _module.copy_into
+    crc32c = _module.crc32c

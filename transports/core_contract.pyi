@@ -85,6 +85,12 @@ def copy_into(target: Any, source: Any) -> None:
     Raises BufferError if the sizes differ or the target is read-only.
     """
 
+def crc32c(data: Any, value: int = 0, *, software: bool = False) -> int:
+    """CRC-32C (Castagnoli) of a contiguous buffer; value: of the bytes in front of it.
+
+    16 KiB and more without the GIL. software: without the processor's instruction, for tests.
+    """
+
 class HeldBuffer:
     """A user's object exported (contiguous, read-only is fine) until this dies or `release()`."""
 

@@ -199,6 +199,19 @@ class RegistrationError(InternalError):
         super().__init__(message, hint=hint, errno=errno)
 
 
+class LogDamaged(InternalError):
+    """A record of the log is not what was written, though later ones call it synced: the disk lost it, or
+    somebody changed the file. Nothing was repaired."""
+
+    errno = _errno.EIO
+
+
+class LogInUse(UsageError):
+    """Another process, or another object in this one, has the log open."""
+
+    errno = _errno.EBUSY
+
+
 # --- facts ----------------------------------------------------------------------------------
 
 
@@ -224,6 +237,15 @@ class Again(TransferError):
     """It would block, or the time-out passed before anything happened."""
 
     errno = _errno.EAGAIN
+
+
+class LogFull(Again):
+    """The log has no room for what was appended, on the disk or within its limit; nothing of it was kept.
+
+    It is back-pressure: append again when consumers have acknowledged, or there is room.
+    """
+
+    errno = _errno.ENOSPC
 
 
 class Fatal(TransferError):

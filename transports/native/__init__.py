@@ -1,5 +1,6 @@
 """The compiled core. `transports/core.py` decides whether it is used; importing this needs the build."""
 
+from transports.native.checksum import crc32c
 from transports.native.flusher import Flusher
 from transports.native.pool import Frame, HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
 from transports.native.slots import Slots
@@ -21,4 +22,5 @@ __all__ = [
     "Turn",
     "address_of",
     "copy_into",
+    "crc32c",
 ]

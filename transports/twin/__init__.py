@@ -3,6 +3,7 @@
 Same classes, same contract (`transports/core_contract.pyi`), same tests (`tests/core`).
 """
 
+from transports.twin.checksum import crc32c
 from transports.twin.flusher import Flusher
 from transports.twin.frame import Frame
 from transports.twin.pool import HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
@@ -25,4 +26,5 @@ __all__ = [
     "Turn",
     "address_of",
     "copy_into",
+    "crc32c",
 ]

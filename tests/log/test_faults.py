@@ -1,0 +1,114 @@
+"""Processes that are killed while they append, and disks that are full."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from transfer.log import Log
+from transports.errors import LogFull
+
+KILLS = int(os.environ.get("TRANSFER_TEST_KILLS", "5"))
+pytestmark = pytest.mark.timeout(60 + 10 * KILLS)
+
+WRITER = """
+import sys
+from transfer.log import Log
+folder, begin = sys.argv[1], int(sys.argv[2])
+with Log(folder, segment_bytes=1 << 16) as log:
+    number = begin
+    while True:
+        for _ in range(1 + number % 7):
+            blob = number.to_bytes(4, "little") * 20_000 if number % 5 == 0 else None
+            sequence, offset = log.append("t", b"%d" % number, blob=blob)
+            number += 1
+        log.put(b"number", b"%d" % number)
+        sequence = log.acknowledge("t", "g", max(0, offset - 10))
+        log.commit(sequence)
+        print(number, flush=True)
+"""
+
+
+def test_what_was_acknowledged_survives_kill_9(tmp_path):
+    """And of what was not, a prefix."""
+    chance = random.Random(4)
+    there = 0
+    for _ in range(KILLS):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path / "log"), str(there)],
+            stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        timer = threading.Timer(40, writer.kill)
+        timer.start()
+        told = there
+        try:
+            for _ in range(chance.randrange(1, 60)):
+                told = int(writer.stdout.readline())
+        finally:
+            writer.kill()
+            rest = writer.stdout.read().split()
+            writer.wait(20)
+            writer.stdout.close()
+            timer.cancel()
+            timer.join()
+        told = int(rest[-1]) if rest else told
+        with Log(tmp_path / "log") as log:
+            begin, end = log.range("t")
+            assert begin == 0 and told <= end <= told + 8
+            at = max(0, there - 3)
+            while messages := log.read("t", at):
+                for message in messages:
+                    assert bytes(message.body) == b"%d" % message.offset
+                    blob = message.offset.to_bytes(4, "little") * 20_000 if message.offset % 5 == 0 else None
+                    assert message.blob == blob
+                at = messages[-1].offset + 1
+            assert at == end
+            assert told <= int(log.get(b"number")) <= end
+            assert told - 12 <= log.groups("t")["g"] <= end
+            there = end
+    assert there > 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
+        check=False,
+        capture_output=True,
+        timeout=20,
+    )
+    if made.returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=20)
+
+
+@pytest.mark.parametrize("blobs", [False, True])
+def test_a_full_disk_pushes_back_and_nothing_is_lost(small_disk, blobs):
+    body, blob = (b"%05d", b"x" * 50_000) if blobs else (b"%05d" * 40, None)
+    kept = 0
+    with Log(small_disk, segment_bytes=1 << 16) as log:
+        values = lambda number: body % ((number,) * body.count(b"%"))  # noqa: E731
+        with pytest.raises(LogFull) as full:
+            while True:
+                log.commit(log.append("t", values(kept), blob=blob)[0])
+                kept += 1
+        assert full.value.hint and kept >= 10
+        with pytest.raises(LogFull):
+            log.append("t", bytes(1 << 19), blob=blob)
+        log.commit()
+        messages = log.read("t", 0, limit=100_000, nbytes=1 << 30)
+        assert [bytes(one.body) for one in messages] == [values(number) for number in range(kept)]
+        assert all(one.blob == blob for one in messages)
+        del messages
+    with Log(small_disk, segment_bytes=1 << 16) as log:
+        assert log.range("t") == (0, kept)

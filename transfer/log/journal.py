@@ -1,0 +1,295 @@
+"""The journal: records in segments, written and synced together for all who wait. It knows no topics."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transfer.log.record import HEADER_SIZE, Flag, Kind, encode, state_body
+from transfer.log.retention import Retention, removable
+from transfer.log.segment import Segment, full_disk_told, sync_folder
+from transports.errors import Again, Closed, ForkedError, InternalError, LogFull
+
+#: state as a new segment repeats it
+Snapshot = Callable[[], Iterable[tuple[bytes, bytes]]]
+#: the offset before which all groups of a topic have acknowledged; None: it has no group
+Acknowledged = Callable[[int], int | None]
+
+
+class Journal:
+    """Appends records and makes them durable. Thread-safe by `lock`, which is held by whoever calls a method
+    that says so.
+
+    segments: the oldest first. kept_at: (first sequence of a segment, position): records before it are kept.
+    sequence: of the next record. mode: see `Log`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        segments: list[Segment],
+        sequence: int,
+        *,
+        mode: str,
+        segment_bytes: int,
+        retention: Retention,
+        clock: Callable[[], int],
+        snapshot: Snapshot,
+        acknowledged: Acknowledged,
+        removed: Callable[[int], None],
+    ) -> None:
+        self.lock = threading.Condition(threading.Lock())
+        self.segments = segments
+        self.sequence = sequence
+        self.retention = retention
+        self._folder = folder
+        self._mode = mode
+        self._segment_bytes = segment_bytes
+        self._clock = clock
+        self._snapshot = snapshot
+        self._acknowledged = acknowledged
+        self._removed = removed
+        self._process = os.getpid()
+        self._written = self._synced = sequence
+        self._chunks: list[bytes] = []
+        self._waiting = 0  # bytes in them
+        self._blobs: set[Segment] = set()  # segments with blobs that may not be synced
+        self._busy = False  # somebody writes or syncs, without the lock
+        self._failed: BaseException | None = None
+        self._closed = False
+        with self.lock:
+            if not segments:
+                self._begin(self._create(0, limited=False))
+        self.kept_at = self._place()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The lock, of a journal that can be used. Raises Closed, InternalError, ForkedError."""
+        if os.getpid() != self._process:
+            raise ForkedError("a log is used in a child of fork", hint="open it after fork, in one process")
+        with self.lock:
+            self._check()
+            yield
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed("the log is closed")
+        if self._failed is not None:
+            raise InternalError(
+                f"writing the log failed: {self._failed}",
+                hint="what was not committed is in doubt; open it again",
+            ) from self._failed
+
+    # -- appending, with the lock ------------------------------------------------------------------------
+
+    def make_room(self, size: int, *, limited: bool = True) -> None:
+        """A record with a body of `size` bytes fits now. May wait, and let others in. Raises LogFull.
+
+        limited: by retention, too. State is not: who cannot acknowledge could never make room.
+        """
+        size += HEADER_SIZE
+        while self._place()[1] + size > self.segments[-1].capacity:
+            if self._busy:
+                self.lock.wait()
+                self._check()
+            else:
+                self._roll(size, limited)
+
+    def append(
+        self, kind: int, flags: int, topic: int, offset: int, time_ns: int, body: memoryview | bytes
+    ) -> tuple[int, Segment, int]:
+        """Appends a record for which there is room: its sequence, segment, position."""
+        segment, position = self.segments[-1], self._place()[1]
+        sequence, lag = self.sequence, self.sequence - self._synced
+        chunk = encode(kind, flags, topic, sequence, offset, time_ns, lag, body)
+        self._chunks.append(chunk)
+        self._waiting += len(chunk)
+        self.sequence += 1
+        return sequence, segment, position
+
+    def reserve_blob(self, nbytes: int) -> tuple[Segment, int]:
+        """Room for a blob in the last segment: where. Raises LogFull."""
+        self._limit(nbytes)
+        segment = self.segments[-1]
+        with full_disk_told():
+            return segment, segment.reserve_blob(nbytes)
+
+    def blob_written(self, segment: Segment) -> None:
+        """A blob lies where it was reserved; the next record may name it."""
+        self._blobs.add(segment)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What all segments take on the disk, room that is reserved too."""
+        return sum(segment.disk_bytes for segment in self.segments)
+
+    def _place(self) -> tuple[int, int]:
+        segment = self.segments[-1]
+        return segment.first, segment.end + self._waiting
+
+    def _limit(self, nbytes: int) -> None:
+        """Raises LogFull if retention does not allow so many bytes more."""
+        limit = self.retention.bytes
+        if limit is None or self.disk_bytes + nbytes <= limit:
+            return
+        self.collect(nbytes)
+        if self.disk_bytes + nbytes > limit:
+            raise LogFull(
+                f"the log takes {self.disk_bytes} bytes of {limit}, and {nbytes} more are wanted",
+                hint="consumers have to acknowledge, or the retention's bytes have to be more",
+            )
+
+    # -- segments, with the lock -------------------------------------------------------------------------
+
+    def _roll(self, size: int, limited: bool) -> None:
+        """The next segment begins, with room for `size` bytes. After LogFull all is as it was."""
+        new = self._create(size, limited)
+        try:
+            self._flush(sync=True)
+        except BaseException:
+            new.remove()
+            raise
+        old = self.segments[-1]
+        self._begin(new)
+        with full_disk_told():
+            old.seal()
+            old.trim_blobs()
+        self.collect(0)
+
+    def _create(self, size: int, limited: bool) -> Segment:
+        state = sum(HEADER_SIZE + len(state_body(key, value)) for key, value in self._snapshot())
+        capacity = max(self._segment_bytes, state + HEADER_SIZE + size)
+        if limited:
+            self._limit(capacity)
+        with full_disk_told():
+            return Segment.create(self._folder, self.sequence, capacity)
+
+    def _begin(self, segment: Segment) -> None:
+        """Its first records are all state and the word that it is whole; when they are synced it counts."""
+        sequence, chunks = segment.first, []
+        for key, value in self._snapshot():
+            body = state_body(key, value)
+            chunks.append(encode(Kind.STATE, Flag.SNAPSHOT, 0, sequence, 0, 0, 0, body))
+            sequence += 1
+        chunks.append(encode(Kind.OPENED, 0, 0, sequence, 0, 0, 0, b""))
+        data = b"".join(chunks)
+        try:
+            with full_disk_told():
+                segment.write(0, data)
+                segment.sync()
+                sync_folder(self._folder)
+        except BaseException as error:
+            self._failed = error
+            raise
+        segment.end = len(data)
+        self.segments.append(segment)
+        self.sequence = self._written = self._synced = sequence + 1
+        self.kept_at = self._place()
+
+    def collect(self, wanted: int) -> int:
+        """Removes the segments that retention lets go; how many. wanted: bytes that should be free."""
+        now = self._clock()
+        count = removable(self.segments, self.retention, now, self._acknowledged, wanted=wanted)
+        for segment in self.segments[:count]:
+            self._removed(segment.first)
+            segment.remove()
+        del self.segments[:count]
+        if count:
+            with full_disk_told():
+                sync_folder(self._folder)
+        return count
+
+    # -- committing --------------------------------------------------------------------------------------
+
+    def commit(self, sequence: int | None, timeout: float) -> None:
+        """See `Log.commit`. Takes the lock."""
+        deadline = time.monotonic() + timeout
+        with self.held():
+            until = self.sequence if sequence is None else sequence + 1
+            while self._kept < until:
+                mine = self._mode == "always" or self._written < until
+                if mine and not self._busy:
+                    self._flush_beside(sync=self._mode == "always")
+                    continue
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Again(f"record {until - 1} was not kept within {timeout} s")
+                self.lock.wait(left)
+                self._check()
+
+    def sync_every(self, seconds: float) -> None:
+        """The thread of mode "interval": syncs until the journal is closed. Takes the lock."""
+        with self.lock:
+            while not self._closed and self._failed is None:
+                if not self._busy and self._synced < self.sequence:
+                    try:
+                        self._flush_beside(sync=True)
+                    except OSError:
+                        return  # whoever waits is told
+                self.lock.wait(seconds)
+
+    @property
+    def _kept(self) -> int:
+        return self._written if self._mode == "never" else self._synced
+
+    def _flush_beside(self, *, sync: bool) -> None:
+        """Writes what was appended, and syncs; others may append meanwhile."""
+        self._busy = True
+        try:
+            self._flush(sync=sync, beside=True)
+        finally:
+            self._busy = False
+            self.lock.notify_all()
+
+    def _flush(self, *, sync: bool, beside: bool = False) -> None:
+        """Writes what was appended, and syncs. beside: without the lock."""
+        chunks, self._chunks = self._chunks, []
+        segment, until = self.segments[-1], self.sequence
+        # What is appended meanwhile has its place behind this.
+        position, segment.end, self._waiting = segment.end, segment.end + self._waiting, 0
+        place = self._place()
+        blobs: set[Segment] = set()
+        if sync:
+            blobs, self._blobs = self._blobs, blobs
+        if beside:
+            self.lock.release()
+        failed: BaseException | None = None
+        try:
+            segment.write(position, b"".join(chunks))
+            for one in blobs:
+                one.sync_blobs()
+            if sync:
+                segment.sync()
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            if beside:
+                self.lock.acquire()
+            if failed is not None:
+                self._failed = failed
+            else:
+                self._written = until
+                self._synced = until if sync else self._synced
+                if sync or self._mode == "never":
+                    self.kept_at = place
+
+    def close(self) -> None:
+        """Keeps what was appended, and ends. Idempotent; takes the lock. Raises OSError."""
+        with self.lock:
+            while self._busy:
+                self.lock.wait()
+            if self._closed:
+                return
+            try:
+                if self._failed is None and os.getpid() == self._process:
+                    self._flush(sync=True)
+            finally:
+                self._closed = True
+                self.lock.notify_all()
+                for segment in self.segments:
+                    segment.close()

@@ -1,0 +1,114 @@
+"""A record of the log, as bytes; little-endian.
+
+    magic 4 | CRC-32C 4 | length 4 | topic 4 | sequence 8 | offset 8 | time 8 | lag 4 | kind 1 | flags 1 | 0 2
+    body of that length
+
+The CRC covers all behind it. sequence: of the record in the log, each one higher than the last. offset: of a
+message in its topic. time: nanoseconds since 1970. lag: how many records before this one were not known to be
+synced when it was written; so a damaged record that later ones call synced is not a torn tail.
+Pure: no files, no clock.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum, IntFlag
+from typing import Any, NamedTuple
+
+from transports.core import crc32c
+
+HEADER = struct.Struct("<IIIIQQQIBBH")
+HEADER_SIZE = HEADER.size
+MAGIC = 0x31474C54
+MAGIC_BYTES = MAGIC.to_bytes(4, "little")
+#: bytes of a body at most; larger payloads are blobs
+MAX_BODY = 1 << 30
+MAX_LAG = (1 << 32) - 1
+_CHECKED = 8  # the CRC's first byte
+
+#: where a blob lies: its segment, position, length, CRC-32C; in front of the body of a record that has one
+BLOB = struct.Struct("<QQQI")
+
+
+class Kind(IntEnum):
+    """MESSAGE: of a topic. STATE: a key and its value, or its end. OPENED: the state before it is whole;
+    every segment begins with all state and this."""
+
+    MESSAGE = 1
+    STATE = 2
+    OPENED = 3
+
+
+class Flag(IntFlag):
+    """HAS_BLOB: the body begins with BLOB. REMOVED: a key's end. SNAPSHOT: state that is repeated."""
+
+    HAS_BLOB = 1
+    REMOVED = 2
+    SNAPSHOT = 4
+
+
+class Record(NamedTuple):
+    """A record and where it begins; `body` is a view of the bytes that it was read from."""
+
+    position: int
+    kind: int
+    flags: int
+    topic: int
+    sequence: int
+    offset: int
+    time: int
+    lag: int
+    body: memoryview
+
+    @property
+    def end(self) -> int:
+        return self.position + HEADER_SIZE + len(self.body)
+
+
+def encode(
+    kind: int, flags: int, topic: int, sequence: int, offset: int, time: int, lag: int, body: Any
+) -> bytes:
+    """The bytes of one record. lag beyond what fits counts as the most that does."""
+    rest = HEADER.pack(MAGIC, 0, len(body), topic, sequence, offset, time, min(lag, MAX_LAG), kind, flags, 0)[
+        _CHECKED:
+    ]
+    crc = crc32c(body, crc32c(rest))
+    return b"".join((MAGIC_BYTES, crc.to_bytes(4, "little"), rest, body))
+
+
+def decode(memory: memoryview, position: int, *, verify: bool = True) -> Record | None:
+    """The record that begins there, or None: there is none, or it is not whole, or (verify) damaged."""
+    if len(memory) - position < HEADER_SIZE:
+        return None
+    magic, crc, length, topic, sequence, offset, time, lag, kind, flags, zero = HEADER.unpack_from(
+        memory, position
+    )
+    end = position + HEADER_SIZE + length
+    if magic != MAGIC or zero or length > MAX_BODY or end > len(memory):
+        return None
+    if verify and crc32c(memory[position + _CHECKED : end]) != crc:
+        return None
+    return Record(
+        position, kind, flags, topic, sequence, offset, time, lag, memory[position + HEADER_SIZE : end]
+    )
+
+
+def scan(memory: memoryview, sequence: int, *, verify: bool = True) -> Iterator[Record]:
+    """The records from the first byte on, as long as they are whole and follow each other from `sequence`."""
+    position = 0
+    while (record := decode(memory, position, verify=verify)) is not None and record.sequence == sequence:
+        yield record
+        position = record.end
+        sequence += 1
+
+
+def state_body(key: bytes, value: bytes) -> bytes:
+    """A STATE record's body."""
+    return b"".join((len(key).to_bytes(4, "little"), key, value))
+
+
+def state_of(body: memoryview) -> tuple[bytes, bytes]:
+    """(key, value) of a STATE record's body."""
+    size = int.from_bytes(body[:4], "little")
+    return bytes(body[4 : 4 + size]), bytes(body[4 + size :])

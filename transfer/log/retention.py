@@ -1,0 +1,73 @@
+"""Which segments of a log may go: the oldest ones, and none with a message that a group has not acknowledged.
+
+Pure: no files, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """When old messages go; without any of these nothing does. Whole segments go, the oldest first.
+
+    bytes: what the log takes at most. age: seconds that a message is kept. acknowledged: all groups of its
+    topic have acknowledged it (a topic without groups keeps its messages for the others' sake).
+    A message that a group has not acknowledged stays, whatever the limits say.
+    """
+
+    bytes: int | None = None
+    age: float | None = None
+    acknowledged: bool = False
+
+
+class Facts(Protocol):
+    """What is asked of a segment; see `segment.Segment`."""
+
+    first: int
+    newest: int
+    ends: dict[int, int]
+    needed_until: int
+    pins: int
+
+    @property
+    def disk_bytes(self) -> int: ...
+
+
+def removable(
+    segments: Sequence[Facts],
+    retention: Retention,
+    now: int,
+    acknowledged: Callable[[int], int | None],
+    *,
+    wanted: int = 0,
+) -> int:
+    """How many of the oldest segments may go; never the last one.
+
+    acknowledged(topic): the offset before which all of its groups have acknowledged; None: it has no group.
+    now: nanoseconds. wanted: bytes that have to be free beneath the limit.
+    """
+    total = sum(segment.disk_bytes for segment in segments) + wanted
+    count = 0
+    for number, segment in enumerate(segments[:-1]):
+        open_ = (
+            (done := acknowledged(topic)) is not None and done < end for topic, end in segment.ends.items()
+        )
+        if segment.pins or any(open_):
+            break
+        over = retention.bytes is not None and total > retention.bytes
+        old = retention.age is not None and now - segment.newest > retention.age * NANOSECONDS
+        done_with = retention.acknowledged and all(acknowledged(topic) is not None for topic in segment.ends)
+        if not (over or old or done_with):
+            break
+        total -= segment.disk_bytes
+        count = number + 1
+    # A blob may be named by a record of a later segment: both go, or both stay.
+    while count and any(segment.needed_until >= segments[count].first for segment in segments[:count]):
+        count -= 1
+    return count

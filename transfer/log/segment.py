@@ -1,0 +1,231 @@
+"""A segment of the log: a file of records, and a file of large payloads (blobs) beside it."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transports.errors import InternalError, LogFull
+
+SUFFIX, BLOBS = ".log", ".blobs"
+#: positions are kept in 32 bits
+LARGEST = (1 << 32) - 1
+#: blobs begin at such bytes, so that numbers in them are aligned
+ALIGNMENT = 64
+#: bytes that a blob file grows by
+_STEP = 64 << 20
+_READ = mmap.PROT_READ
+#: what the system says when there is no room
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Segment:
+    """One segment. first: its first record's sequence. end: bytes of its records. Not thread-safe, but for
+    `write_blob` and what reads. `reserve` keeps the disk's room before anything is written.
+
+    newest: time of its last message. ends: the offset behind its last message, by topic. needed_until: the
+    first sequence of the last segment with a record whose blob lies here. pins: blobs that are being written.
+    """
+
+    def __init__(self, folder: Path, first: int, fd: int, capacity: int) -> None:
+        self.folder = folder
+        self.first = first
+        self.capacity = capacity
+        self.end = 0
+        self.newest = 0
+        self.ends: dict[int, int] = {}
+        self.needed_until = first
+        self.pins = 0
+        self.blob_end = 0
+        self._fd = fd
+        self._map = mmap.mmap(fd, capacity, flags=mmap.MAP_SHARED, prot=_READ)
+        self.memory = memoryview(self._map)
+        self._blob_fd = -1
+        self._blob_room = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls, folder: Path, first: int, capacity: int) -> Segment:
+        """A new one whose room on the disk is reserved. Raises LogFull; nothing is left of it then."""
+        path = path_of(folder, first)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        try:
+            reserve(fd, 0, capacity)
+            return cls(folder, first, fd, capacity)
+        except BaseException:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def open(cls, folder: Path, first: int) -> Segment:
+        """One that is there; `end` is for whoever scans it to say."""
+        fd = os.open(path_of(folder, first), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            segment = cls(folder, first, fd, max(os.fstat(fd).st_size, 1))
+        except BaseException:
+            os.close(fd)
+            raise
+        segment._open_blobs()
+        return segment
+
+    @property
+    def path(self) -> Path:
+        return path_of(self.folder, self.first)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What it takes on the disk."""
+        return self.capacity + self._blob_room
+
+    # -- records ---------------------------------------------------------------------------------------
+
+    def write(self, position: int, data: Any) -> None:
+        """Writes records, for which there must be room. Raises OSError."""
+        _write(self._fd, position, memoryview(data))
+
+    def find(self, needle: bytes, start: int) -> int:
+        """Where these bytes are next, or -1."""
+        return self._map.find(needle, start)
+
+    def cut(self, end: int) -> None:
+        """What lies behind `end` is zeros again."""
+        os.ftruncate(self._fd, end)
+        reserve(self._fd, end, self.capacity - end)
+        os.fsync(self._fd)
+        self.end = end
+
+    def seal(self) -> None:
+        """No record is appended any more: room that was not used is given back."""
+        os.ftruncate(self._fd, self.end)
+        self.capacity = self.end
+
+    def trim_blobs(self) -> None:
+        """No room is reserved for blobs any more: what was not used is given back."""
+        if self._blob_fd >= 0:
+            os.ftruncate(self._blob_fd, self.blob_end)
+            self._blob_room = self.blob_end
+
+    def sync(self) -> None:
+        """The records that were written are on the disk. Raises OSError."""
+        os.fdatasync(self._fd)
+
+    def sync_blobs(self) -> None:
+        """The blobs that were written are on the disk. Raises OSError."""
+        with self._lock:  # who removes the segment meanwhile waits
+            if self._blob_fd >= 0:
+                os.fdatasync(self._blob_fd)
+
+    # -- blobs -----------------------------------------------------------------------------------------
+
+    def reserve_blob(self, nbytes: int) -> int:
+        """Room for a blob; where it begins. Raises LogFull."""
+        position = -(-self.blob_end // ALIGNMENT) * ALIGNMENT
+        if self._blob_fd < 0:
+            path = path_of(self.folder, self.first, BLOBS)
+            self._blob_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            sync_folder(self.folder)
+        if position + nbytes > self._blob_room:
+            needed = position + nbytes - self._blob_room
+            try:
+                more = max(_STEP, needed)
+                reserve(self._blob_fd, self._blob_room, more)
+            except LogFull:
+                more = needed
+                reserve(self._blob_fd, self._blob_room, more)
+            self._blob_room += more
+        self.blob_end = position + nbytes
+        return position
+
+    def write_blob(self, position: int, data: memoryview) -> None:
+        """Writes a blob into room that was reserved, straight from the caller's memory."""
+        _write(self._blob_fd, position, data)
+
+    def blob(self, position: int, nbytes: int) -> memoryview | None:
+        """A view of a blob, read-only, which outlives the segment; None: it is cut short."""
+        if not nbytes:
+            return memoryview(b"")
+        if self._blob_fd < 0 or os.fstat(self._blob_fd).st_size < position + nbytes:
+            return None
+        begin = position // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        mapping = mmap.mmap(
+            self._blob_fd, position - begin + nbytes, flags=mmap.MAP_SHARED, prot=_READ, offset=begin
+        )
+        return memoryview(mapping)[position - begin :]
+
+    def _open_blobs(self) -> None:
+        try:
+            path = path_of(self.folder, self.first, BLOBS)
+            self._blob_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        self._blob_room = os.fstat(self._blob_fd).st_size
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def remove(self) -> None:
+        """Its files are gone; views of it stay good."""
+        self.path.unlink(missing_ok=True)
+        path_of(self.folder, self.first, BLOBS).unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Views of it stay good. Idempotent."""
+        with self._lock:
+            for fd in (self._fd, self._blob_fd):
+                if fd >= 0:
+                    os.close(fd)
+            self._fd = self._blob_fd = -1
+        self.memory = memoryview(b"")  # the mapping ends with the last view of it
+
+
+def _write(fd: int, position: int, data: memoryview) -> None:
+    while data:
+        written = os.pwrite(fd, data, position)
+        data, position = data[written:], position + written
+
+
+def path_of(folder: Path, first: int, suffix: str = SUFFIX) -> Path:
+    """The file of the segment that begins with this record."""
+    return folder / f"{first:020d}{suffix}"
+
+
+def segments_in(folder: Path) -> list[int]:
+    """The first sequences of the segments in a folder, in order."""
+    return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
+
+
+def reserve(fd: int, begin: int, nbytes: int) -> None:
+    """Keeps room on the disk, so that writing there later cannot fail for want of it. Raises LogFull."""
+    if nbytes <= 0:
+        return
+    with full_disk_told():
+        os.posix_fallocate(fd, begin, nbytes)
+
+
+@contextmanager
+def full_disk_told() -> Iterator[None]:
+    """The system's errors in our words."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise LogFull(
+                f"no room on the disk: {error.strerror}", hint="free some, or let consumers acknowledge"
+            ) from error
+        raise InternalError(f"the log's folder cannot be written: {error}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """New and removed names are on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
