@@ -26,6 +26,7 @@ MODULES = {
     "local_tensors": "local",
     "local_empty": "local",
     "local_idle": "local",
+    "log_append": "log",
 }
 
 

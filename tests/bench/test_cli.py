@@ -25,7 +25,16 @@ def test_each_case_has_works_with_known_peers(name: str, quick: bool) -> None:
         assert work.case == name
         assert work.count > 0
         # The last ones are programs of their own, run by their case.
-        assert set(work.peers) <= {*PEERS, "iperf3", "ucxx", "ucx_perftest", "numpy copy"}
+        assert set(work.peers) <= {
+            *PEERS,
+            "iperf3",
+            "ucxx",
+            "ucx_perftest",
+            "numpy copy",
+            "transfer-log",
+            "redis",
+            "bare file",
+        }
         assert case.metric(work).key
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from transfer.log.record import HEADER_SIZE, Flag, Kind, encode, state_body
@@ -21,8 +20,8 @@ Acknowledged = Callable[[int], int | None]
 
 
 class Journal:
-    """Appends records and makes them durable. Thread-safe by `lock`, which is held by whoever calls a method
-    that says so.
+    """Appends records and makes them durable. Thread-safe by `lock`: `with journal:` holds it, for the
+    methods that say so.
 
     segments: the oldest first. kept_at: (first sequence of a segment, position): records before it are kept.
     sequence: of the next record. mode: see `Log`.
@@ -66,14 +65,18 @@ class Journal:
                 self._begin(self._create(0, limited=False))
         self.kept_at = self._place()
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """The lock, of a journal that can be used. Raises Closed, InternalError, ForkedError."""
+    def __enter__(self) -> Journal:
+        """Takes the lock of a journal that can be used. Raises Closed, InternalError, ForkedError."""
         if os.getpid() != self._process:
             raise ForkedError("a log is used in a child of fork", hint="open it after fork, in one process")
-        with self.lock:
+        self.lock.acquire()
+        if self._closed or self._failed is not None:
+            self.lock.release()
             self._check()
-            yield
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.lock.release()
 
     def _check(self) -> None:
         if self._closed:
@@ -92,7 +95,7 @@ class Journal:
         limited: by retention, too. State is not: who cannot acknowledge could never make room.
         """
         size += HEADER_SIZE
-        while self._place()[1] + size > self.segments[-1].capacity:
+        while (segment := self.segments[-1]).end + self._waiting + size > segment.capacity:
             if self._busy:
                 self.lock.wait()
                 self._check()
@@ -103,9 +106,9 @@ class Journal:
         self, kind: int, flags: int, topic: int, offset: int, time_ns: int, body: memoryview | bytes
     ) -> tuple[int, Segment, int]:
         """Appends a record for which there is room: its sequence, segment, position."""
-        segment, position = self.segments[-1], self._place()[1]
-        sequence, lag = self.sequence, self.sequence - self._synced
-        chunk = encode(kind, flags, topic, sequence, offset, time_ns, lag, body)
+        segment, sequence = self.segments[-1], self.sequence
+        position = segment.end + self._waiting
+        chunk = encode(kind, flags, topic, sequence, offset, time_ns, sequence - self._synced, body)
         self._chunks.append(chunk)
         self._waiting += len(chunk)
         self.sequence += 1
@@ -208,7 +211,7 @@ class Journal:
     def commit(self, sequence: int | None, timeout: float) -> None:
         """See `Log.commit`. Takes the lock."""
         deadline = time.monotonic() + timeout
-        with self.held():
+        with self:
             until = self.sequence if sequence is None else sequence + 1
             while self._kept < until:
                 mine = self._mode == "always" or self._written < until

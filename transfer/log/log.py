@@ -24,6 +24,7 @@ Fsync = Literal["always", "interval", "never"]
 _FSYNC = ("always", "interval", "never")
 SEGMENT_BYTES = 64 << 20
 _SMALLEST_SEGMENT = 4096
+_MESSAGE = int(Kind.MESSAGE)
 #: bytes of a topic's or group's name at most
 MAX_NAME = 1024
 
@@ -107,15 +108,15 @@ class Log:
         body: a flat buffer, copied at once. blob: a large payload, written from where it lies before
         this returns. Raises LogFull (nothing was appended), UsageError, Closed, InternalError.
         """
-        view = memoryview(body).cast("B")
-        if view.nbytes > MAX_BODY:
-            raise UsageError(f"a body of {view.nbytes} bytes", hint="give what is large as blob=")
+        view = body if type(body) is bytes else memoryview(body).cast("B")
+        if len(view) > MAX_BODY:
+            raise UsageError(f"a body of {len(view)} bytes", hint="give what is large as blob=")
         journal = self._journal
         if blob is None:
-            with journal.held():
+            with journal:
                 return self._append(topic, view, 0)
         payload = memoryview(blob).cast("B")
-        with journal.held():
+        with journal:
             self._topic(topic)
             segment, position = journal.reserve_blob(payload.nbytes)
             segment.pins += 1
@@ -124,9 +125,9 @@ class Log:
             with full_disk_told():
                 segment.write_blob(position, payload)
             reference = BLOB.pack(segment.first, position, payload.nbytes, crc32c(payload))
-            with journal.held():
+            with journal:
                 journal.blob_written(segment)
-                appended = self._append(topic, memoryview(reference + bytes(view)), Flag.HAS_BLOB)
+                appended = self._append(topic, reference + bytes(view), Flag.HAS_BLOB)
                 segment.needed_until = max(segment.needed_until, journal.segments[-1].first)
                 return appended
         finally:
@@ -141,14 +142,13 @@ class Log:
         """
         self._journal.commit(sequence, timeout)
 
-    def _append(self, name: str, body: memoryview, flags: int) -> tuple[int, int]:
-        topic = self._topic(name)
-        self._journal.make_room(body.nbytes)
+    def _append(self, name: str, body: bytes | memoryview, flags: int) -> tuple[int, int]:
+        journal = self._journal
+        topic = self._topics.get(name) or self._topic(name)
+        journal.make_room(len(body))
         # From here on nobody else is let in.
         offset, now = topic.end, self._now()
-        sequence, segment, position = self._journal.append(
-            Kind.MESSAGE, flags, topic.number, offset, now, body
-        )
+        sequence, segment, position = journal.append(_MESSAGE, flags, topic.number, offset, now, body)
         topic.add(segment.first, position)
         segment.newest = now
         segment.ends[topic.number] = topic.end
@@ -169,7 +169,9 @@ class Log:
         return topic
 
     def _now(self) -> int:
-        self._time = max(self._time, self._clock())  # never back
+        now = self._clock()
+        if now > self._time:  # never back
+            self._time = now
         return self._time
 
     # -- state -------------------------------------------------------------------------------------------
@@ -177,13 +179,13 @@ class Log:
     def put(self, key: bytes, value: bytes) -> int:
         """Appends state: the key's value from now on. Its sequence, for `commit`. Raises as `append`."""
         _check_key(key)
-        with self._journal.held():
+        with self._journal:
             return self._put(bytes(key), bytes(value))
 
     def remove(self, key: bytes) -> int:
         """Appends the end of a key, which need not be there. Its sequence, for `commit`."""
         _check_key(key)
-        with self._journal.held():
+        with self._journal:
             return self._put(bytes(key), None)
 
     def get(self, key: bytes) -> bytes | None:
@@ -216,12 +218,12 @@ class Log:
     @property
     def topics(self) -> tuple[str, ...]:
         """The names of all topics, in the order in which they were made."""
-        with self._journal.held():
+        with self._journal:
             return tuple(self._topics)
 
     def range(self, topic: str) -> tuple[int, int]:
         """(offset of the oldest message that is there, that of the next one); (0, 0): no such topic."""
-        with self._journal.held():
+        with self._journal:
             found = self._topics.get(topic)
             return (found.begin, found.end) if found is not None else (0, 0)
 
@@ -234,7 +236,7 @@ class Log:
         Raises LogDamaged, UsageError (offset beyond the end), Closed.
         """
         places = []
-        with self._journal.held():
+        with self._journal:
             found = self._topics.get(topic)
             end = found.end if found is not None else 0
             if not 0 <= offset <= end:
@@ -274,7 +276,7 @@ class Log:
 
     def offset_at(self, topic: str, time_ns: int) -> int:
         """The offset of the first message that is as young as that, or that of the next one."""
-        with self._journal.held():
+        with self._journal:
             found = self._topics.get(topic)
             if found is None:
                 return 0
@@ -304,7 +306,7 @@ class Log:
         Going back is allowed: messages that are still there can be read again. Raises UsageError.
         """
         _check_name(group)
-        with self._journal.held():
+        with self._journal:
             found = self._topic(topic)
             if not 0 <= offset <= found.end:
                 raise UsageError(f"offset {offset} of topic {topic!r}, which ends at {found.end}")
@@ -314,7 +316,7 @@ class Log:
 
     def leave(self, topic: str, group: str) -> int | None:
         """The group is gone; nothing is kept for its sake. The record's sequence; None: there was none."""
-        with self._journal.held():
+        with self._journal:
             found = self._topics.get(topic)
             if found is None or found.groups.pop(group, None) is None:
                 return None
@@ -322,7 +324,7 @@ class Log:
 
     def groups(self, topic: str) -> dict[str, int]:
         """The topic's groups, and the offset before which each has acknowledged."""
-        with self._journal.held():
+        with self._journal:
             found = self._topics.get(topic)
             return dict(found.groups) if found is not None else {}
 
@@ -335,12 +337,12 @@ class Log:
     @property
     def disk_bytes(self) -> int:
         """What the log takes on the disk, room that is reserved too."""
-        with self._journal.held():
+        with self._journal:
             return self._journal.disk_bytes
 
     def collect(self) -> int:
         """Removes the segments that retention lets go; how many. It is done at every new segment too."""
-        with self._journal.held():
+        with self._journal:
             return self._journal.collect(0)
 
     def _forget(self, segment: int) -> None:

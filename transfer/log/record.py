@@ -20,6 +20,7 @@ from transports.core import crc32c
 
 HEADER = struct.Struct("<IIIIQQQIBBH")
 HEADER_SIZE = HEADER.size
+_FIRST, _REST = struct.Struct("<II"), struct.Struct("<IIQQQIBBH")
 MAGIC = 0x31474C54
 MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 #: bytes of a body at most; larger payloads are blobs
@@ -70,11 +71,10 @@ def encode(
     kind: int, flags: int, topic: int, sequence: int, offset: int, time: int, lag: int, body: Any
 ) -> bytes:
     """The bytes of one record. lag beyond what fits counts as the most that does."""
-    rest = HEADER.pack(MAGIC, 0, len(body), topic, sequence, offset, time, min(lag, MAX_LAG), kind, flags, 0)[
-        _CHECKED:
-    ]
-    crc = crc32c(body, crc32c(rest))
-    return b"".join((MAGIC_BYTES, crc.to_bytes(4, "little"), rest, body))
+    if lag > MAX_LAG:
+        lag = MAX_LAG
+    rest = _REST.pack(len(body), topic, sequence, offset, time, lag, kind, flags, 0)
+    return b"".join((_FIRST.pack(MAGIC, crc32c(body, crc32c(rest))), rest, body))
 
 
 def decode(memory: memoryview, position: int, *, verify: bool = True) -> Record | None:
