@@ -13,6 +13,7 @@ from transfer.log.retention import Retention, removable
 from transfer.log.segment import Segment, full_disk_told, sync_folder
 from transports.errors import Again, Closed, ForkedError, InternalError, LogFull
 
+_IN_DOUBT = "what was not committed is in doubt until the log is opened again"
 #: state as a new segment repeats it
 Snapshot = Callable[[], Iterable[tuple[bytes, bytes]]]
 #: the offset before which all groups of a topic have acknowledged; None: it has no group
@@ -82,10 +83,8 @@ class Journal:
         if self._closed:
             raise Closed("the log is closed")
         if self._failed is not None:
-            raise InternalError(
-                f"writing the log failed: {self._failed}",
-                hint="what was not committed is in doubt; open it again",
-            ) from self._failed
+            text = f"writing the log failed before: {self._failed}"
+            raise InternalError(text, hint=_IN_DOUBT) from self._failed
 
     # -- appending, with the lock ------------------------------------------------------------------------
 
@@ -115,15 +114,23 @@ class Journal:
         return sequence, segment, position
 
     def reserve_blob(self, nbytes: int) -> tuple[Segment, int]:
-        """Room for a blob in the last segment: where. Raises LogFull."""
+        """Room for a blob in the last segment: where. It stays until `unpin`. Raises LogFull."""
         self._limit(nbytes)
         segment = self.segments[-1]
         with full_disk_told():
-            return segment, segment.reserve_blob(nbytes)
+            position = segment.reserve_blob(nbytes)
+        segment.pins += 1
+        return segment, position
 
     def blob_written(self, segment: Segment) -> None:
         """A blob lies where it was reserved; the next record may name it."""
         self._blobs.add(segment)
+
+    def unpin(self, segment: Segment) -> None:
+        """A record names the blob, or nobody will. Takes the lock."""
+        with self.lock:
+            segment.pins -= 1
+            self.lock.notify_all()
 
     @property
     def disk_bytes(self) -> int:
@@ -227,13 +234,17 @@ class Journal:
     def sync_every(self, seconds: float) -> None:
         """The thread of mode "interval": syncs until the journal is closed. Takes the lock."""
         with self.lock:
-            while not self._closed and self._failed is None:
-                if not self._busy and self._synced < self.sequence:
+            while True:
+                due = time.monotonic() + seconds
+                while (left := due - time.monotonic()) > 0 or self._busy:
+                    self.lock.wait(max(left, 0.001))
+                    if self._closed or self._failed is not None:
+                        return
+                if self._synced < self.sequence:
                     try:
                         self._flush_beside(sync=True)
-                    except OSError:
+                    except InternalError:
                         return  # whoever waits is told
-                self.lock.wait(seconds)
 
     @property
     def _kept(self) -> int:
@@ -267,6 +278,9 @@ class Journal:
                 one.sync_blobs()
             if sync:
                 segment.sync()
+        except OSError as error:
+            failed = error
+            raise InternalError(f"writing the log failed: {error}", hint=_IN_DOUBT) from error
         except BaseException as error:
             failed = error
             raise
@@ -282,14 +296,16 @@ class Journal:
                     self.kept_at = place
 
     def close(self) -> None:
-        """Keeps what was appended, and ends. Idempotent; takes the lock. Raises OSError."""
+        """Keeps what was appended, and ends. Idempotent; takes the lock. Raises InternalError."""
+        if os.getpid() != self._process:
+            return  # the parent's
         with self.lock:
-            while self._busy:
+            while self._busy or any(segment.pins for segment in self.segments):
                 self.lock.wait()
             if self._closed:
                 return
             try:
-                if self._failed is None and os.getpid() == self._process:
+                if self._failed is None:
                     self._flush(sync=True)
             finally:
                 self._closed = True

@@ -119,7 +119,6 @@ class Log:
         with journal:
             self._topic(topic)
             segment, position = journal.reserve_blob(payload.nbytes)
-            segment.pins += 1
         try:
             # Without the lock: others append meanwhile, and a new segment may begin.
             with full_disk_told():
@@ -131,8 +130,7 @@ class Log:
                 segment.needed_until = max(segment.needed_until, journal.segments[-1].first)
                 return appended
         finally:
-            with journal.lock:
-                segment.pins -= 1
+            journal.unpin(segment)
 
     def commit(self, sequence: int | None = None, timeout: float = 30.0) -> None:
         """Returns when all up to this record (None: all that was appended) is kept, as `fsync` says.
@@ -253,6 +251,8 @@ class Log:
         size = 0
         for memory, position, number in places:
             message = self._message(memory, position, number, segments, verify)
+            if message is None:
+                continue  # removed meanwhile
             size += len(message.body) + (len(message.blob) if message.blob is not None else 0)
             if messages and size > nbytes:
                 break
@@ -261,7 +261,7 @@ class Log:
 
     def _message(
         self, memory: memoryview, position: int, offset: int, segments: Mapping[int, Segment], verify: bool
-    ) -> Message:
+    ) -> Message | None:
         record = decode(memory, position)
         if record is None or record.offset != offset:
             raise LogDamaged(f"message {offset} at byte {position} is not what was written")
@@ -270,6 +270,8 @@ class Log:
         first, begin, nbytes, crc = BLOB.unpack_from(record.body)
         segment = segments.get(first)
         blob = segment.blob(begin, nbytes) if segment is not None else None
+        if segment is None or segment.closed:
+            return None
         if blob is None or (verify and crc32c(blob) != crc):
             raise LogDamaged(f"the blob of message {offset} is not what was written")
         return Message(record.offset, record.time, record.body[BLOB.size :], blob)
@@ -352,8 +354,7 @@ class Log:
     def close(self) -> None:
         """Keeps what was appended, and ends. Messages that were read stay good. Idempotent."""
         try:
-            with full_disk_told():
-                self._journal.close()
+            self._journal.close()
         finally:
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join()

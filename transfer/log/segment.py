@@ -44,7 +44,10 @@ class Segment:
         self.pins = 0
         self.blob_end = 0
         self._fd = fd
-        self._map = mmap.mmap(fd, capacity, flags=mmap.MAP_SHARED, prot=_READ)
+        # A file of no bytes, which a crash can leave, cannot be mapped.
+        self._map = (
+            mmap.mmap(fd, capacity, flags=mmap.MAP_SHARED, prot=_READ) if capacity else mmap.mmap(-1, 1)
+        )
         self.memory = memoryview(self._map)
         self._blob_fd = -1
         self._blob_room = 0
@@ -68,12 +71,16 @@ class Segment:
         """One that is there; `end` is for whoever scans it to say."""
         fd = os.open(path_of(folder, first), os.O_RDWR | os.O_CLOEXEC)
         try:
-            segment = cls(folder, first, fd, max(os.fstat(fd).st_size, 1))
+            segment = cls(folder, first, fd, os.fstat(fd).st_size)
         except BaseException:
             os.close(fd)
             raise
         segment._open_blobs()
         return segment
+
+    @property
+    def closed(self) -> bool:
+        return self._fd < 0
 
     @property
     def path(self) -> Path:
@@ -151,12 +158,12 @@ class Segment:
         """A view of a blob, read-only, which outlives the segment; None: it is cut short."""
         if not nbytes:
             return memoryview(b"")
-        if self._blob_fd < 0 or os.fstat(self._blob_fd).st_size < position + nbytes:
-            return None
         begin = position // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        mapping = mmap.mmap(
-            self._blob_fd, position - begin + nbytes, flags=mmap.MAP_SHARED, prot=_READ, offset=begin
-        )
+        size = position - begin + nbytes
+        with self._lock:  # its number must not become another file's meanwhile
+            if self._blob_fd < 0 or os.fstat(self._blob_fd).st_size < position + nbytes:
+                return None
+            mapping = mmap.mmap(self._blob_fd, size, flags=mmap.MAP_SHARED, prot=_READ, offset=begin)
         return memoryview(mapping)[position - begin :]
 
     def _open_blobs(self) -> None:
