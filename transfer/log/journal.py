@@ -13,6 +13,8 @@ from transfer.log.retention import Retention, removable
 from transfer.log.segment import Segment, full_disk_told, sync_folder
 from transports.errors import Again, Closed, ForkedError, InternalError, LogFull
 
+#: a segment's blobs take so many times the bytes of its records at most, unless one alone takes more
+_BLOBS = 16
 _IN_DOUBT = "what was not committed is in doubt until the log is opened again"
 #: state as a new segment repeats it
 Snapshot = Callable[[], Iterable[tuple[bytes, bytes]]]
@@ -114,9 +116,18 @@ class Journal:
         return sequence, segment, position
 
     def reserve_blob(self, nbytes: int) -> tuple[Segment, int]:
-        """Room for a blob in the last segment: where. It stays until `unpin`. Raises LogFull."""
-        self._limit(nbytes)
-        segment = self.segments[-1]
+        """Room for a blob in the last segment: where. It stays until `unpin`. Raises LogFull.
+
+        May wait, and let others in.
+        """
+        most = _BLOBS * self._segment_bytes
+        while (segment := self.segments[-1]).blob_end and segment.blob_end + nbytes > most:
+            if self._busy:
+                self.lock.wait()
+                self._check()
+            else:
+                self._roll(0, limited=True)
+        self._limit(segment.blob_growth(nbytes))
         with full_disk_told():
             position = segment.reserve_blob(nbytes)
         segment.pins += 1
@@ -144,7 +155,7 @@ class Journal:
     def _limit(self, nbytes: int) -> None:
         """Raises LogFull if retention does not allow so many bytes more."""
         limit = self.retention.bytes
-        if limit is None or self.disk_bytes + nbytes <= limit:
+        if limit is None or not nbytes or self.disk_bytes + nbytes <= limit:
             return
         self.collect(nbytes)
         if self.disk_bytes + nbytes > limit:

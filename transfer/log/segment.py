@@ -18,7 +18,7 @@ SUFFIX, BLOBS = ".log", ".blobs"
 LARGEST = (1 << 32) - 1
 #: blobs begin at such bytes, so that numbers in them are aligned
 ALIGNMENT = 64
-#: bytes that a blob file grows by
+#: bytes that a blob file grows by at most, beyond what is needed
 _STEP = 64 << 20
 _READ = mmap.PROT_READ
 #: what the system says when there is no room
@@ -131,22 +131,25 @@ class Segment:
 
     # -- blobs -----------------------------------------------------------------------------------------
 
+    def blob_growth(self, nbytes: int) -> int:
+        """Bytes that the blob file has to grow by for one more blob."""
+        needed = _aligned(self.blob_end) + nbytes - self._blob_room
+        return max(needed, min(self.capacity, _STEP)) if needed > 0 else 0
+
     def reserve_blob(self, nbytes: int) -> int:
         """Room for a blob; where it begins. Raises LogFull."""
-        position = -(-self.blob_end // ALIGNMENT) * ALIGNMENT
+        position = _aligned(self.blob_end)
         if self._blob_fd < 0:
             path = path_of(self.folder, self.first, BLOBS)
             self._blob_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
             sync_folder(self.folder)
-        if position + nbytes > self._blob_room:
-            needed = position + nbytes - self._blob_room
-            try:
-                more = max(_STEP, needed)
-                reserve(self._blob_fd, self._blob_room, more)
-            except LogFull:
-                more = needed
-                reserve(self._blob_fd, self._blob_room, more)
-            self._blob_room += more
+        more = self.blob_growth(nbytes)
+        try:
+            reserve(self._blob_fd, self._blob_room, more)
+        except LogFull:
+            more = position + nbytes - self._blob_room
+            reserve(self._blob_fd, self._blob_room, more)
+        self._blob_room += more
         self.blob_end = position + nbytes
         return position
 
@@ -190,6 +193,10 @@ class Segment:
                     os.close(fd)
             self._fd = self._blob_fd = -1
         self.memory = memoryview(b"")  # the mapping ends with the last view of it
+
+
+def _aligned(position: int) -> int:
+    return -(-position // ALIGNMENT) * ALIGNMENT
 
 
 def _write(fd: int, position: int, data: memoryview) -> None:
