@@ -126,6 +126,13 @@ def test_where_libucp_is_looked_for(monkeypatch, tmp_path):
     assert files.libraries("", "/nowhere", prefer_system=False) == (files.SONAME,)
 
 
+def test_a_driver_that_nobody_knows_is_told_and_kills_nobody(monkeypatch):
+    monkeypatch.setenv("TRANSFER_UCX_DRIVER", "ucx-py")
+    found = ucx.probe()
+    assert not found.usable and "TRANSFER_UCX_DRIVER" in found.reason and "libucp" in found.hint
+    assert any("TRANSFER_UCX_DRIVER" in what for what, _ in ucx.report("").warnings)
+
+
 def test_probing_loads_nothing():
     code = (
         "import os, sys; before = dict(os.environ); from transports.ucx import probe, stream, upgrade;"

@@ -16,7 +16,7 @@ from pathlib import Path
 _LIBRARIES = ("libucp", "libuct", "libucs", "libucm")
 #: modules that UCX finds beside its libraries, for InfiniBand and RoCE
 _INFINIBAND = ("libuct_ib", "libuct_ib_mlx5", "libuct_ib_efa", "libuct_rdmacm")
-#: distributions that bring the module ucxx, and one that brings UCX alone
+#: distributions that bring the module ucxx
 PACKAGES = ("ucxx-cu12", "ucxx-cu13")
 #: what UCX's own library is called where the system looks for it
 SONAME = "libucp.so.0"

@@ -147,14 +147,9 @@ class Functions:
         self.path = path
         for library, table in ((quick, _QUICK), (slow, _SLOW)):
             for name, (result, arguments) in table.items():
-                if name == "ucs_status_string":
-                    continue
                 function = getattr(library, name)
                 function.restype, function.argtypes = result, arguments
                 setattr(self, name.removeprefix("ucp_"), function)
-        # It is another library's, which this one brings along.
-        self._status_string = ctypes.PyDLL(path.replace("libucp.", "libucs.")).ucs_status_string
-        self._status_string.restype, self._status_string.argtypes = _QUICK["ucs_status_string"]
         major, minor, release = c_uint(), c_uint(), c_uint()
         self.get_version(major, minor, release)
         self.numbers = (major.value, minor.value, release.value)
@@ -176,7 +171,7 @@ class Functions:
     def check(self, status: int) -> None:
         """Raises StatusError unless it is OK or goes on."""
         if status < 0:
-            text = self._status_string(status) or b""
+            text = self.ucs_status_string(status) or b""  # of libucs, which libucp brings along
             raise StatusError(status, text.decode("utf-8", "replace"))
 
     def pointer(self, answer: int | None) -> int:

@@ -6,6 +6,7 @@ import ctypes
 import time
 import weakref
 from ctypes import byref
+from functools import partial
 from typing import Any
 
 from transports.core import address_of
@@ -110,7 +111,7 @@ class LibucpWorker(Worker):
         self.handle = handle
         self.fd = fd.value
         self.address = self._own_address()
-        self.step = _bound(functions.worker_progress, handle)
+        self.step = partial(functions.worker_progress, handle)
         self._probe = functions.tag_probe_nb
         self._info = libucp.TagInfo()
         self._info_at = ctypes.addressof(self._info)
@@ -224,14 +225,6 @@ class LibucpEndpoint(Endpoint):
     def _check(self) -> None:
         if not self._handle:
             raise Broken("this end closed the endpoint")
-
-
-def _bound(function: Any, handle: ctypes.c_void_p) -> Any:
-    def step() -> int:
-        found: int = function(handle)
-        return found
-
-    return step
 
 
 def _memory(data: Any) -> tuple[Any, int]:

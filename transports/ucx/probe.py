@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transports.config import ucx_driver, ucx_of_the_system
-from transports.errors import TransferError
+from transports.errors import OptionError, TransferError
 from transports.probe import Probe
 from transports.ucx import driver
 from transports.ucx.installed import (
@@ -38,7 +38,10 @@ def devices(root: Path = _DEVICES) -> tuple[str, ...]:
 
 def probe() -> Probe:
     """Whether UCX could be offered. Nothing is imported: ucxx takes a second, and sets variables."""
-    wished = ucx_driver()
+    try:
+        wished = ucx_driver()
+    except OptionError as error:
+        return Probe(False, _first_line(error), "missing", error.hint, better=False)
     if not bindings(wished):
         hint = f"pip install {PACKAGES[0]} (or {PACKAGES[1]})"
         what = "UCX" if wished == "auto" else wished
@@ -82,12 +85,16 @@ def report(maps: str | None = None, *, load: bool = False) -> Report:
     Never raises for what is missing or broken: that is among the warnings.
     """
     warnings: list[tuple[str, str]] = []
-    installed = bool(bindings(ucx_driver()))
+    installed = False
+    try:
+        installed = bool(bindings(ucx_driver()))
+    except OptionError as error:
+        warnings.append((_first_line(error), error.hint))
     if load and installed:
         try:
             driver.fabric()
         except TransferError as error:
-            warnings.append((str(error).partition("\n")[0], error.hint))
+            warnings.append((_first_line(error), error.hint))
     fabric = driver.loaded()
     libraries = mapped(own_maps() if maps is None else maps)
     directories = copies(libraries)
@@ -99,6 +106,11 @@ def report(maps: str | None = None, *, load: bool = False) -> Report:
     warnings += _warnings(directories, infiniband, names, bool(libraries) or directory is not None)
     version, by = (fabric.version, fabric.driver) if fabric is not None else ("", "")
     return Report(installed, version, by, libraries, directories, infiniband, names, tuple(warnings))
+
+
+def _first_line(error: TransferError) -> str:
+    """Its text without the hint."""
+    return str(error).partition("\n")[0]
 
 
 def _warnings(
