@@ -75,6 +75,65 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path):
     assert there > 0
 
 
+DISCARDER = """
+import sys
+from transfer.log import Log
+folder, begin = sys.argv[1], int(sys.argv[2])
+with Log(folder, segment_bytes=1 << 16, fsync=sys.argv[3]) as log:
+    number = begin
+    while True:
+        for _ in range(1 + number % 5):
+            parts = [b"%d;" % number * 2000, b"%d." % number * 3000]
+            log.append("t", b"%d" % number, blob=parts)
+            log.append("dropped", b"", blob=bytes(100_000))
+            number += 1
+        log.discard("t", max(0, number - 25), number - number % 10)
+        log.commit(log.drop("dropped"))
+        print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("fsync", ["always", "never"])
+def test_after_kill_9_a_blob_is_whole_or_discarded(tmp_path, fsync):
+    chance = random.Random(7)
+    there = 0
+    for _ in range(KILLS):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", DISCARDER, str(tmp_path / "log"), str(there), fsync],
+            stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        timer = threading.Timer(40, writer.kill)
+        timer.start()
+        try:
+            for _ in range(chance.randrange(1, 40)):
+                assert writer.stdout.readline()
+        finally:
+            writer.kill()
+            rest = writer.stdout.read().split()
+            writer.wait(20)
+            writer.stdout.close()
+            timer.cancel()
+            timer.join()
+        with Log(tmp_path / "log", segment_bytes=1 << 16) as log:
+            end = log.range("t")[1]
+            assert not rest or int(rest[-1]) <= end
+            at = 0
+            while messages := log.read("t", at, nbytes=1 << 24):
+                for message in messages:
+                    number = message.offset
+                    assert bytes(message.body) == b"%d" % number
+                    if message.discarded:
+                        assert number < end - end % 10
+                    else:
+                        assert message.blob == b"%d;" % number * 2000 + b"%d." % number * 3000
+                        assert number >= end - 40
+                at = messages[-1].offset + 1
+            assert at == end > there
+            log.commit(log.drop("dropped"))
+            there = end
+    assert there > 0
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 1 MiB."""

@@ -329,6 +329,32 @@ def test_blobs_are_written_from_where_they_lie_and_read_without_a_copy(tmp_path)
     assert first.blob == large
 
 
+def test_a_blob_of_many_buffers_is_one_blob(tmp_path, monkeypatch):
+    parts = [os.urandom(size) for size in (100_000, 0, 1, 4096)] + [b"%d;" % number for number in range(3000)]
+    written = []
+    real = os.pwritev
+
+    def short(fd, buffers, position):
+        """Some of it, as the system may."""
+        size = real(fd, [b"".join(buffers)[:30_011]], position)
+        written.append(len(buffers))
+        return size
+
+    with Log(tmp_path, segment_bytes=SMALL) as log:
+        log.append("t", b"list", blob=parts)
+        log.append("t", b"none", blob=[])
+        log.append("t", b"one", blob=(parts[0],))
+        monkeypatch.setattr(os, "pwritev", short)
+        log.append("t", b"short", blob=tuple(map(memoryview, parts)))
+        log.commit()
+        whole = b"".join(parts)
+        said = log.read("t", 0, nbytes=1 << 24)
+        assert [bytes(one.blob) for one in said] == [whole, b"", parts[0], whole]
+        assert len(written) > 3 and max(written) <= os.sysconf("SC_IOV_MAX")
+    with Log(tmp_path) as log:
+        assert [bytes(one.blob) for one in log.read("t", 0, nbytes=1 << 24)] == [whole, b"", parts[0], whole]
+
+
 def test_a_torn_blob_is_a_torn_tail(tmp_path):
     with Log(tmp_path) as log:
         log.append("t", b"whole", blob=b"a" * 100_000)

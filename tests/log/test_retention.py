@@ -15,7 +15,6 @@ class Facts:
     disk_bytes: int = 100
     newest: int = 0
     ends: dict[int, int] = field(default_factory=dict)
-    needed_until: int = 0
     pins: int = 0
 
 
@@ -24,7 +23,7 @@ def go(segments, retention, *, now=0, done=None, wanted=0):
 
 
 def some(count):
-    return [Facts(number * 10, needed_until=number * 10) for number in range(count)]
+    return [Facts(number * 10) for number in range(count)]
 
 
 def test_without_a_limit_nothing_goes():
@@ -69,10 +68,7 @@ def test_what_a_group_has_not_acknowledged_never_goes(ends, done, limit):
         assert all(done.get(topic, end) >= end for topic, end in segment.ends.items())
 
 
-def test_blobs_that_later_records_name_and_those_being_written_stay():
+def test_segments_with_blobs_that_are_being_written_stay():
     segments = some(5)
-    segments[0].needed_until = segments[2].first
-    assert go(segments, Retention(bytes=300)) == 0  # the first would have to stay, so both do
-    assert go(segments, Retention(bytes=200)) == 3
     segments[1].pins = 1
-    assert go(segments, Retention(bytes=300)) == 0
+    assert go(segments, Retention(bytes=100)) == 1

@@ -5,11 +5,16 @@ segment      a file of records, and the file of large payloads beside it
 recovery     what a folder holds after a crash: torn tails are cut, damage is told
 journal      records written and synced together for all who wait
 index        where the messages of a topic lie
+ranges       sets of offsets (pure)
+message      a message as it is read
+holes        the room of blobs that were discarded, given back to the disk
 retention    which segments may go (pure)
-log          the log: append, commit, read, groups
+checks       what the log is given: a folder, names, buffers
+log          the log: append, commit, read, groups, discard, drop
 """
 
-from transfer.log.log import Log, Message
+from transfer.log.log import Log
+from transfer.log.message import Message
 from transfer.log.retention import Retention
 
 __all__ = ["Log", "Message", "Retention"]

@@ -18,6 +18,8 @@ _BLOBS = 16
 _IN_DOUBT = "what was not committed is in doubt until the log is opened again"
 #: state as a new segment repeats it
 Snapshot = Callable[[], Iterable[tuple[bytes, bytes]]]
+#: what was discarded is given back; is called with the lock
+Relieve = Callable[[], None]
 #: the offset before which all groups of a topic have acknowledged; None: it has no group
 Acknowledged = Callable[[int], int | None]
 
@@ -43,6 +45,7 @@ class Journal:
         snapshot: Snapshot,
         acknowledged: Acknowledged,
         removed: Callable[[int], None],
+        relieve: Relieve,
     ) -> None:
         self.lock = threading.Condition(threading.Lock())
         self.segments = segments
@@ -55,6 +58,7 @@ class Journal:
         self._snapshot = snapshot
         self._acknowledged = acknowledged
         self._removed = removed
+        self._relieve = relieve
         self._process = os.getpid()
         self._written = self._synced = sequence
         self._chunks: list[bytes] = []
@@ -212,7 +216,11 @@ class Journal:
         self.kept_at = self._place()
 
     def collect(self, wanted: int) -> int:
-        """Removes the segments that retention lets go; how many. wanted: bytes that should be free."""
+        """Gives back what was discarded, removes the segments that retention lets go; how many.
+
+        wanted: bytes that should be free.
+        """
+        self._relieve()
         now = self._clock()
         count = removable(self.segments, self.retention, now, self._acknowledged, wanted=wanted)
         for segment in self.segments[:count]:
@@ -226,15 +234,20 @@ class Journal:
 
     # -- committing --------------------------------------------------------------------------------------
 
-    def commit(self, sequence: int | None, timeout: float) -> None:
-        """See `Log.commit`. Takes the lock."""
+    @property
+    def synced(self) -> int:
+        """All records before this one are synced."""
+        return self._synced
+
+    def commit(self, sequence: int | None, timeout: float, *, synced: bool = False) -> None:
+        """See `Log.commit`. synced: in mode "never" too. Takes the lock."""
         deadline = time.monotonic() + timeout
         with self:
             until = self.sequence if sequence is None else sequence + 1
-            while self._kept < until:
-                mine = self._mode == "always" or self._written < until
-                if mine and not self._busy:
-                    self._flush_beside(sync=self._mode == "always")
+            while (self._synced if synced else self._kept) < until:
+                sync = self._mode == "always" or (synced and self._mode == "never")
+                if (sync or self._written < until) and not self._busy:
+                    self._flush_beside(sync=sync)
                     continue
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -256,6 +269,7 @@ class Journal:
                         self._flush_beside(sync=True)
                     except InternalError:
                         return  # whoever waits is told
+                    self._relieve()
 
     @property
     def _kept(self) -> int:
@@ -318,6 +332,7 @@ class Journal:
             try:
                 if self._failed is None:
                     self._flush(sync=True)
+                    self._relieve()
             finally:
                 self._closed = True
                 self.lock.notify_all()

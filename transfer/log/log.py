@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from transfer.log.checks import MAX_NAME, check_key, check_name, lock, parts_of
+from transfer.log.holes import Holes, give_back
 from transfer.log.index import Topic
 from transfer.log.journal import Journal
-from transfer.log.record import BLOB, HEADER_SIZE, MAX_BODY, Flag, Kind, Record, decode, state_body
-from transfer.log.recovery import group_key, recover, topic_key, topic_value
+from transfer.log.message import Message, first_since, messages_at
+from transfer.log.record import BLOB, HEADER_SIZE, MAX_BODY, Flag, Kind, state_body
+from transfer.log.recovery import (
+    HIGHEST,
+    discarded_key,
+    forget_topic,
+    group_key,
+    recover,
+    topic_key,
+    topic_value,
+)
 from transfer.log.retention import Retention
-from transfer.log.segment import LARGEST, Segment, full_disk_told
+from transfer.log.segment import LARGEST, full_disk_told
 from transports.core import crc32c
-from transports.errors import LogDamaged, LogInUse, OptionError, UsageError
+from transports.errors import OptionError, UsageError
 
 Fsync = Literal["always", "interval", "never"]
 _FSYNC = ("always", "interval", "never")
 SEGMENT_BYTES = 64 << 20
 _SMALLEST_SEGMENT = 4096
 _MESSAGE = int(Kind.MESSAGE)
-#: bytes of a topic's or group's name at most
-MAX_NAME = 1024
-
-
-class Message(NamedTuple):
-    """A message of a topic. time: nanoseconds since 1970, when it was appended.
-
-    body, blob: read-only views of the log's files, which stay good when the log is closed or it is removed.
-    """
-
-    offset: int
-    time: int
-    body: memoryview
-    blob: memoryview | None
+#: of a record of discarded blobs; that of a topic's end is shorter
+_RANGE_BODY = len(state_body(discarded_key(0, 0), bytes(8)))
 
 
 class Log:
@@ -70,11 +69,15 @@ class Log:
             raise OptionError(f"segment_bytes={segment_bytes}", hint=f"from {_SMALLEST_SEGMENT} to {LARGEST}")
         self.folder = Path(folder)
         self._clock = clock
-        self._lock_fd = _lock(self.folder)
+        self._lock_fd = lock(self.folder)
         try:
             found = recover(self.folder, repair=repair)
             self.cut = found.cut
             self._state = found.state
+            self._highest = max(
+                int.from_bytes(found.state.get(HIGHEST, b""), "little"), max(found.topics, default=0)
+            )
+            self._holes = Holes()
             self._numbers = found.topics
             self._topics = {topic.name: topic for topic in found.topics.values()}
             self._time = max((segment.newest for segment in found.segments), default=0)
@@ -89,7 +92,15 @@ class Log:
                 snapshot=self._snapshot,
                 acknowledged=self._acknowledged,
                 removed=self._forget,
+                relieve=self._relieve,
             )
+            # A crash may have come before they were given back.
+            with self._journal:
+                for topic in found.topics.values():
+                    self._ask(topic, topic.discarded)
+                for topic in found.dropped:
+                    self._ask(topic, [(0, topic.end)])
+                self._relieve()
         except BaseException:
             os.close(self._lock_fd)
             raise
@@ -106,7 +117,8 @@ class Log:
         """Appends a message: (sequence, offset in its topic). `commit(sequence)` waits until it is kept.
 
         body: a flat buffer, copied at once. blob: a large payload, written from where it lies before
-        this returns. Raises LogFull (nothing was appended), UsageError, Closed, InternalError.
+        this returns: a flat buffer, or a list or tuple of them, which become one blob. Raises LogFull
+        (nothing was appended), UsageError, Closed, InternalError.
         """
         view = body if type(body) is bytes else memoryview(body).cast("B")
         if len(view) > MAX_BODY:
@@ -115,19 +127,24 @@ class Log:
         if blob is None:
             with journal:
                 return self._append(topic, view, 0)
-        payload = memoryview(blob).cast("B")
+        parts = parts_of(blob)
+        nbytes = sum(map(len, parts))
         with journal:
             self._topic(topic)
-            segment, position = journal.reserve_blob(payload.nbytes)
+            segment, position = journal.reserve_blob(nbytes)
         try:
             # Without the lock: others append meanwhile, and a new segment may begin.
             with full_disk_told():
-                segment.write_blob(position, payload)
-            reference = BLOB.pack(segment.first, position, payload.nbytes, crc32c(payload))
+                segment.write_blob(position, parts)
+            crc = reduce(lambda crc, part: crc32c(part, crc), parts, 0)
+            reference = BLOB.pack(segment.first, position, nbytes, crc)
             with journal:
                 journal.blob_written(segment)
                 appended = self._append(topic, reference + bytes(view), Flag.HAS_BLOB)
-                segment.needed_until = max(segment.needed_until, journal.segments[-1].first)
+                # The record may lie in a later segment: this one is needed as long as the message is.
+                number = self._topics[topic].number
+                segment.ends[number] = max(segment.ends.get(number, 0), appended[1] + 1)
+                segment.newest = max(segment.newest, self._time)
                 return appended
         finally:
             journal.unpin(segment)
@@ -135,15 +152,25 @@ class Log:
     def commit(self, sequence: int | None = None, timeout: float = 30.0) -> None:
         """Returns when all up to this record (None: all that was appended) is kept, as `fsync` says.
 
-        The first caller writes and syncs for all who wait. Raises Again after `timeout` seconds, Closed,
-        InternalError if the disk failed.
+        The first caller writes and syncs for all who wait. What was discarded before is synced, in each mode,
+        and given back. Raises Again after `timeout` seconds, Closed, InternalError if the disk failed.
         """
-        self._journal.commit(sequence, timeout)
+        journal = self._journal
+        journal.commit(sequence, timeout, synced=self._holes.asked)
+        if self._holes.asked:
+            with journal:
+                due = self._holes.due(journal.synced, journal.segments, again=True)
+            left = give_back(due)
+            if left:
+                with journal:
+                    self._holes.keep(left)
 
     def _append(self, name: str, body: bytes | memoryview, flags: int) -> tuple[int, int]:
         journal = self._journal
         topic = self._topics.get(name) or self._topic(name)
         journal.make_room(len(body))
+        if self._topics.get(name) is not topic:  # dropped, while others were let in
+            topic = self._with_room(name, len(body))
         # From here on nobody else is let in.
         offset, now = topic.end, self._now()
         sequence, segment, position = journal.append(_MESSAGE, flags, topic.number, offset, now, body)
@@ -156,15 +183,24 @@ class Log:
         topic = self._topics.get(name)
         if topic is not None:
             return topic
-        _check_name(name)
+        check_name(name)
         self._journal.make_room(2 * MAX_NAME)
         topic = self._topics.get(name)  # somebody may have come in between
         if topic is None:
-            topic = Topic(name, max(self._numbers, default=0) + 1)
+            self._highest += 1
+            topic = Topic(name, self._highest)
             body = state_body(topic_key(topic.number), topic_value(topic))
             self._journal.append(Kind.STATE, 0, 0, 0, 0, body)
             self._topics[name] = self._numbers[topic.number] = topic
         return topic
+
+    def _with_room(self, name: str, size: int, *, limited: bool = True) -> Topic:
+        """The topic, and room for a record with a body of `size` bytes, when nobody dropped it meanwhile."""
+        while True:
+            topic = self._topic(name)
+            self._journal.make_room(size, limited=limited)
+            if self._topics.get(name) is topic:
+                return topic
 
     def _now(self) -> int:
         now = self._clock()
@@ -176,13 +212,13 @@ class Log:
 
     def put(self, key: bytes, value: bytes) -> int:
         """Appends state: the key's value from now on. Its sequence, for `commit`. Raises as `append`."""
-        _check_key(key)
+        check_key(key)
         with self._journal:
             return self._put(bytes(key), bytes(value))
 
     def remove(self, key: bytes) -> int:
         """Appends the end of a key, which need not be there. Its sequence, for `commit`."""
-        _check_key(key)
+        check_key(key)
         with self._journal:
             return self._put(bytes(key), None)
 
@@ -247,34 +283,7 @@ class Log:
                 if (first, position) >= self._journal.kept_at:
                     break
                 places.append((segments[first].memory, position, number))
-        messages: list[Message] = []
-        size = 0
-        for memory, position, number in places:
-            message = self._message(memory, position, number, segments, verify)
-            if message is None:
-                continue  # removed meanwhile
-            size += len(message.body) + (len(message.blob) if message.blob is not None else 0)
-            if messages and size > nbytes:
-                break
-            messages.append(message)
-        return messages
-
-    def _message(
-        self, memory: memoryview, position: int, offset: int, segments: Mapping[int, Segment], verify: bool
-    ) -> Message | None:
-        record = decode(memory, position)
-        if record is None or record.offset != offset:
-            raise LogDamaged(f"message {offset} at byte {position} is not what was written")
-        if not record.flags & Flag.HAS_BLOB:
-            return Message(record.offset, record.time, record.body, None)
-        first, begin, nbytes, crc = BLOB.unpack_from(record.body)
-        segment = segments.get(first)
-        blob = segment.blob(begin, nbytes) if segment is not None else None
-        if segment is None or segment.closed:
-            return None
-        if blob is None or (verify and crc32c(blob) != crc):
-            raise LogDamaged(f"the blob of message {offset} is not what was written")
-        return Message(record.offset, record.time, record.body[BLOB.size :], blob)
+        return messages_at(found, segments, places, nbytes, verify)
 
     def offset_at(self, topic: str, time_ns: int) -> int:
         """The offset of the first message that is as young as that, or that of the next one."""
@@ -282,23 +291,7 @@ class Log:
             found = self._topics.get(topic)
             if found is None:
                 return 0
-            low, high = found.begin, found.end
-            segments = {segment.first: segment for segment in self._journal.segments}
-            while low < high:
-                middle = (low + high) // 2
-                first, position = found.find(middle)
-                record = self._header(segments[first], position)
-                if record is None or record.time >= time_ns:  # None: it is not written yet, so it is younger
-                    high = middle
-                else:
-                    low = middle + 1
-            return low
-
-    @staticmethod
-    def _header(segment: Segment, position: int) -> Record | None:
-        return (
-            decode(segment.memory, position, verify=False) if position + HEADER_SIZE <= segment.end else None
-        )
+            return first_since(found, {one.first: one for one in self._journal.segments}, time_ns)
 
     # -- groups ------------------------------------------------------------------------------------------
 
@@ -307,9 +300,10 @@ class Log:
 
         Going back is allowed: messages that are still there can be read again. Raises UsageError.
         """
-        _check_name(group)
+        check_name(group)
         with self._journal:
-            found = self._topic(topic)
+            size = len(state_body(group_key(0, group), bytes(8)))
+            found = self._with_room(topic, size, limited=False)
             if not 0 <= offset <= found.end:
                 raise UsageError(f"offset {offset} of topic {topic!r}, which ends at {found.end}")
             sequence = self._put(group_key(found.number, group), offset.to_bytes(8, "little"))
@@ -319,6 +313,7 @@ class Log:
     def leave(self, topic: str, group: str) -> int | None:
         """The group is gone; nothing is kept for its sake. The record's sequence; None: there was none."""
         with self._journal:
+            self._journal.make_room(len(state_body(group_key(0, group), b"")), limited=False)
             found = self._topics.get(topic)
             if found is None or found.groups.pop(group, None) is None:
                 return None
@@ -334,6 +329,63 @@ class Log:
         groups = self._numbers[number].groups
         return min(groups.values()) if groups else None
 
+    # -- what is not needed any more ---------------------------------------------------------------------
+
+    def discard(self, topic: str, begin: int, end: int) -> int | None:
+        """The blobs of these messages are not needed any more; the messages stay. The record's sequence.
+
+        They are read with `discarded` from now on. Their room on the disk is given back when the record is
+        synced and nobody has a view of them: by `commit`, `collect`, a new segment, or `close`; whole pages
+        only, and where the file system can. None: all of it was discarded before. Raises UsageError.
+        """
+        with self._journal:
+            self._journal.make_room(2 * HEADER_SIZE + 2 * _RANGE_BODY, limited=False)
+            found = self._topics.get(topic)
+            last = found.end if found is not None else 0
+            if not 0 <= begin <= end <= last:
+                raise UsageError(f"offsets {begin} to {end} of topic {topic!r}, which ends at {last}")
+            if found is None or not (missing := found.discarded.missing(begin, end)):
+                return None
+            sequence = 0
+            for low, high in found.discard(begin, end):
+                if high:
+                    sequence = self._put(discarded_key(found.number, low), high.to_bytes(8, "little"))
+                else:  # it went up in another; whoever reads the old record merges both
+                    self._state.pop(discarded_key(found.number, low))
+            self._ask(found, missing, sequence)
+            return sequence
+
+    def drop(self, topic: str) -> int | None:
+        """The topic is gone, with its messages and groups; the name can be a new topic's, which begins at 0.
+
+        Its blobs are given back as in `discard`, and its messages keep no segment. The record's sequence;
+        None: there was no such topic.
+        """
+        with self._journal:
+            self._journal.make_room(2 * HEADER_SIZE + 2 * _RANGE_BODY, limited=False)
+            found = self._topics.pop(topic, None)
+            if found is None:
+                return None
+            del self._numbers[found.number]
+            forget_topic(self._state, found.number)
+            self._put(HIGHEST, self._highest.to_bytes(4, "little"))
+            body = state_body(topic_key(found.number), b"")
+            sequence, _, _ = self._journal.append(Kind.STATE, Flag.REMOVED, 0, 0, 0, body)
+            for segment in self._journal.segments:
+                segment.ends.pop(found.number, None)
+            self._ask(found, found.discarded.missing(0, found.end), sequence)
+            found.discarded = found.discarded.joined(0, found.end)
+            return sequence
+
+    def _ask(self, topic: Topic, ranges: Iterable[tuple[int, int]], sequence: int = -1) -> None:
+        for begin, end in ranges:
+            self._holes.ask(sequence, topic, begin, end)
+
+    def _relieve(self) -> None:
+        """Gives back what was discarded, what was viewed too; with the lock."""
+        journal = self._journal
+        self._holes.keep(give_back(self._holes.due(journal.synced, journal.segments, again=True)))
+
     # -- the folder --------------------------------------------------------------------------------------
 
     @property
@@ -343,7 +395,10 @@ class Log:
             return self._journal.disk_bytes
 
     def collect(self) -> int:
-        """Removes the segments that retention lets go; how many. It is done at every new segment too."""
+        """Gives back what was discarded and removes the segments that retention lets go: how many of them.
+
+        It is done at every new segment too.
+        """
         with self._journal:
             return self._journal.collect(0)
 
@@ -367,24 +422,3 @@ class Log:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _lock(folder: Path) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(fd)
-        raise LogInUse(f"the log in {folder} is open elsewhere") from error
-    return fd
-
-
-def _check_name(name: str) -> None:
-    if not 0 < len(name.encode()) <= MAX_NAME:
-        raise UsageError(f"a name of {len(name.encode())} bytes", hint=f"1 to {MAX_NAME}")
-
-
-def _check_key(key: bytes) -> None:
-    if not 0 < len(key) <= MAX_NAME or key[:1] == b"\0":
-        raise UsageError(f"the key {key!r:.80}", hint=f"1 to {MAX_NAME} bytes, the first of them not zero")

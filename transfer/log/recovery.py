@@ -24,14 +24,17 @@ from transfer.log.record import (
     scan,
     state_of,
 )
-from transfer.log.segment import Segment, segments_in, sync_folder
+from transfer.log.segment import Segment, full_disk_told, segments_in, sync_folder
 from transports.core import crc32c
 from transports.errors import LogDamaged
 
 #: a record's header without its CRC and lag; see `record`
 _MESSAGE = struct.Struct("<I4xIIQQQ4xBB")
-#: state of the log's own: topics by number, offsets of groups by number and name
-_TOPIC, _GROUP = b"\0t", b"\0g"
+#: state of the log's own: topics by number, offsets of groups by number and name, ends of ranges of offsets
+#: whose blobs were discarded by number and begin
+_TOPIC, _GROUP, _DISCARDED = b"\0t", b"\0g", b"\0d"
+#: the highest number that a topic ever had, as far as it was dropped
+HIGHEST = b"\0n"
 
 
 def topic_key(number: int) -> bytes:
@@ -49,12 +52,27 @@ def group_key(number: int, group: str) -> bytes:
     return _GROUP + number.to_bytes(4, "little") + group.encode()
 
 
+def discarded_key(number: int, begin: int) -> bytes:
+    """The key of a range of a topic's offsets whose blobs are not needed any more; its value is the end."""
+    return _DISCARDED + number.to_bytes(4, "little") + begin.to_bytes(8, "little")
+
+
+def forget_topic(state: dict[bytes, bytes], number: int) -> None:
+    """What state tells of a topic that was dropped is gone with it, without records of its own."""
+    its = number.to_bytes(4, "little")
+    for key in [key for key in state if key[:2] in (_GROUP, _DISCARDED) and key[2:6] == its]:
+        del state[key]
+
+
 @dataclass
 class Recovered:
-    """sequence: of the next record. cut: bytes of a torn tail that were thrown away."""
+    """dropped: topics that were, as far as their messages are still in the segments. sequence: of the next
+    record. cut: bytes of a torn tail that were thrown away.
+    """
 
     segments: list[Segment] = field(default_factory=list)
     topics: dict[int, Topic] = field(default_factory=dict)
+    dropped: list[Topic] = field(default_factory=list)
     state: dict[bytes, bytes] = field(default_factory=dict)
     sequence: int = 0
     cut: int = 0
@@ -82,7 +100,21 @@ def recover(folder: Path, *, repair: bool = False) -> Recovered:
         for segment in found.segments:
             segment.close()
         raise
+    _take_discarded(found)
     return found
+
+
+def _take_discarded(found: Recovered) -> None:
+    """What state tells of discarded blobs, merged; a crash may have left ranges within others."""
+    ranges = {key: value for key, value in found.state.items() if key.startswith(_DISCARDED)}
+    for key, value in ranges.items():
+        del found.state[key]
+        topic = found.topics[int.from_bytes(key[2:6], "little")]
+        begin, end = int.from_bytes(key[6:], "little"), int.from_bytes(value, "little")
+        topic.discarded = topic.discarded.joined(begin, min(end, topic.end))
+    for topic in found.topics.values():
+        for begin, end in topic.discarded:
+            found.state[discarded_key(topic.number, begin)] = end.to_bytes(8, "little")
 
 
 def _unbegun(folder: Path, first: int, repair: bool) -> bool:
@@ -168,11 +200,10 @@ def _take_rarer(found: Recovered, segment: Segment, position: int) -> None:
 
 def _take_last(found: Recovered, segment: Segment, repair: bool) -> None:
     """The last segment, byte by byte, up to the first record that is not whole."""
-    synced = segment.first
-    for record in scan(segment.memory, segment.first):
-        if record.sequence >= synced and not _blob_is_whole(found, record):
+    end = _whole_until(found, segment)
+    for record in scan(segment.memory, segment.first, verify=False):
+        if record.sequence >= end:
             break
-        synced = max(synced, record.sequence - record.lag)
         _apply(found, segment, record)
     if not repair:
         _look_for_damage(segment, found.sequence)
@@ -180,6 +211,50 @@ def _take_last(found: Recovered, segment: Segment, repair: bool) -> None:
     if tail:
         found.cut = len(tail)
         segment.cut(segment.end)
+    with full_disk_told():  # from now on all of it counts as synced
+        segment.sync()
+        for other in found.segments:
+            other.sync_blobs()
+
+
+def _whole_until(found: Recovered, segment: Segment) -> int:
+    """The first record of the last segment that is not whole, nor its blob, though it is wanted.
+
+    A blob that is discarded by a later record that counts need not be whole: it may be a hole already.
+    """
+    synced = end = segment.first
+    torn: list[Record] = []
+    discards: list[tuple[int, int, int, int]] = []  # (sequence, topic, begin, end)
+    for record in scan(segment.memory, segment.first):
+        if record.sequence >= synced and not _blob_is_whole(found, record):
+            torn.append(record)
+        synced = max(synced, record.sequence - record.lag)
+        end = record.sequence + 1
+        if torn and record.kind == Kind.STATE and (discard := _discard_of(record)):
+            discards.append((record.sequence, *discard))
+    before = -1
+    while end != before:
+        before = end
+        for record in torn:
+            wanted = not any(
+                record.sequence < sequence < end and topic == record.topic and low <= record.offset < high
+                for sequence, topic, low, high in discards
+            )
+            if record.sequence < end and wanted:
+                end = record.sequence
+                break
+    return end
+
+
+def _discard_of(record: Record) -> tuple[int, int, int] | None:
+    """(topic, begin, end) of the blobs that a record of state discards."""
+    key, value = state_of(record.body)
+    number = int.from_bytes(key[2:6], "little")
+    if record.flags & Flag.REMOVED:
+        return (number, 0, 1 << 64) if key.startswith(_TOPIC) else None
+    if not key.startswith(_DISCARDED):
+        return None
+    return number, int.from_bytes(key[6:], "little"), int.from_bytes(value, "little")
 
 
 def _look_for_damage(segment: Segment, sequence: int) -> None:
@@ -204,7 +279,7 @@ def _blob_is_whole(found: Recovered, record: Record) -> bool:
         if segment.first == first:
             blob = segment.blob(position, nbytes)
             return blob is not None and crc32c(blob) == crc
-    return False
+    return int(first) < found.segments[0].first  # retention let it go
 
 
 def _apply(found: Recovered, segment: Segment, record: Record) -> None:
@@ -220,6 +295,9 @@ def _take_state(found: Recovered, record: Record) -> None:
     key, value = state_of(record.body)
     if key.startswith(_TOPIC):
         number, end = int.from_bytes(key[2:6], "little"), int.from_bytes(value[:8], "little")
+        if record.flags & Flag.REMOVED:
+            _drop(found, number)
+            return
         topic = found.topics.setdefault(number, Topic(value[8:].decode(), number, end))
         topic.skip_to(end)
         return
@@ -233,6 +311,13 @@ def _take_state(found: Recovered, record: Record) -> None:
             groups.pop(group, None)
         else:
             groups[group] = int.from_bytes(value, "little")
+
+
+def _drop(found: Recovered, number: int) -> None:
+    forget_topic(found.state, number)
+    found.dropped.append(found.topics.pop(number))
+    for segment in found.segments:
+        segment.ends.pop(number, None)
 
 
 def _take_message(found: Recovered, segment: Segment, record: Record) -> None:
@@ -249,5 +334,6 @@ def _take_message(found: Recovered, segment: Segment, record: Record) -> None:
         first, position, nbytes, _ = BLOB.unpack_from(record.body)
         for other in found.segments:
             if other.first == first:
-                other.needed_until = segment.first
                 other.blob_end = max(other.blob_end, position + nbytes)
+                other.ends[record.topic] = max(other.ends.get(record.topic, 0), topic.end)
+                other.newest = max(other.newest, record.time)

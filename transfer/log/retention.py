@@ -18,7 +18,8 @@ class Retention:
 
     bytes: what the log takes at most. age: seconds that a message is kept. acknowledged: all groups of its
     topic have acknowledged it (a topic without groups keeps its messages for the others' sake).
-    A message that a group has not acknowledged stays, whatever the limits say.
+    A message that a group has not acknowledged stays, whatever the limits say. A topic that was dropped keeps
+    nothing.
     """
 
     bytes: int | None = None
@@ -32,7 +33,6 @@ class Facts(Protocol):
     first: int
     newest: int
     ends: dict[int, int]
-    needed_until: int
     pins: int
 
     @property
@@ -67,7 +67,4 @@ def removable(
             break
         total -= segment.disk_bytes
         count = number + 1
-    # A blob may be named by a record of a later segment: both go, or both stay.
-    while count and any(segment.needed_until >= segments[count].first for segment in segments[:count]):
-        count -= 1
     return count

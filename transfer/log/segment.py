@@ -6,8 +6,11 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,11 @@ LARGEST = (1 << 32) - 1
 ALIGNMENT = 64
 #: bytes that a blob file grows by at most, beyond what is needed
 _STEP = 64 << 20
+#: only whole ones of these are given back
+PAGE = 4096
 _READ = mmap.PROT_READ
+#: buffers that one call of the system writes at most
+_PARTS = os.sysconf("SC_IOV_MAX")
 #: what the system says when there is no room
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -29,8 +36,9 @@ class Segment:
     """One segment. first: its first record's sequence. end: bytes of its records. Not thread-safe, but for
     `write_blob` and what reads. `reserve` keeps the disk's room before anything is written.
 
-    newest: time of its last message. ends: the offset behind its last message, by topic. needed_until: the
-    first sequence of the last segment with a record whose blob lies here. pins: blobs that are being written.
+    newest: time of its last message. ends: the offset behind its last message, by topic; messages whose blobs
+    lie here count, wherever their records are. pins: blobs that are being written. removed: its files are
+    gone. given_back: bytes of holes in the file of blobs.
     """
 
     def __init__(self, folder: Path, first: int, fd: int, capacity: int) -> None:
@@ -40,7 +48,7 @@ class Segment:
         self.end = 0
         self.newest = 0
         self.ends: dict[int, int] = {}
-        self.needed_until = first
+        self.removed = False
         self.pins = 0
         self.blob_end = 0
         self._fd = fd
@@ -51,6 +59,9 @@ class Segment:
         self.memory = memoryview(self._map)
         self._blob_fd = -1
         self._blob_room = 0
+        self.given_back = 0
+        #: where the blobs begin that are viewed; views that have ended leave by themselves
+        self._views: dict[weakref.ref[mmap.mmap], int] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -89,7 +100,7 @@ class Segment:
     @property
     def disk_bytes(self) -> int:
         """What it takes on the disk."""
-        return self.capacity + self._blob_room
+        return self.capacity + self._blob_room - self.given_back
 
     # -- records ---------------------------------------------------------------------------------------
 
@@ -133,12 +144,12 @@ class Segment:
 
     def blob_growth(self, nbytes: int) -> int:
         """Bytes that the blob file has to grow by for one more blob."""
-        needed = _aligned(self.blob_end) + nbytes - self._blob_room
+        needed = aligned(self.blob_end) + nbytes - self._blob_room
         return max(needed, min(self.capacity, _STEP)) if needed > 0 else 0
 
     def reserve_blob(self, nbytes: int) -> int:
         """Room for a blob; where it begins. Raises LogFull."""
-        position = _aligned(self.blob_end)
+        position = aligned(self.blob_end)
         if self._blob_fd < 0:
             path = path_of(self.folder, self.first, BLOBS)
             self._blob_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -153,9 +164,13 @@ class Segment:
         self.blob_end = position + nbytes
         return position
 
-    def write_blob(self, position: int, data: memoryview) -> None:
-        """Writes a blob into room that was reserved, straight from the caller's memory."""
-        _write(self._blob_fd, position, data)
+    def write_blob(self, position: int, parts: Sequence[memoryview]) -> None:
+        """Writes a blob, its parts one behind the other, into room that was reserved, straight from the
+        caller's memory. Raises OSError."""
+        if len(parts) == 1:
+            _write(self._blob_fd, position, parts[0])
+        else:
+            _write_parts(self._blob_fd, position, parts)
 
     def blob(self, position: int, nbytes: int) -> memoryview | None:
         """A view of a blob, read-only, which outlives the segment; None: it is cut short."""
@@ -167,7 +182,17 @@ class Segment:
             if self._blob_fd < 0 or os.fstat(self._blob_fd).st_size < position + nbytes:
                 return None
             mapping = mmap.mmap(self._blob_fd, size, flags=mmap.MAP_SHARED, prot=_READ, offset=begin)
+            # The last view's end comes in any thread and at any time: no lock is taken for it.
+            self._views[weakref.ref(mapping, self._views.pop)] = position
         return memoryview(mapping)[position - begin :]
+
+    @contextmanager
+    def punching(self) -> Iterator[tuple[int, set[int]]]:
+        """For who makes holes in the blobs: the file's number (-1: it is closed, or there is none), and where
+        the blobs begin that somebody has a view of. Nobody gets a new view meanwhile.
+        """
+        with self._lock:
+            yield self._blob_fd, set(self._views.copy().values())
 
     def _open_blobs(self) -> None:
         try:
@@ -181,6 +206,7 @@ class Segment:
 
     def remove(self) -> None:
         """Its files are gone; views of it stay good."""
+        self.removed = True
         self.path.unlink(missing_ok=True)
         path_of(self.folder, self.first, BLOBS).unlink(missing_ok=True)
         self.close()
@@ -195,7 +221,8 @@ class Segment:
         self.memory = memoryview(b"")  # the mapping ends with the last view of it
 
 
-def _aligned(position: int) -> int:
+def aligned(position: int) -> int:
+    """Where the next blob begins."""
     return -(-position // ALIGNMENT) * ALIGNMENT
 
 
@@ -203,6 +230,18 @@ def _write(fd: int, position: int, data: memoryview) -> None:
     while data:
         written = os.pwrite(fd, data, position)
         data, position = data[written:], position + written
+
+
+def _write_parts(fd: int, position: int, parts: Sequence[memoryview]) -> None:
+    """Several buffers of bytes, none of them empty, one behind the other and without joining them."""
+    left = deque(parts)
+    while left:
+        written = os.pwritev(fd, list(islice(left, _PARTS)), position)
+        position += written
+        while left and written >= len(left[0]):
+            written -= len(left.popleft())
+        if written:
+            left[0] = left[0][written:]
 
 
 def path_of(folder: Path, first: int, suffix: str = SUFFIX) -> Path:

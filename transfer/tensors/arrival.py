@@ -128,7 +128,9 @@ def _single(frames: list[Any]) -> tuple[Any, Recipe]:
 def _check_envelope(frames: list[Any]) -> None:
     """ROUTER puts whom a message is from before it, which only `recv` can give."""
     if type(frames[0]) is bytes:
-        raise TensorMismatch("a tensor behind an envelope", hint="receive the parts before it with recv()")
+        raise TensorMismatch(
+            "a tensor behind an envelope", hint="a ROUTER receives a dict of tensors with recv_tensors_from()"
+        )
 
 
 def _take(frame: Any, recipe: Recipe, target: Target, placed: Any) -> None:
@@ -159,6 +161,21 @@ def receive_bundle(
     frames = socket._recv_frames(flags, arrival.sink)
     try:
         return arrival.finish(frames)
+    except TensorMismatch:
+        socket._unreceive(frames)
+        raise
+
+
+def receive_bundle_from(socket: _Receiver, flags: int, builder: Builder) -> tuple[bytes, dict[str, Any], Any]:
+    """As `receive_bundle`, behind the identity that a ROUTER puts before it."""
+    arrival = BundleArrival(builder, None)
+    frames = socket._recv_frames(flags, arrival.sink)
+    try:
+        if type(frames[0]) is not bytes or len(frames) < 2:
+            raise TensorMismatch(
+                "a message without a sender", hint="only a ROUTER knows them: recv_tensors()"
+            )
+        return frames[0], *arrival.finish(frames[1:])
     except TensorMismatch:
         socket._unreceive(frames)
         raise

@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from transfer.constants import DONTWAIT
-from transfer.tensors.arrival import Sink, receive_bundle, receive_into, receive_one
+from transfer.tensors.arrival import (
+    Sink,
+    receive_bundle,
+    receive_bundle_from,
+    receive_into,
+    receive_one,
+)
 from transfer.tensors.build import builder_for
 from transfer.tensors.bundle import OutFrame, frames_of
 from transfer.tensors.export import export, on_device
@@ -135,6 +141,33 @@ class TensorMethods:
         """
         targets = None if out is None else {name: target_for(memory) for name, memory in out.items()}
         return self._sound(receive_bundle, self, flags, builder_for(like), targets)
+
+    def send_tensors_to(
+        self: FrameSender,
+        identity: bytes,
+        tensors: Mapping[str, Any],
+        *,
+        meta: Any = None,
+        flags: int = 0,
+        copy: bool | None = None,
+        track: bool = False,
+    ) -> Any:
+        """As `send_tensors`, from a ROUTER to the peer with this identity.
+
+        copy=False: large tensors are kept until they are sent, and a tracker tells when. Raises Unroutable
+        if nobody has the identity and `router_mandatory` is set; else such a message is dropped.
+        """
+        frames: list[OutFrame] = [(0, 0, None, None, identity), *frames_of(tensors, meta, None)]
+        return self._send_outframes(frames, flags, track, copy)
+
+    def recv_tensors_from(
+        self: FrameReceiver, flags: int = 0, *, like: Any = None
+    ) -> tuple[bytes, dict[str, Any], Any]:
+        """Receives at a ROUTER what a peer's `send_tensors` sent: (identity, tensors by name, metadata).
+
+        Raises as `recv_tensors`.
+        """
+        return self._sound(receive_bundle_from, self, flags, builder_for(like))
 
 
 def _topic(topic: bytes | str) -> bytes:

@@ -1,0 +1,43 @@
+"""What the log is given: a folder of its own, names, keys, buffers."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+from transports.errors import LogInUse, UsageError
+
+#: bytes of a topic's or group's name at most
+MAX_NAME = 1024
+
+
+def lock(folder: Path) -> int:
+    """Makes the folder a log's own until the descriptor is closed. Raises LogInUse."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise LogInUse(f"the log in {folder} is open elsewhere") from error
+    return fd
+
+
+def parts_of(blob: Any) -> list[memoryview]:
+    """A blob's buffers as bytes, without those that are empty."""
+    views = [memoryview(part) for part in (blob if isinstance(blob, list | tuple) else (blob,))]
+    return [view.cast("B") for view in views if view.nbytes]
+
+
+def check_name(name: str) -> None:
+    """A topic's or group's. Raises UsageError."""
+    if not 0 < len(name.encode()) <= MAX_NAME:
+        raise UsageError(f"a name of {len(name.encode())} bytes", hint=f"1 to {MAX_NAME}")
+
+
+def check_key(key: bytes) -> None:
+    """A key of state. Raises UsageError."""
+    if not 0 < len(key) <= MAX_NAME or key[:1] == b"\0":
+        raise UsageError(f"the key {key!r:.80}", hint=f"1 to {MAX_NAME} bytes, the first of them not zero")

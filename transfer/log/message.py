@@ -1,0 +1,90 @@
+"""A message of a topic, as it is read from the log's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from transfer.log.index import Topic
+from transfer.log.record import BLOB, HEADER_SIZE, Flag, decode
+from transfer.log.segment import Segment
+from transports.core import crc32c
+from transports.errors import LogDamaged
+
+
+class Message(NamedTuple):
+    """A message of a topic. time: nanoseconds since 1970, when it was appended.
+
+    body, blob: read-only views of the log's files, which stay good when the log is closed, or the message is
+    removed or discarded. discarded: it had a blob, which is not kept any more (retention, too, may let it go
+    a little before the record); `blob` is None then.
+    """
+
+    offset: int
+    time: int
+    body: memoryview
+    blob: memoryview | None
+    discarded: bool = False
+
+
+def messages_at(
+    topic: Topic,
+    segments: Mapping[int, Segment],
+    places: Iterable[tuple[memoryview, int, int]],
+    nbytes: int,
+    verify: bool,
+) -> list[Message]:
+    """The messages at these places, not more than `nbytes` beside the first. Raises LogDamaged."""
+    messages: list[Message] = []
+    size = 0
+    for place in places:
+        message = message_at(topic, segments, place, verify)
+        if message is None:
+            continue
+        size += len(message.body) + (len(message.blob) if message.blob is not None else 0)
+        if messages and size > nbytes:
+            break
+        messages.append(message)
+    return messages
+
+
+def message_at(
+    topic: Topic, segments: Mapping[int, Segment], place: tuple[memoryview, int, int], verify: bool
+) -> Message | None:
+    """The message at a place: (memory, position, offset). None: the log was closed meanwhile. Needs no lock.
+
+    Raises LogDamaged.
+    """
+    memory, position, offset = place
+    record = decode(memory, position)
+    if record is None or record.offset != offset:
+        raise LogDamaged(f"message {offset} at byte {position} is not what was written")
+    if not record.flags & Flag.HAS_BLOB:
+        return Message(record.offset, record.time, record.body, None)
+    first, begin, nbytes, crc = BLOB.unpack_from(record.body)
+    segment = segments.get(first)
+    blob = segment.blob(begin, nbytes) if segment is not None else None
+    # Asked behind the view: from now on the blob stays as it is for the view's sake.
+    if offset in topic.discarded or segment is None or segment.removed:
+        return Message(record.offset, record.time, record.body[BLOB.size :], None, True)
+    if segment.closed:
+        return None
+    if blob is None or (verify and crc32c(blob) != crc):
+        raise LogDamaged(f"the blob of message {offset} is not what was written")
+    return Message(record.offset, record.time, record.body[BLOB.size :], blob)
+
+
+def first_since(topic: Topic, segments: Mapping[int, Segment], time_ns: int) -> int:
+    """The offset of the topic's first message that is as young as that, or that of the next one."""
+    low, high = topic.begin, topic.end
+    while low < high:
+        middle = (low + high) // 2
+        first, position = topic.find(middle)
+        segment = segments[first]
+        written = position + HEADER_SIZE <= segment.end
+        record = decode(segment.memory, position, verify=False) if written else None
+        if record is None or record.time >= time_ns:  # None: it is not written yet, so it is younger
+            high = middle
+        else:
+            low = middle + 1
+    return low
