@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from transfer import DEALER, REP, REQ, ROUTER
-from transports.errors import Unroutable, UsageError
+from transfer import DEALER, POLLIN, REP, REQ, ROUTER, Poller
+from transports.errors import Again, TensorMismatch, Unroutable, UsageError
 
 from .helpers import TCP, Thread, eventually, pair_of
 
@@ -166,3 +166,36 @@ def test_two_that_claim_one_identity_do_not_push_each_other_out_for_ever(context
     assert eventually(lambda: not first.peers())
     connected = router._links.counts["connected"]
     assert not eventually(lambda: router._links.counts["connected"] != connected, 0.3)
+
+
+def test_a_polled_router_does_not_wait_for_room_that_its_message_is_too_large_for(context):
+    """There is some room, but not for the message: it is refused at once, and not tried for ever."""
+    router, dealer = pair_of(context, ROUTER, DEALER, sndhwm_bytes=1 << 20)
+    router.router_mandatory = True
+    dealer.send(b"here")
+    poller = Poller()
+    poller.register(router, POLLIN)
+    assert poller.poll(5000)
+    identity, _ = router.recv_multipart()
+    router.sndtimeo = 0
+    large = bytes(700_000)
+    with pytest.raises(Again):
+        for _ in range(200):  # the kernel takes some
+            router.send_multipart([identity, large])
+
+
+def test_dicts_of_tensors_go_by_identity(context):
+    np = pytest.importorskip("numpy", reason="pip install tensor-transfer[numpy]")
+    router, dealer = pair_of(context, ROUTER, DEALER)
+    sent = {"x": np.arange(40_000, dtype=np.float32).reshape(-1, 4), "y": np.arange(3)}
+    dealer.send_tensors(sent, meta={"ask": 1})
+    identity, arrived, meta = router.recv_tensors_from()
+    assert meta == {"ask": 1} and all(np.array_equal(arrived[name], sent[name]) for name in sent)
+    tracker = router.send_tensors_to(identity, arrived, meta={"answer": 2}, copy=False)
+    back, meta = dealer.recv_tensors()
+    assert meta == {"answer": 2} and all(np.array_equal(back[name], sent[name]) for name in sent)
+    tracker.wait(10)
+    dealer.send(b"no tensors")
+    with pytest.raises(TensorMismatch):
+        router.recv_tensors_from()
+    assert router.recv_multipart() == [identity, b"no tensors"]

@@ -130,7 +130,7 @@ cdef class Sending:
                      else self.offer_in_turn(frames, hold, released, lent, &number))
             if taker is not None:
                 break
-            if timeout == 0 and self.exposed and self.ask_for_room(stream):
+            if timeout == 0 and self.exposed and self.ask_for_room(stream, size):
                 continue
             if timeout == 0 or not self.wait_for_room(stream, deadline):
                 raise Again(
@@ -146,8 +146,9 @@ cdef class Sending:
             self.drain(<Stream>taker, timeout == 0 or not patient, hold, lent)
         return taker
 
-    cdef bint ask_for_room(self, only) except -1:
-        """Lets the descriptor become readable when a full stream has room; True: it has some now."""
+    cdef bint ask_for_room(self, only, int64_t size) except -1:
+        """Lets the descriptor become readable when a full stream has room; True: it has some now for so many
+        bytes. Room for fewer would be asked for again and again."""
         cdef Stream stream
         cdef uint64_t drained
         cdef bint room = False
@@ -159,7 +160,7 @@ cdef class Sending:
                 stream = <Stream>candidate
                 stream.take_mutex()
                 stream.link.notify_fd = self.receive_event
-                room = room or not link_is_full(stream.link, 0)
+                room = room or not link_is_full(stream.link, <size_t>size)
                 pthread_mutex_unlock(&stream.link.mutex)
         self.signal()
         return room
