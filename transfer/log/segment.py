@@ -218,7 +218,9 @@ class Segment:
                 if fd >= 0:
                     os.close(fd)
             self._fd = self._blob_fd = -1
-        self.memory = memoryview(b"")  # the mapping ends with the last view of it
+        # The mapping, which has a descriptor of its own, ends with the last view of it.
+        self.memory = memoryview(b"")
+        self._map = mmap.mmap(-1, 1)
 
 
 def aligned(position: int) -> int:
