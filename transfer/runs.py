@@ -20,13 +20,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields as dataclass_fields
 from typing import Any, ClassVar
 
+from transports.core import IMPLEMENTATION, crc32c
 from transports.errors import Broken, ProtocolError
 
 PROTOCOL = 1
 #: limit for numbers in a message: what fits an int64
 MAX_NUMBER = (1 << 63) - 1
 MAX_NAME = 255
-_LINK = struct.Struct("<QQI")
+#: for the description of a run's columns
+MAX_COLUMNS = 8 << 20
+_LINK = struct.Struct("<QQQ")
+#: set in checksums that are CRC-32 as zlib makes it, and not CRC-32C
+_ZLIB = 1 << 32
 
 
 def chain(crc: int, sequence: int, rows: int, frame_crc: int) -> int:
@@ -35,11 +40,30 @@ def chain(crc: int, sequence: int, rows: int, frame_crc: int) -> int:
 
 
 def checksum(columns: Mapping[str, Any]) -> int:
-    """CRC-32 over the columns' bytes in the order of their names. They are C-contiguous numpy arrays."""
+    """Over the columns' bytes in the order of their names. They are C-contiguous numpy arrays.
+
+    The CRC-32C of the compiled core, else zlib's CRC-32: whoever compares sees by the number which it is.
+    """
+    return _crc32c(columns) if IMPLEMENTATION == "native" else _crc32(columns)
+
+
+def fits(columns: Mapping[str, Any], crc: int) -> bool:
+    """Whether this is the columns' checksum, of either kind."""
+    return (_crc32(columns) if crc & _ZLIB else _crc32c(columns)) == crc
+
+
+def _crc32c(columns: Mapping[str, Any]) -> int:
+    crc = 0
+    for name in sorted(columns):
+        crc = crc32c(columns[name].reshape(-1).view("uint8"), crc)
+    return crc
+
+
+def _crc32(columns: Mapping[str, Any]) -> int:
     crc = 0
     for name in sorted(columns):
         crc = zlib.crc32(columns[name].reshape(-1).view("uint8"), crc)
-    return crc
+    return crc | _ZLIB
 
 
 # --- messages -------------------------------------------------------------------------------
@@ -48,7 +72,8 @@ def checksum(columns: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """An attempt says which partition it sends. `number` counts the retries from 0."""
+    """An attempt says which partition it sends. `number` counts the retries from 0. `columns`: the layouts
+    of its rows as JSON (see `transfer/rows.py`), for receivers that keep them; "" when it has no rows."""
 
     kind: ClassVar[str] = "begin"
     run: str
@@ -56,11 +81,12 @@ class Begin:
     partition: int
     attempt: int
     number: int = 0
+    columns: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One frame of rows; `crc` is the CRC-32 of its columns in the order of their names."""
+    """One frame of rows; `crc` is the `checksum` of its columns."""
 
     kind: ClassVar[str] = "rows"
     run: str
@@ -133,7 +159,10 @@ def from_meta(meta: Mapping[str, Any] | None) -> Message:
     if cls is None or given.keys() != {f.name for f in dataclass_fields(cls)}:
         raise ProtocolError("run", f"unknown or misshapen run message {meta.get('kind')!r}")
     for name, value in given.items():
-        if name in ("run", "job", "transports"):
+        if name == "columns":
+            if not isinstance(value, str) or len(value) > MAX_COLUMNS:
+                raise ProtocolError("run", f"columns is no text of at most {MAX_COLUMNS} characters")
+        elif name in ("run", "job", "transports"):
             if not isinstance(value, str) or len(value) > MAX_NAME or (name == "run" and not value):
                 raise ProtocolError("run", f"{name} is no name of at most {MAX_NAME} characters")
         elif type(value) is not int or not 0 <= value <= MAX_NUMBER:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,15 @@ PATIENCE = 40.0
 class Command:
     """One run of `transfer`. Its standard error is read as it comes."""
 
-    def __init__(self, *arguments: str, stdin: bytes | None = None) -> None:
+    def __init__(
+        self, *arguments: str, stdin: bytes | None = None, program: tuple[str, ...] = ("-m", "transfer")
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "transfer", *arguments],
+            [sys.executable, *program, *arguments],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         self._errors: queue.Queue[bytes] = queue.Queue()
+        self._first: queue.Queue[bytes] = queue.Queue()
         self._said = b""
         self._output = b""
         self._threads = [
@@ -45,7 +49,13 @@ class Command:
 
     def _read_output(self) -> None:
         assert self.process.stdout is not None
-        self._output = self.process.stdout.read()
+        first = self.process.stdout.readline()
+        self._first.put(first)
+        self._output = first + self.process.stdout.read()
+
+    def first_line(self) -> str:
+        """The first line of standard output, as soon as it is there; "" if it ended without one."""
+        return self._first.get(timeout=PATIENCE).decode()
 
     def bound(self) -> str:
         """The endpoint that it says it is bound to."""
@@ -78,11 +88,11 @@ class Command:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Command]]:
-    """start(arguments..., stdin=) begins a command; what still runs at the end is killed."""
+    """start(arguments..., stdin=, program=) begins a command; what still runs at the end is killed."""
     running: list[Command] = []
 
-    def begin(*arguments: object, stdin: bytes | None = None) -> Command:
-        command = Command(*map(str, arguments), stdin=stdin)
+    def begin(*arguments: object, stdin: bytes | None = None, **options: Any) -> Command:
+        command = Command(*map(str, arguments), stdin=stdin, **options)
         running.append(command)
         return command
 

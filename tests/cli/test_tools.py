@@ -30,13 +30,20 @@ def test_help_names_every_command_and_loads_little():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=40, check=False
     )
     assert answer.returncode == 0, answer.stderr
-    for command in ("push", "pull", "pub", "sub", "req", "rep", "demo", "bench", "doctor", "version"):
+    names = "push pull pub sub req rep serve runs demo bench doctor version"
+    for command in names.split():
         assert f"\n  {command} " in answer.stdout
 
 
-@pytest.mark.parametrize("command", ["push", "pull", "pub", "sub", "req", "rep", "doctor", "version"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("push", "pull", "pub", "sub", "req", "rep", "serve", "runs", "doctor", "version"),
+        *("runs list", "runs inspect", "runs delete", "runs lineage"),
+    ],
+)
 def test_every_command_has_help(command, capsys):
-    assert cli.run([command, "--help"]) == 0
+    assert cli.run([*command.split(), "--help"]) == 0
     assert "Usage: transfer" in capsys.readouterr().out
 
 

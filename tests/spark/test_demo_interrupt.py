@@ -41,7 +41,7 @@ class Demo:
         }
         # The demo itself is the leader: setsid makes the session and the terminal's, and becomes it.
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", sys.executable, "-m", "transfer", "demo", "--epochs", "99",
+            ["setsid", "--ctty", sys.executable, "-m", "transfer", "demo", "--epochs", "9999",
              "--output", str(folder / "plot.png")],
             cwd=ROOT, env=environment, stdin=inner, stdout=inner, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -118,7 +118,8 @@ def demo(tmp_path):
 MOMENTS = {
     "java starts": lambda demo: any("deploy.SparkSubmit" in line for line in demo.processes().values()),
     "spark starts": lambda demo: any(demo.temp.glob("transfer-demo-*/blockmgr-*")),
-    # the second epoch: all servers that Spark opens with a first job are there
+    # the driver waits for Spark's job
+    "spark writes": lambda demo: b"Spark writes to" in demo.shown,
     "training runs": lambda demo: b"loss " in demo.shown.partition(b"epoch 2/")[2],
 }
 
@@ -128,10 +129,12 @@ MOMENTS = {
     [
         ("java starts", "terminal"),
         ("spark starts", "leader"),
+        ("spark writes", "terminal"),
         ("training runs", "terminal"),
         # Each costs a start of Spark: the other combinations only with all that is slow.
         pytest.param("java starts", "leader", marks=pytest.mark.slow),
         pytest.param("spark starts", "terminal", marks=pytest.mark.slow),
+        pytest.param("spark writes", "leader", marks=pytest.mark.slow),
         pytest.param("training runs", "leader", marks=pytest.mark.slow),
     ],
 )

@@ -3,13 +3,19 @@ from __future__ import annotations
 import pytest
 
 from transfer.spark.options import WriteOptions, parse_options
-from transports.errors import AddressError, NotSupported, OptionError
+from transports.errors import AddressError, OptionError
 
 HERE = "tcp://127.0.0.1:5555"
+RUN = "run://127.0.0.1:5570/one"
+
+
+def parse_eager(options):
+    return parse_options({"delivery": "eager"} | options)
 
 
 def test_defaults():
-    assert parse_options({"endpoint": HERE}) == WriteOptions(endpoint=(HERE,))
+    assert parse_options({"endpoint": RUN}) == WriteOptions(endpoint=(RUN,), run="one", delivery="committed")
+    assert parse_eager({"endpoint": HERE}) == WriteOptions(endpoint=(HERE,), delivery="eager")
 
 
 def test_all_of_them_in_any_case():
@@ -24,21 +30,48 @@ def test_all_of_them_in_any_case():
             "frame_rows": "100",
             "checksum": "True",
             "compression": "lz4",
+            "Ragged": "b",
+            "NULLS": "Mask",
         }
     )
     assert options == WriteOptions(
-        (HERE, "ipc:///tmp/x"), ("a", "b"), "epoch 3", "eager", 1.5, 2.0, 100, True, "lz4"
+        endpoint=(HERE, "ipc:///tmp/x"),
+        columns=("a", "b"),
+        run="epoch 3",
+        delivery="eager",
+        ack_timeout=1.5,
+        connect_timeout=2.0,
+        frame_rows=100,
+        checksum=True,
+        compression="lz4",
+        ragged=("b",),
+        nulls="mask",
     )
 
 
 def test_what_save_is_given_is_the_endpoint():
-    assert parse_options({"path": HERE}).endpoint == (HERE,)
+    assert parse_options({"path": RUN}).endpoint == (RUN,)
     with pytest.raises(OptionError, match="twice"):
-        parse_options({"path": HERE, "endpoint": "tcp://10.0.0.1:1"})
+        parse_options({"path": RUN, "endpoint": "run://10.0.0.1:1/one"})
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "run", "name"),
+    [
+        (RUN, "", "one"),
+        (RUN, "one", "one"),
+        ("run://127.0.0.1", "two", "two"),
+        ("run://127.0.0.1:5570/", "", ""),
+        ("run://127.0.0.1/%C3%A4%20%2F", "", "ä /"),
+    ],
+)
+def test_the_name_of_a_run_is_the_endpoints_or_the_option(endpoint, run, name):
+    for delivery in ("committed", "partition"):
+        assert parse_options({"endpoint": endpoint, "run": run, "delivery": delivery}).run == name
 
 
 def test_columns_as_json():
-    assert parse_options({"endpoint": HERE, "columns": '["a,b", "c"]'}).columns == ("a,b", "c")
+    assert parse_options({"endpoint": RUN, "columns": '["a,b", "c"]'}).columns == ("a,b", "c")
 
 
 @pytest.mark.parametrize(
@@ -56,8 +89,18 @@ def test_columns_as_json():
         ({"endpoint": HERE, "columns": "a,a"}, OptionError, "names 'a' twice"),
         ({"endpoint": HERE, "columns": "[1]"}, OptionError, "list of names"),
         ({"endpoint": HERE, "columns": "[a"}, OptionError, "no JSON list"),
-        ({"endpoint": HERE, "delivery": "committed"}, NotSupported, "spool"),
+        ({"endpoint": HERE, "delivery": "committed"}, OptionError, "needs a spool"),
+        ({"endpoint": HERE, "delivery": "partition"}, OptionError, "needs a spool"),
+        ({"endpoint": RUN}, OptionError, "without a spool"),
+        ({"endpoint": f"{RUN},{RUN}2", "delivery": "committed"}, OptionError, "one endpoint, and 2"),
+        ({"endpoint": RUN, "run": "two", "delivery": "committed"}, OptionError, "names run 'one'"),
+        ({"endpoint": "run://", "delivery": "committed"}, AddressError, "no run's address"),
+        ({"endpoint": "run://here:0/x", "delivery": "committed"}, AddressError, "no port"),
+        ({"endpoint": "run://here/x/y", "delivery": "committed"}, AddressError, "no run's address"),
+        ({"endpoint": "run://here/" + "x" * 256, "delivery": "committed"}, AddressError, "no run's address"),
         ({"endpoint": HERE, "delivery": "twice"}, OptionError, "delivery"),
+        ({"endpoint": HERE, "nulls": "keep"}, OptionError, "nulls is one of"),
+        ({"endpoint": HERE, "ragged": "a,a"}, OptionError, "names 'a' twice"),
         ({"endpoint": HERE, "ack_timeout": "soon"}, OptionError, "'ack_timeout' is a number"),
         ({"endpoint": HERE, "ack_timeout": "0"}, OptionError, "above 0"),
         ({"endpoint": HERE, "connect_timeout": "inf"}, OptionError, "above 0"),
@@ -69,4 +112,9 @@ def test_columns_as_json():
 )
 def test_what_is_refused(options, error, text):
     with pytest.raises(error, match=text):
-        parse_options(options)
+        parse_eager(options)
+
+
+def test_a_trainer_is_not_what_the_default_delivers_to():
+    with pytest.raises(OptionError, match="delivery=eager"):
+        parse_options({"endpoint": HERE})

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -13,13 +14,14 @@ torch = pytest.importorskip("torch", reason="pip install tensor-transfer[torch]"
 pytest.importorskip("pyspark", reason="pip install tensor-transfer[spark]")
 functions = pytest.importorskip("pyspark.sql.functions")
 
-from transfer.spark import write  # noqa: E402
+from transfer.spark import write as write_to  # noqa: E402
 from transfer.torch import StreamDataset  # noqa: E402
 from transports.errors import Broken, NotATensor, OptionError  # noqa: E402
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
 ROWS = 3000
+write = partial(write_to, delivery="eager")
 
 
 @pytest.fixture
@@ -74,6 +76,7 @@ def test_rows_arrive_once_and_the_format_is_found_without_an_import(spark, datas
             .write.format("transfer")
             .mode("append")
             .option("endpoint", dataset.endpoint)
+            .option("delivery", "eager")
             .option("columns", "id,x,even")
             .save()
         )
@@ -128,12 +131,13 @@ def test_two_trainers_share_the_partitions(spark):
 
 
 def test_schema_and_options_are_refused_before_any_task(spark):
-    with pytest.raises(NotATensor, match="column 's' is string"):
+    with pytest.raises(NotATensor, match="column 's' needs several tensors"):
         write(frame_of(spark), "tcp://127.0.0.1:1", connect_timeout=0.1)
     with pytest.raises(OptionError, match="no column 'y'"):
         write(frame_of(spark), "tcp://127.0.0.1:1", columns=["y"], connect_timeout=0.1)
     writer = frame_of(spark).write.format("transfer").option("endpoint", "tcp://127.0.0.1:1")
-    with pytest.raises(Exception, match="column 's' is string"):
+    writer = writer.option("delivery", "eager")
+    with pytest.raises(Exception, match="column 's' needs several tensors"):
         writer.mode("append").save()
     with pytest.raises(Exception, match="no past to overwrite"):
         writer.mode("overwrite").save()
@@ -156,18 +160,14 @@ def test_nulls_and_ragged_arrays_fail_the_job_and_the_iteration(spark, dataset, 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["failing once", "worker killed"])
 def test_a_retried_task_gives_no_row_twice(spark, dataset, tmp_path, kill):
-    from tests.spark.faulty import FaultySource
+    from tests.spark.faulty import FaultySource, fault, happened
 
     spark.dataSource.register(FaultySource)
     writer = frame_of(spark).select("id", "x").write.format("transfer_faulty").mode("append")
     with reading(dataset) as (batches,):
-        (
-            writer.option("endpoint", dataset.endpoint)
-            .option("marker", str(tmp_path / "marker"))
-            .option("kill", str(kill).lower())
-            .save()
-        )
-    assert (tmp_path / "marker").exists()
+        writer = writer.option("endpoint", dataset.endpoint).option("delivery", "eager")
+        writer.options(**fault(tmp_path, kind="kill" if kill else "raise", partition=1, frame=3)).save()
+    assert happened(tmp_path) == 1
     assert ids_of(batches) == list(range(ROWS))
     (run,) = dataset.runs
     assert run.attempts == 4
@@ -207,7 +207,7 @@ def test_a_killed_trainer_fails_the_job(spark):
     ) as trainer:
         try:
             endpoint = trainer.stdout.readline().strip()
-            with pytest.raises(Exception, match=r"trainer went away|nobody listens"):
+            with pytest.raises(Exception, match=r"receiver went away|nobody listens"):
                 write(frame_of(spark, 100_000), endpoint, columns=["id"], connect_timeout=0.5, ack_timeout=30)
         finally:
             trainer.kill()

@@ -60,7 +60,7 @@ def feed_partition(feed, run, partition, attempt, frames, job="job", number=0):
     """One whole attempt; its winner."""
     sending = Attempt(feed, run, job, partition, attempt, number)
     for frame in frames:
-        sending.send(frame)
+        sending.send(frame, len(frame["id"]))
     return sending.finish().winner
 
 

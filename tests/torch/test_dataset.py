@@ -106,7 +106,7 @@ def cut_off(feed, frames, attempt=1):
     """An attempt that dies after some frames."""
     sending = Attempt(feed, "run", "job", 0, attempt)
     for frame in frames:
-        sending.send(frame)
+        sending.send(frame, len(frame["id"]))
 
 
 def test_a_retry_gives_no_row_twice(feed):
@@ -124,7 +124,7 @@ def test_a_speculative_copy_gives_no_row_twice(feed):
     one, two = (Attempt(feed, "run", "job", 0, n) for n in (1, 2))
     for number, frame in enumerate(frames):
         for sending in (one, two) if number % 2 else (two, one):
-            sending.send(frame)
+            sending.send(frame, len(frame["id"]))
     winner = two.finish().winner
     one.finish()
     send_commit(feed, Commit("run", "job"), [winner], timeout=1)
@@ -242,11 +242,11 @@ def test_two_runs_at_once_are_refused_and_the_second_can_go_on(feed):
 def test_silence_is_again_and_keeps_the_run(feed):
     frames = list(frames_of(0, 8, 4))
     sending = Attempt(feed, "run", "job", 0, 1)
-    sending.send(frames[0])
+    sending.send(frames[0], len(frames[0]["id"]))
     dataset = StreamDataset(source=feed, batch_size=5, timeout=0.01)
     with pytest.raises(Again, match="no rows arrived"):
         list(dataset)
-    sending.send(frames[1])
+    sending.send(frames[1], len(frames[1]["id"]))
     send_commit(feed, Commit("run", "job"), [sending.finish().winner], timeout=1)
     assert ids_of(dataset) == list(range(8))
 
@@ -259,8 +259,8 @@ def test_somebody_elses_message_is_dropped_and_the_run_goes_on(feed):
 
 def test_columns_that_change_in_mid_run_are_an_error(feed):
     sending = Attempt(feed, "run", "job", 0, 1)
-    sending.send({"x": np.zeros((3, 2))})
-    sending.send({"x": np.zeros((3, 4))})
+    sending.send({"x": np.zeros((3, 2))}, 3)
+    sending.send({"x": np.zeros((3, 4))}, 3)
     with pytest.raises(ProtocolError, match="another type or shape"):
         list(StreamDataset(source=feed))
 

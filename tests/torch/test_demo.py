@@ -16,14 +16,14 @@ from pyarrow import parquet
 
 from tests.torch.feed import Feed, feed_partition
 from transfer.demo import digits, main
-from transfer.demo.job import DemoResult, Epoch
+from transfer.demo.job import DemoResult, Epoch, Written
 from transfer.demo.training import Trainer, check_rows
 from transfer.runs import Commit
 from transfer.spark.columns import ColumnReader
 from transfer.spark.producer import send_commit
 from transfer.spark.schema import Column
 from transfer.spark.session import check_java
-from transfer.torch import RunSummary, StreamDataset
+from transfer.torch import StreamDataset
 from transports.errors import NotSupported, ProtocolError
 
 
@@ -114,9 +114,9 @@ def test_no_java_is_one_clear_line(monkeypatch, capsys):
 
 
 def finished(accuracy):
-    run = RunSummary(run="r", rows=1437, sent_rows=1437, frames=4, batches=45, nbytes=10**6, seconds=0.5)
-    run.peers = {"127.0.0.1:5001": "tcp", "127.0.0.1:5002": "tcp"}
-    return DemoResult("tcp://127.0.0.1:5555", 1437, [Epoch(1, 0.5, accuracy, run)])
+    written = Written(1437, 8, 4, 10**6, "sealed", 2.5)
+    epoch = Epoch(1, 0.5, accuracy, rows=1437, batches=45, nbytes=10**6, seconds=0.5, waited=0.1)
+    return DemoResult("run://127.0.0.1:5001/digits", 1437, written, [epoch])
 
 
 @pytest.mark.keeps("matplotlib holds its fonts open")
@@ -132,8 +132,9 @@ def test_the_end_is_a_table_a_plot_and_a_verdict(monkeypatch, capsys, tmp_path, 
     if json_wanted:
         assert json.loads(out)["ok"] is (code == 0)
     else:
-        assert "1,437" in out and "127.0.0.1:5001 :5002" in out and str(plot) in out
-        assert ("ok: every row" in out) is (code == 0)
+        assert "sent: 1,437 rows" in out and "run://127.0.0.1:5001/digits, sealed" in out
+        assert "2,874" in out and str(plot) in out  # rows a second
+        assert ("ok: each row once" in out) is (code == 0)
     assert ("demo failed: the network knows 94.9%" in err) is (code == 1)
 
 

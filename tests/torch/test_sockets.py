@@ -24,7 +24,8 @@ def dataset():
 
 
 def options_for(endpoint, **more):
-    return parse_options({"endpoint": endpoint, "connect_timeout": "10", "ack_timeout": "20", **more})
+    times = {"connect_timeout": "10", "ack_timeout": "20"}
+    return parse_options({"endpoint": endpoint, "delivery": "eager", **times, **more})
 
 
 @contextmanager
@@ -57,7 +58,7 @@ def send_run(endpoint, partitions, rows, frame, **more):
         try:
             attempt = Attempt(sender, "run", "job", number, number, timeout=20)
             for columns in frames_of(number * rows, rows, frame):
-                attempt.send(columns)
+                attempt.send(columns, len(columns["id"]))
             winners.append(attempt.finish().winner)
         finally:
             sender.close()
@@ -99,9 +100,9 @@ def test_a_trainer_that_goes_away_breaks_the_task(dataset):
         sender = SocketSender(dataset.endpoint, options_for(dataset.endpoint))
         try:
             attempt = Attempt(sender, "run", "job", 0, 0)
-            with pytest.raises(Broken, match="trainer went away"):
+            with pytest.raises(Broken, match="receiver went away"):
                 for columns in frames_of(0, 10_000_000, 1000):
-                    attempt.send(columns)
+                    attempt.send(columns, len(columns["id"]))
         finally:
             sender.close()
 

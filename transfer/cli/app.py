@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transfer.cli import EXIT_INTERRUPTED, options
-from transfer.cli.options import Asked, Shown, Sink, Source, Where
+from transfer.cli import EXIT_INTERRUPTED, options, runs
+from transfer.cli.options import Asked, Kept, Shown, Sink, Source, Where
 
 if TYPE_CHECKING:
     from transfer.cli.progress import Progress
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(runs.app, name="runs")
 
 
 def _report_bound(endpoint: str) -> None:
@@ -189,11 +190,29 @@ def rep(
         answer_all(ends, replies, writer, progress, count=count, report=_report_bound)
 
 
+@app.command()
+@options.grouped
+def serve(kept: Kept, *, json: options.Json = False) -> None:
+    """Keep rows between Spark and training loops: a spool. SIGTERM or Ctrl-C ends it."""
+    from transfer.cli.serving import serve as run
+
+    code = run(
+        kept.spool,
+        kept.bind,
+        kept.rows_bind,
+        retention_bytes=kept.retention_bytes,
+        retention_age=kept.retention_age,
+        metrics=kept.metrics,
+        as_json=json,
+    )
+    raise typer.Exit(code)
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
 def demo(context: typer.Context) -> None:
-    """Push a real data set from Spark into a PyTorch training loop."""
+    """Bring a real data set from Spark into a PyTorch training loop."""
     from transfer.cli.tools import run_demo
 
     raise typer.Exit(run_demo(context.args))

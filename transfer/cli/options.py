@@ -37,6 +37,17 @@ def show_size(nbytes: float) -> str:
     return f"{nbytes:.3g} TB"
 
 
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def parse_age(text: str) -> float:
+    """Seconds from `90`, `90s`, `15m`, `12h`, `7d`. Raises BadParameter."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text, re.IGNORECASE)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no time; write for instance 90s, 12h or 7d")
+    return float(match[1]) * _SECONDS[match[2].lower()]
+
+
 Files = Annotated[
     list[Path] | None,
     typer.Argument(
@@ -173,6 +184,33 @@ class Between:
     seconds: Annotated[
         float, typer.Option(min=0.01, max=60, help="With --peer: how long each measurement takes.")
     ] = 1.0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where a spool listens, and what it keeps."""
+
+    spool: Annotated[Path, typer.Option(metavar="FOLDER", help="Keep the rows there; made if need be.")]
+    bind: Annotated[
+        str, typer.Option("--bind", "-b", metavar="ENDPOINT", help="Listen there; '*' is all interfaces.")
+    ] = "tcp://127.0.0.1:5570"
+    rows_bind: Annotated[
+        str | None,
+        typer.Option(metavar="ENDPOINT", help="Take rows there; by default beside, one port higher."),
+    ] = None
+    retention_bytes: Annotated[
+        int | None,
+        typer.Option(parser=parse_size, metavar="SIZE", help="What the folder may take; then writers wait."),
+    ] = None
+    retention_age: Annotated[
+        float | None,
+        typer.Option(
+            parser=parse_age, metavar="TIME", help="Delete runs so old that all their groups have read (7d)."
+        ),
+    ] = None
+    metrics: Annotated[
+        str | None, typer.Option(metavar="[HOST:]PORT", help="Serve metrics over HTTP there.")
+    ] = None
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -1,11 +1,12 @@
-"""The main job, small enough to watch: Spark pushes a real data set into a PyTorch training loop.
+"""The main job, small enough to watch: Spark writes a real data set, and a PyTorch training loop reads it.
 
     transfer demo [--epochs N] [--workers N] [--output FILE] [--json]
 
-The handwritten digits of UCI (1,797 images of 8 x 8, carried by scikit-learn) are written as Parquet.
-For each epoch a Spark job reads them, shuffles them and pushes them with `format("transfer")`; the
-training loop in this process pulls them as tensors. It fails when a row is lost or doubled, and when
-the network knows fewer than 95 % of the test images at the end.
+The handwritten digits of UCI (1,797 images of 8 x 8, carried by scikit-learn) are written as Parquet. One
+Spark job reads them and writes them with `format("transfer")` into a spool, which this process has of its
+own; then Spark ends, and the training loop reads them from the spool as tensors, in another order in each
+epoch. It fails when a row is lost or doubled, and when the network knows fewer than 95 % of the test images
+at the end.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if problem:
         return _complain(problem, 1)
     if not arguments.json:
-        print(f"ok: every row arrived exactly once, and {result.accuracy:.1%} of the test images are known")
+        print(f"ok: each row once in each epoch, and {result.accuracy:.1%} of the test images are known")
     return 0
 
 
@@ -69,9 +70,9 @@ def _complain(text: str, code: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="transfer demo",
-        description="Spark pushes the UCI handwritten digits into a PyTorch training loop, one job an epoch.",
+        description="Spark writes the UCI handwritten digits, and a PyTorch training loop reads them.",
     )
-    parser.add_argument("--epochs", type=_positive, default=8, help="Spark runs and epochs (default 8)")
+    parser.add_argument("--epochs", type=_positive, default=8, help="how often all is read (default 8)")
     parser.add_argument("--workers", type=_positive, default=2, help="Spark tasks at a time (default 2)")
     parser.add_argument(
         "--output",

@@ -1,13 +1,12 @@
-"""The job: one Spark run an epoch on a thread, the training loop on the caller's."""
+"""The job: Spark writes the digits into a spool once, and the training loop reads them for several epochs."""
 
 from __future__ import annotations
 
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,16 +16,19 @@ from transfer.demo import digits
 from transfer.demo.training import Trainer
 from transfer.spark import write
 from transfer.spark.session import running_session
-from transfer.torch import RunSummary, StreamDataset
-from transports.errors import Broken, Closed
+from transfer.spool.admin import SpoolAdmin
+from transfer.spool.server import Spool
+from transfer.torch import RunDataset
+from transports.errors import Broken, TransferError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 WANTED_ACCURACY = 0.95
 COLUMNS = ("id", "image", "label")
-#: seconds that a finished or cancelled Spark job may take to return
-_END_TIMEOUT = 20.0
+RUN = "digits"
+#: of the shuffle
+_SEED = 7
 #: Spark takes a configuration without an appender for none, and uses its own
 _NO_LOG = """\
 rootLogger.level = off
@@ -46,20 +48,37 @@ class DemoOptions:
     batch_size: int = 32
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What Spark wrote, as the spool has it. seconds: of Spark's job."""
+
+    rows: int
+    frames: int
+    partitions: int
+    nbytes: int
+    state: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Epoch:
-    """What one epoch brought."""
+    """What one epoch brought. waited: seconds of `seconds` in which the training loop had no rows."""
 
     number: int
     loss: float
     accuracy: float
-    run: RunSummary
+    rows: int
+    batches: int
+    nbytes: int
+    seconds: float
+    waited: float
 
 
 @dataclass(slots=True)
 class DemoResult:
-    endpoint: str
+    url: str
     rows: int  # of the training set
+    written: Written
     epochs: list[Epoch] = field(default_factory=list)
 
     @property
@@ -84,29 +103,63 @@ class Watcher(Protocol):
 
 def run_demo(options: DemoOptions, watcher: Watcher) -> DemoResult:
     """The whole demo. Raises ProtocolError when a row is lost or doubled, Broken when Spark fails."""
-    # Matrices this small gain nothing from more threads, and torch's spin while Spark needs the
+    # Matrices this small gain nothing from more threads, and torch's spin while others need the
     # cores: on two busy ones an epoch took thirty times as long.
     torch.set_num_threads(1)
     data = digits.load()
-    test = torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels)
-    trainer = Trainer(options.epochs)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="transfer-demo-")))
-        rows = digits.write_parquet(data, folder)
-        dataset = stack.enter_context(StreamDataset(batch_size=options.batch_size, columns=COLUMNS))
-        watcher.say(f"listening at {dataset.endpoint}; starting Spark with {options.workers} workers")
-        spark = stack.enter_context(_session(options.workers, folder))
-        frame = spark.read.parquet(str(folder / "*.parquet"))
-        result = DemoResult(dataset.endpoint, rows)
-        for number in range(1, options.epochs + 1):
-            watcher.begin(number, options.epochs, rows)
-            shuffled = _shuffled(frame, number)
-            with _writing(spark, dataset, partial(write, shuffled, dataset.endpoint, columns=COLUMNS)):
-                loss = trainer.train(dataset, rows, watcher.batch)
-            epoch = Epoch(number, loss, trainer.accuracy(*test), dataset.runs[-1])
-            result.epochs.append(epoch)
-            watcher.end(epoch)
+        (folder / "digits").mkdir()
+        rows = digits.write_parquet(data, folder / "digits")
+        spool = stack.enter_context(Spool(folder / "spool"))
+        url = spool.url(RUN)
+        watcher.say(f"a spool at {spool.url()}; starting Spark with {options.workers} workers")
+        written = _write(options.workers, folder, url, watcher)
+        watcher.say(f"Spark wrote {written.rows:,} rows in {written.seconds:.1f} s, and has ended")
+        result = DemoResult(url, rows, written)
+        dataset = RunDataset(
+            url, options.batch_size, columns=COLUMNS, epochs=options.epochs, shuffle=_SEED, group="demo"
+        )
+        with dataset:
+            for epoch in _train(dataset, data, rows, options.epochs, watcher):
+                result.epochs.append(epoch)
+                watcher.end(epoch)
     return result
+
+
+def _write(workers: int, folder: Path, url: str, watcher: Watcher) -> Written:
+    """One Spark job. What it wrote is visible when it is committed, as a whole."""
+    with _session(workers, folder) as spark:
+        frame = spark.read.parquet(str(folder / "digits" / "*.parquet"))
+        watcher.say(f"Spark writes to {url}")
+        began = time.monotonic()
+        try:
+            write(frame.repartition(2 * workers), url, columns=COLUMNS)
+        except TransferError:
+            raise
+        except Exception as error:
+            raise Broken(f"the Spark job failed: {_cause(error)}") from error
+        seconds = time.monotonic() - began
+    with SpoolAdmin(url) as spool:
+        run = spool.inspect(RUN)
+    return Written(run["rows"], run["frames"], run["partitions"], run["bytes"], run["state"], seconds)
+
+
+def _train(
+    dataset: RunDataset, data: digits.Digits, rows: int, epochs: int, watcher: Watcher
+) -> Iterator[Epoch]:
+    """Each epoch has all rows in an order of its own; after it the spool is told that they are done with."""
+    trainer = Trainer(epochs)
+    test = torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels)
+    stream = dataset.stream
+    for number in range(1, epochs + 1):
+        watcher.begin(number, epochs, rows)
+        before = stream.rows, stream.batches, stream.bytes, time.monotonic(), stream.waited_seconds
+        loss = trainer.train(dataset.one_epoch(), rows, watcher.batch)
+        after = stream.rows, stream.batches, stream.bytes, time.monotonic(), stream.waited_seconds
+        dataset.acknowledge()  # where a training of your own has saved its checkpoint
+        counts = (late - early for early, late in zip(before, after, strict=True))
+        yield Epoch(number, loss, trainer.accuracy(*test), *counts)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -122,42 +175,6 @@ def _session(workers: int, folder: Path) -> Iterator[SparkSession]:
     }
     with running_session(workers, name="transfer demo", conf=conf) as spark:
         yield spark
-
-
-def _shuffled(frame: DataFrame, seed: int) -> DataFrame:
-    """The rows in another order for each epoch, and in the same for each retry, as eager delivery needs."""
-    from pyspark.sql import functions
-
-    return frame.orderBy(functions.rand(seed))
-
-
-@contextmanager
-def _writing(spark: SparkSession, dataset: StreamDataset, job: Callable[[], object]) -> Iterator[None]:
-    """Runs the Spark job on a thread while the body reads. Either end's failure ends the other."""
-    failures: list[Exception] = []
-
-    def work() -> None:
-        try:
-            job()
-        except Exception as error:  # noqa: BLE001 - Spark's errors have many classes; it is raised again below
-            failures.append(error)
-            dataset.close()  # nobody will send to it any more: wake the reader
-
-    thread = threading.Thread(target=work, name="spark-job")
-    thread.start()
-    try:
-        yield
-        thread.join(_END_TIMEOUT)  # the commit has arrived: only Spark's own tidying is left
-    except (Closed, Broken):
-        thread.join(_END_TIMEOUT)  # its error is the cause, and comes below
-        if not failures:
-            raise
-    finally:
-        if thread.is_alive():
-            spark.sparkContext.cancelAllJobs()
-            thread.join(_END_TIMEOUT)
-    if failures:
-        raise Broken(f"the Spark job failed: {_cause(failures[0])}") from failures[0]
 
 
 def _cause(error: Exception) -> str:

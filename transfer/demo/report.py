@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from transfer.demo.job import DemoResult, Epoch
 
 
-_CAPTION = (
-    "again: rows that a retry sent twice, dropped. MB/s: first row to commit, Spark and training included"
-)
+_CAPTION = "received: each row once an epoch. waited: time without rows"
 
 
 class Progress:
@@ -47,7 +45,7 @@ class Progress:
         self._bars.console.print(text, highlight=False)
 
     def begin(self, epoch: int, epochs: int, rows: int) -> None:
-        self._task = self._bars.add_task(f"epoch {epoch}/{epochs}", total=rows, note="Spark is working")
+        self._task = self._bars.add_task(f"epoch {epoch}/{epochs}", total=rows, note="")
 
     def batch(self, rows: int, loss: float) -> None:
         assert self._task is not None
@@ -60,28 +58,31 @@ class Progress:
 
 def as_dict(result: DemoResult) -> dict[str, Any]:
     """The result for programs; sizes in bytes, times in seconds, accuracy 0 to 1."""
+    written = result.written
     return {
-        "endpoint": result.endpoint,
-        "rows_sent": sum(epoch.run.sent_rows for epoch in result.epochs),
-        "rows_received": sum(epoch.run.rows for epoch in result.epochs),
-        "rows_duplicated_and_dropped": sum(epoch.run.duplicate_rows for epoch in result.epochs),
-        "batches": sum(epoch.run.batches for epoch in result.epochs),
+        "url": result.url,
+        "rows_sent": written.rows,
+        "rows_received": sum(epoch.rows for epoch in result.epochs),
+        "batches": sum(epoch.batches for epoch in result.epochs),
+        "bytes": sum(epoch.nbytes for epoch in result.epochs),
         "accuracy": result.accuracy,
         "ok": not result.problem(),
+        "run": {
+            "rows": written.rows,
+            "frames": written.frames,
+            "partitions": written.partitions,
+            "bytes": written.nbytes,
+            "state": written.state,
+            "seconds": written.seconds,
+        },
         "epochs": [
             {
                 "epoch": epoch.number,
-                "run": epoch.run.run,
-                "rows_sent": epoch.run.sent_rows,
-                "rows_received": epoch.run.rows,
-                "frames": epoch.run.frames,
-                "batches": epoch.run.batches,
-                "partitions": epoch.run.partitions,
-                "attempts": epoch.run.attempts,
-                "bytes": epoch.run.nbytes,
-                "seconds": epoch.run.seconds,
-                "transport": epoch.run.transports,
-                "peers": epoch.run.peers,
+                "rows_received": epoch.rows,
+                "batches": epoch.batches,
+                "bytes": epoch.nbytes,
+                "seconds": epoch.seconds,
+                "waited_seconds": epoch.waited,
                 "loss": epoch.loss,
                 "accuracy": epoch.accuracy,
             }
@@ -91,51 +92,38 @@ def as_dict(result: DemoResult) -> dict[str, Any]:
 
 
 def print_tables(result: DemoResult) -> None:
-    """The table of epochs with their sum, and whom the rows came from. Fits 80 columns."""
+    """What Spark wrote, and the table of epochs with their sum. Fits 80 columns."""
     console = Console()
-    table = Table(title="Spark -> PUSH/PULL -> PyTorch", caption=_CAPTION)
-    for name in ("epoch", "sent", "received", "again", "batches", "MB", "MB/s", "loss", "accuracy"):
+    run = result.written
+    console.print(
+        f"sent: {run.rows:,} rows, {run.nbytes / 1e6:.2f} MB, in {run.frames} frames of {run.partitions} "
+        f"partitions, by one Spark job of {run.seconds:.1f} s;\nkept as {result.url}, {run.state}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = Table(title="Spark -> spool -> PyTorch", caption=_CAPTION)
+    for name in ("epoch", "received", "batches", "MB", "rows/s", "waited", "loss", "accuracy"):
         table.add_column(name, justify="right", no_wrap=True)
     for epoch in result.epochs:
-        run = epoch.run
-        counts = (epoch.number, run.sent_rows, run.rows, run.duplicate_rows, run.batches)
-        speed = run.nbytes / 1e6 / max(run.seconds, 1e-9)
         table.add_row(
-            *(f"{count:,}" for count in counts),
-            *(f"{run.nbytes / 1e6:.2f}", f"{speed:.1f}", f"{epoch.loss:.3f}", f"{epoch.accuracy:.1%}"),
+            str(epoch.number),
+            f"{epoch.rows:,}",
+            f"{epoch.batches:,}",
+            f"{epoch.nbytes / 1e6:.2f}",
+            f"{epoch.rows / max(epoch.seconds, 1e-9):,.0f}",
+            f"{epoch.waited * 1000:.0f} ms",
+            f"{epoch.loss:.3f}",
+            f"{epoch.accuracy:.1%}",
         )
     total = as_dict(result)
     table.add_section()
-    table.add_row(
-        "all",
-        *(
-            f"{total[name]:,}"
-            for name in ("rows_sent", "rows_received", "rows_duplicated_and_dropped", "batches")
-        ),
-        *(f"{sum(epoch.run.nbytes for epoch in result.epochs) / 1e6:.2f}", "", "", f"{result.accuracy:.1%}"),
-    )
+    counts = (f"{total['rows_received']:,}", f"{total['batches']:,}", f"{total['bytes'] / 1e6:.2f}")
+    table.add_row("all", *counts, "", "", "", f"{result.accuracy:.1%}")
     console.print(table)
-    peers = Table(title=f"peers of {result.endpoint}, one for each task")
-    for name in ("epoch", "transport", "peer"):
-        peers.add_column(name)
-    for epoch in result.epochs:
-        for transport in sorted(set(epoch.run.peers.values())):
-            found = [address for address, used in epoch.run.peers.items() if used == transport]
-            peers.add_row(str(epoch.number), transport, _addresses(found))
-    console.print(peers)
-
-
-def _addresses(addresses: list[str]) -> str:
-    """`127.0.0.1:5 :6 :7`: the host once for all its ports."""
-    ports: dict[str, list[str]] = {}
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        ports.setdefault(host, []).append(f":{port}")
-    return "  ".join(host + " ".join(found) for host, found in ports.items())
 
 
 def plot(result: DemoResult, path: Path) -> None:
-    """Accuracy and loss by epoch, and how fast the rows came, as an image file."""
+    """Accuracy by epoch, and how fast the rows came, as an image file."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -146,10 +134,10 @@ def plot(result: DemoResult, path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     left.plot(numbers, [100 * epoch.accuracy for epoch in result.epochs], marker="o", label="accuracy, %")
     left.axhline(95, color="grey", linestyle=":", label="wanted")
-    left.set(xlabel="epoch (one Spark run each)", ylabel="test accuracy, %", title="Digits from Spark")
+    left.set(xlabel="epoch", ylabel="test accuracy, %", title="Digits from Spark")
     left.legend()
-    right.bar(numbers, [epoch.run.rows / max(epoch.run.seconds, 1e-9) for epoch in result.epochs])
-    right.set(xlabel="epoch", ylabel="rows a second", title="first row to commit, training included")
+    right.bar(numbers, [epoch.rows / max(epoch.seconds, 1e-9) for epoch in result.epochs])
+    right.set(xlabel="epoch", ylabel="rows a second", title="from the spool, training included")
     for axes in (left, right):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Spark writes straight into a training process: `df.write.format("transfer")`.
+"""Spark writes into training: `df.write.format("transfer")`, through a spool or straight to a trainer.
 
 Nothing is imported until it is asked for; PySpark and pyarrow come with `tensor-transfer[spark]`.
 """
@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transfer.spark.session import local_session
-    from transfer.spark.source import TransferDataSource, register, write
+    from transfer.spark.source import TransferDataSource
+    from transfer.spark.writing import register, write
 
 __all__ = ["TransferDataSource", "local_session", "register", "write"]
 
+_HOMES = {
+    "TransferDataSource": "source",
+    "local_session": "session",
+    "register": "writing",
+    "write": "writing",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    home = "transfer.spark.session" if name == "local_session" else "transfer.spark.source"
-    return getattr(import_module(home), name)
+    return getattr(import_module(f"transfer.spark.{_HOMES[name]}"), name)

@@ -1,8 +1,9 @@
 """Arrow record batches as numpy arrays, without a copy where Arrow's layout allows it.
 
 A column of numbers is one buffer already. An array column is one buffer of values beside offsets, and
-is a matrix when all offsets have the same distance: that is checked here, before anything is sent.
-Booleans are bits in Arrow and bytes in a tensor, so they are unpacked.
+is a matrix when all offsets have the same distance: that is checked here, before anything is sent. Ragged
+arrays and strings keep their offsets, which are copied: they begin with 0 and are int64. Booleans are bits in
+Arrow and bytes in a tensor, so they are unpacked. Where nulls are filled, the column is copied.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from transfer.rows import OFFSETS, VALID, Layout
 from transfer.spark.schema import Column
 from transports.errors import NotATensor
 
@@ -18,28 +20,57 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     Array = np.ndarray[Any, Any]
+    Shape = tuple[int, ...]
+
+#: in the `type` of a vector's struct; 0 is a sparse one
+_DENSE_VECTOR = 1
 
 
 class ColumnReader:
-    """Turns the batches of one task into dicts of arrays, and holds arrays to one length throughout."""
+    """Turns the batches of one task into dicts of arrays, and holds arrays to one length throughout.
+
+    Not thread-safe.
+    """
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._shapes: dict[str, Shape] = {c.name: c.shape for c in columns if c.shape is not None}
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """How the columns lie, in their order: those whose shape is known, which all are after a batch."""
+        return tuple(c.layout(self._shapes[c.name]) for c in self._columns if c.name in self._shapes)
 
     def read(self, batch: pa.RecordBatch) -> dict[str, Array]:
-        """The batch's columns, each (rows, …), read-only views of Arrow's memory where possible.
+        """The batch's columns as `transfer.rows` has them, read-only views of Arrow's memory where possible.
 
-        Raises NotATensor, naming the column, for nulls and for arrays of different lengths.
+        Raises NotATensor, naming the column, for nulls that its policy refuses, for arrays of different
+        lengths, and for sparse vectors.
         """
-        arrays = {}
+        arrays: dict[str, Array] = {}
         for column in self._columns:
-            array = _to_numpy(batch.column(column.index), column)
-            shape = self._shapes.setdefault(column.name, array.shape[1:])
-            if array.shape[1:] != shape:
-                raise _ragged(column, f"{_lengths(shape)} before and {_lengths(array.shape[1:])} now")
-            arrays[column.name] = array
+            values = batch.column(column.index)
+            if column.kind in ("string", "binary"):
+                array, arrays[column.name + OFFSETS] = _bytes(values, column)
+            elif column.kind == "ragged":
+                array, arrays[column.name + OFFSETS] = _ragged(values, column, self._shapes.get(column.name))
+            else:
+                array = _dense(values, column, column.depth, self._shapes.get(column.name))
+            arrays[column.name] = self._checked(array, column, len(values))
+            if column.nulls == "mask":
+                arrays[column.name + VALID] = _valid(values)
         return arrays
+
+    def _checked(self, array: Array, column: Column, rows: int) -> Array:
+        known, shape = self._shapes.get(column.name), array.shape[1:]
+        if not rows:
+            # Its lengths are those of no array, so they bind nobody.
+            return array.reshape((0, *(known or shape)))
+        if known is None:
+            self._shapes[column.name] = shape
+        elif shape != known:
+            raise _unequal(column, f"{_lengths(known)} before and {_lengths(shape)} now")
+        return array
 
 
 def split(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
@@ -49,15 +80,113 @@ def split(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, step)
 
 
-def _to_numpy(values: Any, column: Column) -> Array:
-    shape = [len(values)]
-    for _ in range(column.depth):
-        _refuse_nulls(values, column)
-        values, length = _flatten(values, column)
-        shape.append(length)
-    _refuse_nulls(values, column)
-    array: Array = values.to_numpy(zero_copy_only=column.dtype != "bool")
-    return array.reshape(shape)
+# --- one column -------------------------------------------------------------------------------
+
+
+def _dense(values: Any, column: Column, depth: int, known: Shape | None) -> Array:
+    """An array of shape (rows, …) of `depth` more dimensions; `known`: those, if they are known."""
+    inside = depth < column.depth
+    if values.null_count:
+        _refuse_nulls(values, column, inside)
+        return _filled(values, column, depth, known)
+    if not depth:
+        numbers: Array = values.to_numpy(zero_copy_only=column.dtype != "bool")
+        return numbers
+    if column.kind == "vector":
+        values = _vectors(values, column)
+    flat, length = _flatten(values, column)
+    below = _dense(flat, column, depth - 1, known[1:] if known else None)
+    return below.reshape((len(values), length, *below.shape[1:]))
+
+
+def _filled(values: Any, column: Column, depth: int, known: Shape | None) -> Array:
+    """The same where some values are null: those become zeros, False or NaN throughout."""
+    import numpy as np
+
+    fill = {"f": float("nan"), "b": False}.get(column.dtype[0], 0)
+    if not depth:
+        numbers: Array = values.fill_null(fill).to_numpy(zero_copy_only=column.dtype != "bool")
+        return numbers
+    kept = values.drop_null()
+    if len(kept):
+        there = _dense(kept, column, depth, known)
+        known = there.shape[1:]
+    elif known is None:
+        raise _unknown(column, f"all {len(values)} arrays are null")
+    array = np.full((len(values), *known), fill, column.dtype)
+    if len(kept):
+        array[_valid(values)] = there
+    return array
+
+
+def _ragged(values: Any, column: Column, known: Shape | None) -> tuple[Array, Array]:
+    """The values of all rows and where each row's begin. A null has none."""
+    import numpy as np
+
+    if values.null_count:
+        _refuse_nulls(values, column, inside=False)
+        # What lies behind a null array is anything; `flatten` leaves it out.
+        lengths = np.where(_valid(values), values.value_lengths().fill_null(0).to_numpy(), 0)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    elif hasattr(values, "offsets"):
+        offsets = _from_zero(values.offsets.to_numpy())
+    else:
+        offsets = np.arange(len(values) + 1, dtype=np.int64) * values.type.list_size
+    flat = values.flatten()
+    if len(flat):
+        return _dense(flat, column, column.depth - 1, known), offsets
+    if known is None and len(values):
+        raise _unknown(column, f"all {len(values)} arrays are empty")
+    shape = (0,) * (column.depth - 1) if known is None else known
+    return np.empty((0, *shape), column.dtype), offsets
+
+
+def _bytes(values: Any, column: Column) -> tuple[Array, Array]:
+    """The bytes of all rows, a view, and where each row's begin. A null has none."""
+    import numpy as np
+
+    values = _with_offsets(values)
+    if not len(values):
+        return np.empty(0, np.uint8), np.zeros(1, np.int64)
+    ends = _ends(values)
+    if values.null_count:
+        _refuse_nulls(values, column, inside=False)
+        if np.diff(ends)[~_valid(values)].any():  # something lies behind a null
+            values = values.fill_null("" if column.kind == "string" else b"")
+            ends = _ends(values)
+    begin, end = int(ends[0]), int(ends[-1])
+    if begin == end:  # Arrow may leave out a buffer of nothing
+        return np.empty(0, np.uint8), _from_zero(ends)
+    return np.frombuffer(values.buffers()[2], np.uint8, end - begin, begin), _from_zero(ends)
+
+
+def _with_offsets(values: Any) -> Any:
+    """Strings and bytes that lie as one buffer beside offsets; those that do not are copied."""
+    word = str(values.type)
+    if word in ("string", "binary", "large_string", "large_binary"):
+        return values
+    return values.cast("large_string" if "string" in word else "large_binary")
+
+
+def _ends(values: Any) -> Array:
+    """The offsets of strings or bytes, a view."""
+    import numpy as np
+
+    size = 8 if str(values.type).startswith("large_") else 4
+    return np.frombuffer(values.buffers()[1], f"i{size}", len(values) + 1, values.offset * size)
+
+
+def _vectors(values: Any, column: Column) -> Any:
+    """The arrays in MLlib's struct<type, size, indices, values>; nulls are gone already."""
+    kinds = values.field("type").to_numpy(zero_copy_only=False)
+    sparse = int((kinds != _DENSE_VECTOR).sum())
+    if sparse:
+        raise NotATensor(
+            f"column {column.name!r} has {sparse} sparse vector(s) in a batch of its rows",
+            hint="Make dense arrays of them first: df.withColumn"
+            f"({column.name!r}, pyspark.ml.functions.vector_to_array({column.name!r})).",
+        )
+    return values.field("values")
 
 
 def _flatten(values: Any, column: Column) -> tuple[Any, int]:
@@ -72,24 +201,58 @@ def _flatten(values: Any, column: Column) -> tuple[Any, int]:
     if hasattr(values, "offsets"):
         lengths = np.diff(values.offsets.to_numpy())
         if lengths.min() != lengths.max():
-            raise _ragged(column, f"{lengths.min()} to {lengths.max()} values in one batch")
+            raise _unequal(column, f"{lengths.min()} to {lengths.max()} values in one batch")
     return flat, len(flat) // len(values)
 
 
-def _refuse_nulls(values: Any, column: Column) -> None:
-    if values.null_count:
-        raise NotATensor(
-            f"column {column.name!r} has {values.null_count} null value(s) in a batch of its rows",
-            hint=f"Drop or fill them: df.na.drop(subset=[{column.name!r}]).",
-        )
+def _from_zero(offsets: Array) -> Array:
+    import numpy as np
+
+    copy: Array = np.subtract(offsets, offsets[0], dtype=np.int64)
+    return copy
 
 
-def _ragged(column: Column, detail: str) -> NotATensor:
-    return NotATensor(
-        f"column {column.name!r} has arrays of different lengths: {detail}",
-        hint="A tensor needs one length for all rows: pad or cut the arrays first.",
+def _valid(values: Any) -> Array:
+    valid: Array = values.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+def _refuse_nulls(values: Any, column: Column, inside: bool) -> None:
+    """Returns if the column's policy fills such nulls."""
+    if column.nulls == "fill" or (column.nulls == "mask" and not inside):
+        return
+    where, name = "", column.name
+    hint = f"Drop or fill them: df.na.drop(subset=[{name!r}]), or the option nulls='fill' or 'mask'."
+    if inside:
+        where = " inside its arrays"
+        hint = "Take them out of the arrays first (F.filter, F.transform), or use the option nulls='fill'."
+    raise NotATensor(
+        f"column {name!r} has {values.null_count} null value(s){where} in a batch of its rows", hint=hint
     )
 
 
-def _lengths(shape: tuple[int, ...]) -> str:
+def _unequal(column: Column, detail: str) -> NotATensor:
+    if column.kind == "ragged":
+        return NotATensor(
+            f"column {column.name!r} has inner arrays of different lengths: {detail}",
+            hint="Only the outermost array may be ragged: pad or cut the inner ones first.",
+        )
+    hint = "A tensor needs one length for all rows: pad or cut the arrays first"
+    also = "." if column.kind == "vector" else ", or name the column in the option 'ragged'."
+    kind = "vectors" if column.kind == "vector" else "arrays"
+    return NotATensor(f"column {column.name!r} has {kind} of different lengths: {detail}", hint=hint + also)
+
+
+def _unknown(column: Column, detail: str) -> NotATensor:
+    return NotATensor(
+        f"column {column.name!r} has no array in a task's first rows that tells its length: {detail}",
+        hint="Larger batches may have one (option 'frame_rows', spark.sql.execution.arrow."
+        "maxRecordsPerBatch); else fill them before: F.coalesce.",
+    )
+
+
+def _lengths(shape: Shape) -> str:
     return "x".join(map(str, shape))

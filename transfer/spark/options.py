@@ -1,78 +1,102 @@
-"""The options of `df.write.format("transfer")`, read and checked on the driver. No PySpark in here."""
+"""The options of `format("transfer")`, read and checked on the driver. No PySpark in here."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from transfer.runs import MAX_NAME
-from transports.errors import AddressError, NotSupported, OptionError
+from transfer.spark.schema import NULLS
+from transfer.spool.address import SCHEME, parse
+from transports.errors import AddressError, OptionError
 
 #: schemes that another process can reach
 _SCHEMES = ("tcp", "ipc")
+DELIVERIES = ("committed", "partition", "eager")
+#: where a stream begins; the first is the default
+STARTS = ("earliest", "latest")
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """What a write was asked to do. Field names are the option names; times are in seconds.
 
-    `endpoint`: where the receivers listen, separated by commas. With several, partition p goes to
-    receiver p % n, whole, on every attempt. `columns`: which to send (a comma-separated list, or a
-    JSON list for names with commas); empty means all. `run`: the run's name, else a fresh one.
-    `ack_timeout`: how long the trainer may take to consume what a task sent. `frame_rows`: rows in a
-    frame, 0 for Arrow's own batches. `checksum` and `compression` are those of the socket. `job` is for
-    `transfer.spark.write` alone: what tells this try of the run from others.
+    `endpoint`: `run://host:port/NAME` of a spool; or, with `delivery=eager`, where trainers listen,
+    separated by commas: with several, partition p goes to trainer p % n, whole, on every attempt. `columns`:
+    which to send (a comma-separated list, or a JSON list for names with commas); empty means all. `run`: the
+    run's name, if the endpoint has none; else a fresh one. `delivery`: `committed`, `partition` or `eager`.
+    `ack_timeout`: how long the receiver may take to keep, or to consume, what a task sent. `frame_rows`:
+    rows in a frame, 0 for Arrow's own batches. `checksum` and `compression` are those of the socket. `job`
+    is for `transfer.spark.write` alone: what tells this try of the run from others. `ragged`: array columns
+    whose rows have lengths of their own, named like `columns`; `*` means all arrays. `nulls`: `refuse`,
+    `fill` or `mask`.
     """
 
     endpoint: tuple[str, ...]
     columns: tuple[str, ...] = ()
     run: str = ""
-    delivery: str = "eager"
+    delivery: str = "committed"
     ack_timeout: float = 600.0
     connect_timeout: float = 30.0
     frame_rows: int = 0
     checksum: bool = False
     compression: str = ""
     job: str = ""
+    ragged: tuple[str, ...] = ()
+    nulls: str = NULLS[0]
 
 
 #: other spellings that people try; `path` is what `.save("tcp://…")` sets
 _ALIASES = {"endpoints": "endpoint", "path": "endpoint", "column": "columns", "run_id": "run"}
+_READ_ALIASES = {"path": "endpoint", "startingoffsets": "starting_offset"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a read was asked to do; Spark's camel case is as good: `maxRowsPerTrigger`.
+
+    `endpoint`: `run://host:port/NAME`. `run`: the run's name, if the endpoint has none. `partitions`: tasks
+    of a read, or of each batch of a stream; 0: one for every 64 MiB or so. `open`: read what is visible of a
+    run that is not sealed. `connect_timeout`: seconds until the planner, or a task, gives up a spool that
+    does not answer. For streams alone: `group`, for which rows are kept until they were processed;
+    `starting_offset`: `earliest` or `latest`; `max_rows_per_trigger`: rows in a batch, 0 for all there are.
+    """
+
+    endpoint: str
+    run: str
+    partitions: int = 0
+    open: bool = False
+    connect_timeout: float = 30.0
+    group: str = ""
+    starting_offset: str = STARTS[0]
+    max_rows_per_trigger: int = 0
 
 
 def parse_options(options: Mapping[str, str]) -> WriteOptions:
     """Reads Spark's options: strings, with keys in any case.
 
-    Raises OptionError, AddressError, NotSupported.
+    Raises OptionError, AddressError.
     """
-    known = {f.name for f in fields(WriteOptions)}
-    found: dict[str, str] = {}
-    for key, value in options.items():
-        name = _ALIASES.get(key.lower(), key.lower())
-        if name not in known:
-            close = difflib.get_close_matches(name, sorted(known | set(_ALIASES)), 1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known - {'job'}))}."
-            raise OptionError(f"unknown option {key!r} for format('transfer')", hint=hint)
-        if found.get(name, value) != value:
-            raise OptionError(f"option {name!r} was given twice, with different values")
-        found[name] = value
-    delivery = found.get("delivery", "eager").lower()
-    if delivery not in ("eager", "committed"):
-        raise OptionError(f"delivery is 'eager', not {delivery!r}")
-    if delivery == "committed":
-        raise NotSupported(
-            "delivery=committed needs the spool, which this release does not have",
-            hint="Use delivery=eager; docs/spark.md says what it promises.",
-        )
+    found = _known(options, [f.name for f in fields(WriteOptions)], _ALIASES)
+    delivery = found.get("delivery", "committed").lower()
+    if delivery not in DELIVERIES:
+        raise OptionError(f"delivery is one of {', '.join(DELIVERIES)}, not {delivery!r}")
+    endpoint = _endpoints(found.get("endpoint", ""), delivery)
+    run = _name("run", found.get("run", ""))
+    if delivery != "eager":
+        run = _run_of(endpoint[0], run)
+    nulls = found.get("nulls", NULLS[0]).lower()
+    if nulls not in NULLS:
+        raise OptionError(f"nulls is one of {', '.join(NULLS)}, not {nulls!r}")
     compression = found.get("compression", "").lower()
     if compression not in ("", "none", "lz4"):
         raise OptionError(f"compression is 'lz4' or 'none', not {compression!r}")
     return WriteOptions(
-        endpoint=_endpoints(found.get("endpoint", "")),
-        columns=_names(found.get("columns", "")),
-        run=_name("run", found.get("run", "")),
+        endpoint=endpoint,
+        columns=_names("columns", found.get("columns", "")),
+        run=run,
         delivery=delivery,
         ack_timeout=_seconds("ack_timeout", found.get("ack_timeout", "600")),
         connect_timeout=_seconds("connect_timeout", found.get("connect_timeout", "30")),
@@ -80,19 +104,94 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
         checksum=_boolean("checksum", found.get("checksum", "false")),
         compression="" if compression == "none" else compression,
         job=_name("job", found.get("job", "")),
+        ragged=_names("ragged", found.get("ragged", "")),
+        nulls=nulls,
     )
 
 
-def _endpoints(text: str) -> tuple[str, ...]:
+def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
+    """The same for a read. Raises OptionError, AddressError."""
+    found = _known(options, [f.name for f in fields(ReadOptions)], _READ_ALIASES)
+    endpoint = found.get("endpoint", "").strip()
+    if not endpoint.startswith(SCHEME):
+        raise OptionError(
+            "reading needs a run of a spool" + (f", and {endpoint!r} is none" if endpoint else ""),
+            hint="Give the option 'endpoint', for instance run://10.0.0.7:5570/NAME; `transfer runs list` "
+            "tells which there are.",
+        )
+    run = _run_of(endpoint, _name("run", found.get("run", "")))
+    if not run:
+        raise OptionError(f"{endpoint!r} names no run", hint="run://HOST:PORT/NAME, or the option 'run'")
+    start = found.get("starting_offset", STARTS[0]).lower()
+    if start not in STARTS:
+        raise OptionError(f"starting_offset is one of {', '.join(STARTS)}, not {start!r}")
+    return ReadOptions(
+        endpoint=parse(endpoint).endpoint,
+        run=run,
+        partitions=_count("partitions", found.get("partitions", "0")),
+        open=_boolean("open", found.get("open", "false")),
+        connect_timeout=_seconds("connect_timeout", found.get("connect_timeout", "30")),
+        group=_name("group", found.get("group", "")),
+        starting_offset=start,
+        max_rows_per_trigger=_count("max_rows_per_trigger", found.get("max_rows_per_trigger", "0")),
+    )
+
+
+def _known(options: Mapping[str, str], known: Sequence[str], aliases: Mapping[str, str]) -> dict[str, str]:
+    """The options by their names."""
+    names = {name.replace("_", ""): name for name in known} | dict(aliases)
+    found: dict[str, str] = {}
+    for key, value in options.items():
+        name = names.get(key.lower(), names.get(key.lower().replace("_", ""), ""))
+        if not name:
+            close = difflib.get_close_matches(key.lower(), sorted({*known, *aliases}), 1)
+            listed = ", ".join(sorted({*known} - {"job"}))
+            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {listed}."
+            raise OptionError(f"unknown option {key!r} for format('transfer')", hint=hint)
+        if found.get(name, value) != value:
+            raise OptionError(f"option {name!r} was given twice, with different values")
+        found[name] = value
+    return found
+
+
+def _endpoints(text: str, delivery: str) -> tuple[str, ...]:
     endpoints = tuple(part.strip() for part in text.split(",") if part.strip())
     if not endpoints:
         raise OptionError(
             "format('transfer') needs the option 'endpoint'",
-            hint="Give it the address of the data set, for instance "
-            ".option('endpoint', dataset.endpoint) or 'tcp://10.0.0.7:5555'.",
+            hint="Give it a run at a spool, for instance .option('endpoint', 'run://10.0.0.7:5570/NAME'); "
+            "`transfer serve` starts one.",
         )
+    if delivery == "eager":
+        return _trainers(endpoints)
+    for endpoint in endpoints:
+        if not endpoint.startswith(SCHEME):
+            raise OptionError(
+                f"delivery={delivery} needs a spool, and {endpoint!r} is none",
+                hint="Give the endpoint run://HOST:PORT/NAME that `transfer serve` prints; or say "
+                "delivery=eager to push straight to a trainer, which then sees rows of failed attempts too.",
+            )
+    if len(endpoints) > 1:
+        raise OptionError(f"delivery={delivery} has one endpoint, and {len(endpoints)} were given")
+    return endpoints
+
+
+def _run_of(endpoint: str, run: str) -> str:
+    """The run's name, by the endpoint or the option."""
+    named = parse(endpoint).run
+    if named and run and named != run:
+        raise OptionError(f"the endpoint names run {named!r}, and the option 'run' {run!r}")
+    return named or run
+
+
+def _trainers(endpoints: tuple[str, ...]) -> tuple[str, ...]:
     for endpoint in endpoints:
         scheme, separator, rest = endpoint.partition("://")
+        if endpoint.startswith(SCHEME):
+            raise OptionError(
+                "delivery=eager goes straight to trainers, without a spool",
+                hint="Use delivery=partition for rows before the job ends, or the endpoint of a data set.",
+            )
         if not separator or not rest or scheme not in _SCHEMES:
             raise AddressError(
                 f"endpoint {endpoint!r} cannot be reached from a Spark task",
@@ -108,21 +207,21 @@ def _endpoints(text: str) -> tuple[str, ...]:
     return endpoints
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _names(option: str, text: str) -> tuple[str, ...]:
     text = text.strip()
     if text.startswith("["):
         try:
             value = json.loads(text)
         except ValueError as error:
-            raise OptionError(f"option 'columns' is no JSON list: {text!r}") from error
+            raise OptionError(f"option {option!r} is no JSON list: {text!r}") from error
         if not all(isinstance(name, str) for name in value):
-            raise OptionError("option 'columns' is a list of names")
+            raise OptionError(f"option {option!r} is a list of names")
         names = tuple(value)
     else:
         names = tuple(part.strip() for part in text.split(",") if part.strip())
     for name in names:
         if names.count(name) > 1:
-            raise OptionError(f"option 'columns' names {name!r} twice")
+            raise OptionError(f"option {option!r} names {name!r} twice")
     return names
 
 

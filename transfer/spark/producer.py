@@ -125,8 +125,9 @@ class Delivery:
             self._check_alive()
             if time.monotonic() >= deadline:
                 raise Again(
-                    f"{what}: the trainer consumed not all of it within {self._timeout:g} s",
-                    hint="A trainer that takes long steps needs a longer option 'ack_timeout'.",
+                    f"{what}: the receiver consumed not all of it within {self._timeout:g} s",
+                    hint="A trainer that takes long steps, or a spool whose disk is full, needs a longer "
+                    "option 'ack_timeout'.",
                 )
 
     def _check_alive(self) -> None:
@@ -165,6 +166,7 @@ class Attempt:
         attempt: int,
         number: int = 0,
         *,
+        columns: str = "",
         timeout: float = 600.0,
     ) -> None:
         self._key = (run, job, partition, attempt)
@@ -172,11 +174,10 @@ class Attempt:
         self._transport = sender.transport
         self._frames = self._rows = self._bytes = self._crc = 0
         self._began = time.monotonic()
-        self._send({}, Begin(*self._key, number))
+        self._send({}, Begin(*self._key, number, columns))
 
-    def send(self, arrays: Arrays) -> None:
-        """One frame of rows; blocks while the receiver is behind. Raises Broken when it died."""
-        rows = len(next(iter(arrays.values())))
+    def send(self, arrays: Arrays, rows: int) -> None:
+        """One frame of so many rows; blocks while the receiver is behind. Raises Broken when it died."""
         crc = checksum(arrays)
         self._send(arrays, Rows(*self._key, self._frames, rows, crc))
         self._crc = chain(self._crc, self._frames, rows, crc)
@@ -204,7 +205,7 @@ class Attempt:
         except Broken as error:
             run, _, partition, _ = self._key
             raise Broken(
-                f"the trainer went away while partition {partition} of run {run} was sent to it",
+                f"the receiver went away while partition {partition} of run {run} was sent to it",
                 hint="Is it still running? Spark retries the task if spark.task.maxFailures allows it.",
             ) from error
 

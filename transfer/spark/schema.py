@@ -1,12 +1,21 @@
-"""Which columns of a DataFrame can travel as tensors, decided on the driver from the schema alone."""
+"""Which columns of a DataFrame can travel, and as what, decided on the driver from the schema alone."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from transfer.rows import Layout
+from transfer.tensors.bundle import MAX_NAME, MAX_TENSORS
 from transports.errors import NotATensor, OptionError
+
+Kind = Literal["dense", "ragged", "string", "binary", "vector"]
+#: what may be done about nulls; the first is the default
+NULLS = ("refuse", "fill", "mask")
+#: stands for all array columns in the option `ragged`
+ALL = "*"
 
 #: Spark's type name -> numpy's
 NUMERIC = {
@@ -18,60 +27,139 @@ NUMERIC = {
     "double": "float64",
     "boolean": "bool",
 }
+_BYTES: dict[str, Kind] = {"string": "string", "char": "string", "varchar": "string", "binary": "binary"}
+#: dense and sparse vectors have one type, so the sparse ones are found in the data only
+_VECTORS = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
+_INTERVAL = "Take numbers out of it, for instance F.expr('extract(day from `{name}`)')."
 #: what to do about the types that people meet most
 _HINTS = {
     "decimal": "Cast it: df.withColumn('{name}', F.col('{name}').cast('double')).",
     "timestamp": "Cast it to a number: F.unix_micros('{name}').",
     "timestamp_ntz": "Cast it to a number first.",
     "date": "Cast it to a number: F.unix_date('{name}').",
-    "string": "Index or hash it into numbers first, or leave it out with the option 'columns'.",
-    "binary": "Decode it into an array of numbers first, or leave it out with the option 'columns'.",
+    "interval": _INTERVAL,
+    "daytimeinterval": _INTERVAL,
+    "yearmonthinterval": _INTERVAL,
     "struct": "Select its fields as columns of their own: df.select('{name}.*').",
-    "udt": "Turn a vector into an array: pyspark.ml.functions.vector_to_array('{name}', 'float32').",
+    "map": "Make arrays of it: F.map_keys('{name}') and F.map_values('{name}').",
+    "array of string": "Join them into one string: F.array_join('{name}', ' '), or index them into numbers.",
+    "array of vector": "Make a row of each: df.withColumn('{name}', F.explode('{name}')).",
 }
+_HINT = "Only numbers, booleans, strings, bytes, dense vectors and arrays of numbers or booleans can travel."
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that travels. `index` is its place in the DataFrame; `depth` counts nested arrays."""
+    """A column that travels. `index` is its place in the DataFrame; `depth` counts nested arrays.
+
+    kind: as in `Layout`, and "vector" (MLlib's, depth 1), which travels as "dense". nulls: what is done about
+    them here, one of NULLS; "mask" only if the schema lets the column be null.
+    """
 
     name: str
     index: int
     dtype: str
     depth: int
+    kind: Kind = "dense"
+    nulls: str = NULLS[0]
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of a row, or of a value of a ragged one, if it is known without data."""
+        return None if self.depth - (self.kind == "ragged") else ()
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """How it travels, once that shape is known."""
+        kind = "dense" if self.kind == "vector" else self.kind
+        return Layout(self.name, kind, self.dtype, shape, nulls=self.nulls == "mask")
 
 
-def check_schema(schema: Any, wanted: Sequence[str] = ()) -> tuple[Column, ...]:
+def check_schema(
+    schema: Any, wanted: Sequence[str] = (), *, ragged: Sequence[str] = (), nulls: str = NULLS[0]
+) -> tuple[Column, ...]:
     """The columns to send, in the order asked for (all, when `wanted` is empty).
 
-    `schema` is a pyspark StructType. Lengths of arrays and nulls are not in a Spark schema; they are
-    checked batch by batch before anything of the batch is sent. Raises OptionError for a name that
-    is not there, NotATensor for a type that cannot travel; both name the column.
+    `schema` is a pyspark StructType. `ragged` names array columns whose rows have lengths of their own ("*":
+    all). Lengths of arrays, nulls and sparse vectors are not in a Spark schema; they are checked batch by
+    batch before anything of the batch is sent. Raises OptionError for a name that is not there, is no array
+    or is taken by another column's arrays; NotATensor for a type that cannot travel. Both name the column.
     """
-    names = [field.name for field in schema.fields]
-    for name in names:
-        if names.count(name) > 1 and (not wanted or name in wanted):
+    if nulls not in NULLS:
+        raise OptionError(f"nulls is one of {', '.join(NULLS)}, not {nulls!r}")
+    places = {field.name: place for place, field in enumerate(schema.fields)}
+    for name, times in Counter(field.name for field in schema.fields).items():
+        if times > 1 and (not wanted or name in wanted):
             raise OptionError(f"column {name!r} is there twice", hint="Rename one of them.")
     for name in wanted:
-        if name not in names:
-            raise OptionError(f"there is no column {name!r}", hint=f"There are: {', '.join(names)}.")
-    chosen = list(wanted) or names
+        if name not in places:
+            raise OptionError(f"there is no column {name!r}", hint=f"There are: {', '.join(places)}.")
+    chosen = tuple(wanted) or tuple(places)
     if not chosen:
         raise OptionError("the DataFrame has no columns")
-    return tuple(
-        _column(name, names.index(name), schema.fields[names.index(name)].dataType) for name in chosen
+    _check_ragged(schema, {name: places[name] for name in chosen}, ragged)
+    loose = frozenset(ragged)
+    columns = tuple(_column(schema.fields[places[name]], places[name], loose, nulls) for name in chosen)
+    _check_names(columns)
+    return columns
+
+
+def _check_ragged(schema: Any, places: dict[str, int], ragged: Sequence[str]) -> None:
+    for name in ragged:
+        if name == ALL:
+            continue
+        if name not in places:
+            raise OptionError(
+                f"option 'ragged' names {name!r}, and no such column is sent",
+                hint=f"Sent are: {', '.join(places)}.",
+            )
+        kind = schema.fields[places[name]].dataType
+        if kind.typeName() != "array":
+            raise OptionError(
+                f"option 'ragged' names {name!r}, which is {kind.simpleString()} and no array",
+                hint="Take it out of the option. Strings and bytes have lengths of their own anyway.",
+            )
+
+
+def _column(field: Any, index: int, ragged: frozenset[str], nulls: str) -> Column:
+    name, depth, inner = field.name, 0, field.dataType
+    while inner.typeName() == "array":
+        inner, depth = inner.elementType, depth + 1
+    if nulls == "mask" and not field.nullable:
+        nulls = NULLS[0]
+    word = "vector" if _is_vector(inner) else inner.typeName()
+    if word in NUMERIC:
+        kind: Kind = "ragged" if depth and (name in ragged or ALL in ragged) else "dense"
+        return Column(name, index, NUMERIC[word], depth, kind, nulls)
+    if not depth and word == "vector":
+        return Column(name, index, "float64", 1, "vector", nulls)
+    if not depth and word in _BYTES:
+        return Column(name, index, "uint8", 0, _BYTES[word], nulls)
+    hint = _HINTS.get(f"array of {_BYTES.get(word, word)}" if depth else word, _HINTS.get(word, _HINT))
+    raise NotATensor(
+        f"column {name!r} is {field.dataType.simpleString()}, which is no tensor", hint=hint.format(name=name)
     )
 
 
-def _column(name: str, index: int, kind: Any) -> Column:
-    depth, inner = 0, kind
-    while inner.typeName() == "array":
-        inner, depth = inner.elementType, depth + 1
-    word = inner.typeName()
-    if word not in NUMERIC:
-        key = "udt" if hasattr(inner, "sqlType") else word
-        hint = _HINTS.get(key, "Only numbers, booleans and arrays of them of one length can travel.")
-        raise NotATensor(
-            f"column {name!r} is {kind.simpleString()}, which is no tensor", hint=hint.format(name=name)
+def _is_vector(kind: Any) -> bool:
+    return type(kind).__name__ == "VectorUDT" and type(kind).module() in _VECTORS
+
+
+def _check_names(columns: Sequence[Column]) -> None:
+    """Refuses what a message of all these arrays could not carry."""
+    owners: dict[str, str] = {}
+    for column in columns:
+        for name in column.layout(()).arrays:
+            if name in owners:
+                raise OptionError(
+                    f"columns {owners[name]!r} and {column.name!r} would both travel as {name!r}",
+                    hint="Rename one of them, or leave it out with the option 'columns'.",
+                )
+            if len(name.encode(errors="replace")) > MAX_NAME:
+                raise OptionError(f"column {column.name!r} has a name of more than {MAX_NAME} bytes")
+            owners[name] = column.name
+    if len(owners) > MAX_TENSORS:
+        raise OptionError(
+            f"{len(columns)} columns are {len(owners)} tensors; at most {MAX_TENSORS} can travel, so "
+            f"{list(owners.values())[MAX_TENSORS]!r} and those behind it cannot",
+            hint="Put columns of one type into an array: df.select(F.array(…)), or choose with 'columns'.",
         )
-    return Column(name, index, NUMERIC[word], depth)

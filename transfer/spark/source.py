@@ -1,185 +1,171 @@
 """The data source: what Spark calls, on the driver and in its tasks.
 
 Spark builds the writer in one process on the driver's side, pickles it, runs `write` in a Python worker
-for each task attempt, and `commit` or `abort` in yet another process. So connections are made where
-they are used, and the writer holds plain values only.
+for each task attempt, and `commit` or `abort` in yet another process. A stream's writer is built again for
+each of its batches and for their commits, so a job of a stream is named by its query and batch, which tasks
+know.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 
-from transfer.runs import Abort, Commit, to_meta
-from transfer.spark.columns import ColumnReader, split
-from transfer.spark.options import WriteOptions, parse_options
-from transfer.spark.producer import Attempt, Receipt, Sender, SocketSender, send_commit
-from transfer.spark.schema import Column, check_schema
-from transports.errors import TransferError, UsageError
+from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
+from transfer.spark.options import WriteOptions, parse_options, parse_read_options
+from transfer.spark.producer import Receipt
+from transfer.spark.reading import RunReader, RunStream, read_schema
+from transfer.spark.schema import check_schema
+from transports.errors import NotSupported, OptionError, UsageError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
-    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-_log = logging.getLogger("transfer.spark")
-
-#: an abort is a courtesy to the trainer; Spark's job has failed whatever becomes of it
-_ABORT_TIMEOUT = 2.0
-_registered: WeakSet[Any] = WeakSet()
+#: what Spark tells a task of a stream; not in its documentation. The last is new at each start of a query
+_BATCH, _QUERY, _START = "streaming.sql.batchId", "sql.streaming.queryId", "spark.jobGroup.id"
+#: options of a query that Spark hands to its sink
+_OF_QUERIES = ("checkpointlocation", "queryname")
 
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """What a task tells the commit. A plain dataclass, since Spark pickles it."""
+    """What a task tells the commit. A plain dataclass, since Spark pickles it. job: of a stream's batch."""
 
-    receipt: Receipt
+    receipt: Receipt | None
+    job: str = ""
 
 
 class TransferWriter(DataSourceArrowWriter):
     """Sends the rows of one job. Made once a job, so its run name is the same in every task."""
 
-    def __init__(self, options: WriteOptions, columns: Sequence[Column]) -> None:
-        self._options = options
-        self._columns = tuple(columns)
-        self.job = options.job or uuid.uuid4().hex
-        self.run = options.run or self.job
+    def __init__(self, plan: Write) -> None:
+        self.plan = plan
 
     def write(self, iterator: Iterator[RecordBatch]) -> Sent:
-        """Sends one partition; returns when the receiver has consumed it."""
-        from pyspark import TaskContext
-
-        task = TaskContext.get()
-        if task is None:
-            raise UsageError("a transfer writer runs inside a Spark task only")
-        partition = task.partitionId()
-        endpoints = self._options.endpoint
-        sender = self._open(endpoints[partition % len(endpoints)])
-        try:
-            attempt = Attempt(
-                sender,
-                self.run,
-                self.job,
-                partition,
-                task.taskAttemptId(),
-                task.attemptNumber(),
-                timeout=self._options.ack_timeout,
-            )
-            reader = ColumnReader(self._columns)
-            for batch in iterator:
-                for part in split(batch, self._options.frame_rows):
-                    attempt.send(reader.read(part))
-            return Sent(attempt.finish())
-        finally:
-            sender.close()
+        """Sends one partition; returns when the receiver has it for good."""
+        return Sent(self.plan.send(iterator, current_task()[0]))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Tells every receiver which partitions there were. If it raises, Spark calls `abort`."""
-        receipts = [message.receipt for message in messages if isinstance(message, Sent)]
-        winners = [receipt.winner for receipt in receipts]
-        transports = ",".join(sorted({receipt.transport for receipt in receipts}))
-        endpoints = self._options.endpoint
-        for number, endpoint in enumerate(endpoints):
-            sender = self._open(endpoint)
-            try:
-                message = Commit(self.run, self.job, number, len(endpoints), transports)
-                send_commit(sender, message, winners, self._options.ack_timeout)
-            finally:
-                sender.close()
+        """If it raises, Spark calls `abort` and fails the job."""
+        self.plan.commit(_receipts(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Tells every receiver that can still be reached that the run has failed."""
-        _send_abort(self._options, self.run, self.job)
+        """Called when a task has failed for good, or the commit has."""
+        self.plan.abort()
 
-    def _open(self, endpoint: str, timeout: float | None = None) -> Sender:
-        return SocketSender(endpoint, self._options, timeout)
+
+class TransferStreamWriter(DataSourceStreamArrowWriter):
+    """Sends the batches of one streaming query, each of them a job of its own."""
+
+    def __init__(self, plan: SpoolWrite) -> None:
+        self._plan = plan
+
+    def write(self, iterator: Iterator[RecordBatch]) -> Sent:
+        """Sends one partition of a batch; returns when the spool has it on its disk."""
+        task, job = current_task()
+        if not job:
+            raise NotSupported(
+                "this Spark does not tell a task its streaming query", hint="use PySpark 4.1 to 4.3"
+            )
+        return Sent(replace(self._plan, job=job).send(iterator, task), job)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Spark repeats it after a restart: a batch that is committed is not committed again."""
+        for job in _jobs(messages):
+            replace(self._plan, job=job).commit(_receipts(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        for job in _jobs(messages):
+            replace(self._plan, job=job).abort()
 
 
 class TransferDataSource(DataSource):
-    """`format("transfer")`. Options: see `transfer.spark.options.WriteOptions` and docs/spark.md."""
+    """`format("transfer")`. Options: see `transfer.spark.options` and docs/spark.md."""
 
     @classmethod
     def name(cls) -> str:
         return "transfer"
 
+    def schema(self) -> StructType:
+        """Of the run that is read, if the user gave none."""
+        return read_schema(parse_read_options(self.options))
+
+    def reader(self, schema: StructType) -> RunReader:
+        return RunReader(parse_read_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> RunStream:  # noqa: N802 - Spark's name
+        return RunStream(parse_read_options(self.options), schema)
+
     def writer(self, schema: StructType, overwrite: bool) -> TransferWriter:
-        """Checks options and schema on the driver, before any task starts."""
+        """Checks options, schema and spool on the driver, before any task starts."""
         if overwrite:
             raise UsageError(
                 "a stream of rows has no past to overwrite",
                 hint='Write with .mode("append").',
             )
-        options = parse_options(self.options)
-        return TransferWriter(options, check_schema(schema, options.columns))
+        return TransferWriter(plan_of(parse_options(self.options), schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TransferStreamWriter:  # noqa: N802 - Spark's name
+        """The same for `df.writeStream`, which needs a spool and a name for its run."""
+        if overwrite:
+            raise UsageError("a stream of rows is appended", hint='Write with .outputMode("append").')
+        options = parse_options({k: v for k, v in self.options.items() if k.lower() not in _OF_QUERIES})
+        if options.delivery == "eager":
+            raise NotSupported(
+                "a stream cannot be delivered eagerly: Spark repeats batches after a restart",
+                hint="Write it to a spool, endpoint run://HOST:PORT/NAME.",
+            )
+        if not options.run:
+            raise OptionError(
+                "a stream needs a name for its run", hint="endpoint run://HOST:PORT/NAME, or option 'run'"
+            )
+        columns = check_schema(schema, options.columns, ragged=options.ragged, nulls=options.nulls)
+        return TransferStreamWriter(SpoolWrite(options, columns, options.run, "", "stream"))
 
 
-def register(spark: SparkSession) -> None:
-    """Makes `format("transfer")` known to a session, and to the calling thread.
-
-    Needed where `pyspark_transfer` is not installed as a top-level module for Spark's Python, and in
-    threads of your own: Spark looks for a Python data source in the thread's active session, and a
-    thread that did not start Spark has none ("Failed to find the data source"). Calling it again does
-    no harm.
-    """
-    # The one public call that makes a session the thread's active one; it computes nothing.
-    spark.createDataFrame([], "nothing int")
-    if spark not in _registered:
-        spark.dataSource.register(TransferDataSource)
-        _registered.add(spark)
+def plan_of(options: WriteOptions, schema: Any) -> Write:
+    """How a batch is written, when all that the driver can check is in order. Raises as `check_schema` and
+    `Write.check`."""
+    columns = check_schema(schema, options.columns, ragged=options.ragged, nulls=options.nulls)
+    job = options.job or uuid.uuid4().hex
+    run = options.run or job
+    plan = (EagerWrite if options.delivery == "eager" else SpoolWrite)(options, columns, run, job)
+    plan.check()
+    return plan
 
 
-def write(
-    df: DataFrame,
-    endpoint: str | Sequence[str],
-    *,
-    columns: Sequence[str] | None = None,
-    run: str | None = None,
-    **options: Any,
-) -> str:
-    """Sends a DataFrame's rows to the data set at `endpoint`, and returns the run's name.
+def current_task() -> tuple[Task, str]:
+    """The task that this code runs in, and the job that its streaming batch is, or ""."""
+    from pyspark import TaskContext
 
-    Blocks until the receiver has consumed all rows. `columns` are selected first, so that Spark
-    computes no others. `options` are those of `WriteOptions`. Options and schema are checked before
-    Spark is asked for anything: raises OptionError, AddressError, NotATensor, NotSupported; what
-    goes wrong later is Spark's own exception with the cause in its text. Whatever goes wrong, the
-    receivers are told, and their iteration ends with `Broken`.
-    """
-    given = {name: str(value) for name, value in options.items() if value is not None}
-    given["endpoint"] = endpoint if isinstance(endpoint, str) else ",".join(endpoint)
-    given["job"] = uuid.uuid4().hex
-    given["run"] = run or given["job"]
-    if columns is not None:
-        given["columns"] = json.dumps(list(columns))
-    parsed = parse_options(given)
-    try:
-        check_schema(df.schema, parsed.columns)
-        if columns is not None:
-            df = df.select(*(f"`{name.replace('`', '``')}`" for name in columns))
-        register(df.sparkSession)
-        df.write.format("transfer").mode("append").options(**given).save()
-    except BaseException:
-        # Spark tells the receivers only of jobs that got as far as a writer. A trainer that waits for
-        # one that did not would wait until its time-out. Told twice does no harm.
-        _send_abort(parsed, parsed.run, parsed.job)
-        raise
-    return parsed.run
+    task = TaskContext.get()
+    if task is None:
+        raise UsageError("a transfer writer runs inside a Spark task only")
+    query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
+    number = task.taskAttemptId()
+    if not query or not batch:
+        return Task(task.partitionId(), number, task.attemptNumber()), ""
+    # A batch is tried again under its name by a Spark that counts attempts from 0: the query's start differs.
+    start = zlib.crc32((task.getLocalProperty(_START) or "").encode()) >> 1
+    number = start << 32 | number & 0xFFFFFFFF
+    return Task(task.partitionId(), number, task.attemptNumber()), f"{query}/{batch}"
 
 
-def _send_abort(options: WriteOptions, run: str, job: str) -> None:
-    timeout = min(_ABORT_TIMEOUT, options.connect_timeout)
-    for endpoint in options.endpoint:
-        try:
-            sender = SocketSender(endpoint, options, timeout)
-            try:
-                sender.send({}, to_meta(Abort(run, job)))
-            finally:
-                sender.close(linger=timeout)  # not confirmed: the trainer may be in a long step
-        except TransferError as error:
-            _log.info("nobody at %s could be told that run %s failed: %s", endpoint, run, error)
+def _receipts(messages: list[WriterCommitMessage | None]) -> list[Receipt]:
+    return [m.receipt for m in messages if isinstance(m, Sent) and m.receipt is not None]
+
+
+def _jobs(messages: list[WriterCommitMessage | None]) -> list[str]:
+    """The one job of these messages; none if no task has told it."""
+    return list(dict.fromkeys(m.job for m in messages if isinstance(m, Sent)))

@@ -1,21 +1,28 @@
-"""PyTorch side: a data set whose rows arrive on a PULL socket.
+"""PyTorch side: data sets whose rows arrive on a PULL socket, or are read from a run in a spool.
 
 Nothing is imported until it is asked for; torch comes with `tensor-transfer[torch]`.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transfer.torch.dataset import RunSummary, StreamDataset
+    from transfer.torch.runs import RunDataset
+    from transfer.torch.sharded import ShardedStream
 
-__all__ = ["RunSummary", "StreamDataset"]
+__all__ = ["RunDataset", "RunSummary", "ShardedStream", "StreamDataset"]
+_HOMES = {
+    "RunDataset": "runs",
+    "RunSummary": "dataset",
+    "ShardedStream": "sharded",
+    "StreamDataset": "dataset",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from transfer.torch import dataset
-
-    return getattr(dataset, name)
+    return getattr(import_module(f"transfer.torch.{_HOMES[name]}"), name)

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from transfer.torch.receiver import MessageSource, RunReader, SocketSource
+from transfer.torch.runs import RUN_SCHEME, RunDataset
 from transfer.torch.slicing import Batch, Slicer
 from transports.errors import Again, OptionError, ProtocolError, TransferError, UsageError
 
@@ -42,6 +43,9 @@ class RunSummary:
 class StreamDataset(IterableDataset[Any]):
     """The rows of a Spark write, as batches of torch tensors. One iteration is one run.
 
+    With a URL `run://host:port/NAME` a `RunDataset` is made instead: it reads a run that a spool keeps, takes
+    all of that class's arguments, and can be resumed inside a run. What follows is about one that listens.
+
     `endpoint`: where to listen; port 0 takes a free one, and the attribute `endpoint` then tells
     which. `batch_size`: rows in a batch; None yields the frames as they were sent. `columns`: yield a
     tuple of these columns in this order, else a dict of all. `drop_last`: leave out the last batch
@@ -55,6 +59,12 @@ class StreamDataset(IterableDataset[Any]):
     Spark, Again, Closed. Use it with `DataLoader(dataset, batch_size=None, num_workers=0)` or
     without a DataLoader. Not thread-safe, except that `close` may be called from another thread.
     """
+
+    def __new__(cls, endpoint: str = "", *args: Any, **options: Any) -> Any:
+        """A run in a spool is read by a `RunDataset`, which takes more than this class does."""
+        if cls is StreamDataset and endpoint.startswith(RUN_SCHEME):
+            return RunDataset(endpoint, *args, **options)
+        return super().__new__(cls)
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Protocol
 
-from transfer.runs import Abort, Begin, Commit, End, Message, Rows, RunLedger, checksum, from_meta, from_table
+from transfer.runs import Abort, Begin, Commit, End, Message, Rows, RunLedger, fits, from_meta, from_table
 from transports.errors import Again, ProtocolError, TensorMismatch, TransferError, UsageError
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class RunReader:
             or not message.rows
         ):
             raise ProtocolError("run", "a frame's columns do not have the rows that it announces")
-        if self._verify and checksum(arrays) != message.crc:
+        if self._verify and not fits(arrays, message.crc):
             raise ProtocolError(
                 "checksum", f"partition {message.partition}: a frame's rows were changed on the way"
             )

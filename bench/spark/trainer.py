@@ -1,0 +1,117 @@
+"""The trainer: a process of its own that takes batches of tensors, and tells when the first and the last
+came."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+BATCH = 256
+#: seconds
+PATIENCE = 300
+Link = Any
+
+
+class Read(NamedTuple):
+    """first, last: when the first batch was there and all were, by the system's monotonic clock. total: the
+    sum of the first column, which tells whether every row came."""
+
+    first: float
+    last: float
+    rows: int
+    total: float
+
+
+class Trainer:
+    """A process that reads when it is told to. Several reads, one after the other."""
+
+    def __init__(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._link, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_work, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._link.recv()
+
+    def start(self, source: str, argument: str) -> str:
+        """Begins to read from one of `SOURCES`; what whoever writes has to know (an endpoint)."""
+        self._link.send((source, argument))
+        return str(self._link.recv())
+
+    def go(self) -> None:
+        """What `start` did not begin yet begins: a reader of files, when they are there."""
+        self._link.send("go")
+
+    def end(self) -> Read:
+        if not self._link.poll(PATIENCE):
+            raise AssertionError("the trainer has not ended")
+        read = self._link.recv()
+        if isinstance(read, Exception):
+            raise read
+        return Read(*read)
+
+    def close(self) -> None:
+        self._link.send(None)
+        self._process.join(20)
+
+
+def _work(link: Link) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    link.send("ready")
+    while (asked := link.recv()) is not None:
+        source, argument = asked
+        try:
+            link.send(tuple(_read(SOURCES[source](argument, link))))
+        except Exception as error:  # noqa: BLE001 - told to the other side
+            link.send(error)
+
+
+def _read(batches: Iterator[Any]) -> Read:
+    first, rows, total = 0.0, 0, 0.0
+    for batch in batches:
+        if not rows:
+            first = time.monotonic()
+        rows += len(batch)
+        total += float(batch[0, 0])
+    return Read(first, time.monotonic(), rows, total)
+
+
+def _run(url: str, link: Link) -> Iterator[Any]:
+    from transfer.torch import StreamDataset
+
+    dataset = StreamDataset(url, BATCH, columns=("x",), timeout=600.0)
+    link.send(url)
+    link.recv()
+    with dataset:
+        for (x,) in dataset:
+            yield x
+
+
+def _eager(_: str, link: Link) -> Iterator[Any]:
+    from transfer.torch import StreamDataset
+
+    with StreamDataset(batch_size=BATCH, columns=("x",), timeout=600.0) as dataset:
+        link.send(dataset.endpoint)
+        link.recv()
+        for (x,) in dataset:
+            yield x
+
+
+def _parquet(folder: str, link: Link) -> Iterator[Any]:
+    """As it is done by hand: Arrow reads the files in pieces, on all cores, and torch takes their values."""
+    import torch
+    from pyarrow import dataset
+
+    link.send(folder)
+    link.recv()
+    for piece in dataset.dataset(folder, format="parquet").to_batches(columns=["x"]):
+        column = piece.column(0)
+        values = column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), -1)
+        yield from torch.from_numpy(values.copy()).split(BATCH)
+
+
+SOURCES: dict[str, Callable[[str, Link], Iterator[Any]]] = {"run": _run, "eager": _eager, "parquet": _parquet}

@@ -1,0 +1,153 @@
+"""The ways from a DataFrame to a trainer that are compared. Each brings all rows once, and says what it
+took."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.spark import cpu
+from bench.spark.trainer import BATCH, Trainer
+
+
+class Took(NamedTuple):
+    """Seconds: processor time of all processes, until the first batch was there, until all were."""
+
+    cpu: float
+    first: float
+    last: float
+
+
+class Scene:
+    """What all ways share: Spark with a DataFrame in its memory, a spool of its own process, a trainer."""
+
+    def __init__(self, spark: Any, frame: Any, rows: int, spool: str, folder: Path) -> None:
+        self.spark = spark
+        self.frame = frame
+        self.rows = rows
+        self.spool = spool
+        self.folder = folder
+        self.trainer = Trainer()
+
+    def read(self, source: str, argument: str, write: Callable[[str], object], *, early: bool) -> Took:
+        """The trainer reads what `write(endpoint)` writes. early: from the beginning, else when all is
+        written."""
+        endpoint = self.trainer.start(source, argument)
+        before, begin = cpu.used(), time.monotonic()
+        if early:
+            self.trainer.go()
+        write(endpoint)
+        if not early:
+            self.trainer.go()
+        read = self.trainer.end()
+        if read.rows != self.rows:
+            raise AssertionError(f"{source}: {read.rows:,} rows of {self.rows:,}")
+        return Took(cpu.used() - before, read.first - begin, read.last - begin)
+
+    def close(self) -> None:
+        self.trainer.close()
+
+
+def by_spool(scene: Scene, delivery: str) -> Took:
+    from transfer.spark import write
+
+    url = f"{scene.spool}/{uuid.uuid4().hex}"
+    try:
+        return scene.read("run", url, lambda url: write(scene.frame, url, delivery=delivery), early=True)
+    finally:
+        _delete(url)
+
+
+def eager(scene: Scene) -> Took:
+    from transfer.spark import write
+
+    return scene.read("eager", "", lambda at: write(scene.frame, at, delivery="eager"), early=True)
+
+
+def parquet(scene: Scene) -> Took:
+    folder = scene.folder / "parquet"
+    try:
+        return scene.read("parquet", str(folder), scene.frame.write.parquet, early=False)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def null_sink(scene: Scene) -> Took:
+    """An Arrow writer that throws its batches away: what Spark itself takes to hand them to Python."""
+    return _alone(lambda: scene.frame.write.format("bench_null").mode("append").save())
+
+
+def sink_alone(scene: Scene, delivery: str) -> Took:
+    """The spool's sink with nobody who reads: as `by_spool`, without the trainer."""
+    from transfer.spark import write
+
+    url = f"{scene.spool}/{uuid.uuid4().hex}"
+    try:
+        return _alone(lambda: write(scene.frame, url, delivery=delivery))
+    finally:
+        _delete(url)
+
+
+def to_arrow(scene: Scene) -> Took:
+    """All rows on the driver, as Arrow, and from there as tensors in this process."""
+
+    def work() -> None:
+        import torch
+
+        table = scene.frame.toArrow()
+        for piece in table.column("x").chunks:
+            values = piece.flatten().to_numpy(zero_copy_only=True).reshape(len(piece), -1)
+            for _ in torch.from_numpy(values.copy()).split(BATCH):
+                pass
+
+    return _alone(work)
+
+
+def to_pandas(scene: Scene) -> Took:
+    """The same with pandas, whose columns of arrays are objects: stacked to a matrix."""
+
+    def work() -> None:
+        import numpy as np
+        import torch
+
+        values = torch.from_numpy(np.stack(scene.frame.toPandas()["x"].to_numpy()))
+        for _ in values.split(BATCH):
+            pass
+
+    return _alone(work)
+
+
+def _alone(work: Callable[[], object]) -> Took:
+    before, begin = cpu.used(), time.monotonic()
+    work()
+    last = time.monotonic() - begin
+    return Took(cpu.used() - before, last, last)
+
+
+def _delete(url: str) -> None:
+    from transfer.spool.address import parse
+    from transfer.spool.link import Link
+    from transfer.spool.protocol import DeleteRun
+
+    address = parse(url)
+    link = Link(address.endpoint)
+    try:
+        link.ask(DeleteRun(run=address.run, force=True))
+    finally:
+        link.close()
+
+
+WAYS: dict[str, Callable[[Scene], Took]] = {
+    "committed": lambda scene: by_spool(scene, "committed"),
+    "partition": lambda scene: by_spool(scene, "partition"),
+    "eager": eager,
+    "parquet": parquet,
+    "toArrow": to_arrow,
+    "toPandas": to_pandas,
+    "null writer": null_sink,
+    "committed, sink": lambda scene: sink_alone(scene, "committed"),
+}

@@ -1,0 +1,75 @@
+"""`transfer runs …`: its commands and their options. What they do stands in `transfer/cli/asking.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from transfer.cli import options
+
+app = typer.Typer(
+    help="Look after the runs of a spool.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Spool = Annotated[str, typer.Argument(metavar="[[run://]HOST:PORT]", help="A spool, as `serve` prints it.")]
+Run = Annotated[str, typer.Argument(metavar="[run://]HOST:PORT/NAME", help="A run of a spool.")]
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", "-t", min=0.1, metavar="SECONDS", help="Give up when nobody answers."),
+]
+_PATIENCE = 10.0
+_HERE = "run://127.0.0.1:5570"
+
+
+@app.command("list")
+def list_(spool: Spool = _HERE, timeout: Timeout = _PATIENCE, json: options.Json = False) -> None:
+    """Tell which runs there are, and how far their readers are behind."""
+    from transfer.cli.asking import list_runs
+
+    list_runs(spool, timeout, as_json=json)
+
+
+@app.command()
+def inspect(run: Run, timeout: Timeout = _PATIENCE, json: options.Json = False) -> None:
+    """Tell all of a run: columns, groups of readers, who reads and writes it now."""
+    from transfer.cli.asking import inspect_run
+
+    inspect_run(run, timeout, as_json=json)
+
+
+@app.command()
+def delete(
+    run: Run,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if somebody reads or writes it.")] = False,
+    timeout: Timeout = _PATIENCE,
+    json: options.Json = False,
+) -> None:
+    """Delete a run with its rows, groups and lineage."""
+    from transfer.cli.asking import delete_run
+
+    raise typer.Exit(delete_run(run, timeout, sure=yes, force=force, as_json=json))
+
+
+@app.command()
+def lineage(
+    run: Run,
+    group: Annotated[str, typer.Option("--group", "-g", help="Whose steps.")] = "default",
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="This step, with the origin of its rows.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option("--parquet", metavar="FILE", help="Write each row with its origin there.")
+    ] = None,
+    timeout: Timeout = _PATIENCE,
+    json: options.Json = False,
+) -> None:
+    """Tell which rows of the run each step of training had."""
+    from transfer.cli.asking import show_lineage
+
+    show_lineage(run, timeout, group, step=step, parquet=parquet, as_json=json)

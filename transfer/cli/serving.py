@@ -1,0 +1,183 @@
+"""`transfer serve`: a spool in this process, until a signal or its log's failure ends it."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transfer.cli import EXIT_INTERRUPTED
+from transfer.cli.options import show_size
+from transports.errors import (
+    AddressError,
+    InternalError,
+    LogDamaged,
+    LogInUse,
+    NotSupported,
+    TransferError,
+)
+
+if TYPE_CHECKING:
+    from transfer.spool.server import Spool
+
+_log = logging.getLogger("transfer.spool")
+
+#: seconds between two looks whether the log still works
+_LOOK = 0.2
+
+
+def serve(
+    folder: Path,
+    bind: str,
+    rows_bind: str | None,
+    *,
+    retention_bytes: int | None,
+    retention_age: float | None,
+    metrics: str | None,
+    as_json: bool,
+) -> int:
+    """Serves until SIGTERM (0) or Ctrl-C (130). Raises InternalError when the log failed: begin it anew."""
+    endpoint = _endpoint("--bind", bind)
+    rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else _next_port(endpoint)
+    ended = threading.Event()
+    with _logging(), _ended_by(signal.SIGTERM, ended):
+        try:
+            with _opened(folder, endpoint, rows_endpoint, retention_bytes, retention_age, metrics) as spool:
+                _announce(spool, folder, as_json)
+                while not ended.wait(_LOOK):
+                    if spool.failure is not None:
+                        raise _failed(spool.failure)
+                _log.info("ended by SIGTERM; rows that were acknowledged are kept")
+                return 0
+        except KeyboardInterrupt:
+            print("transfer: stopped by Ctrl-C", file=sys.stderr)
+            return EXIT_INTERRUPTED
+
+
+def _opened(
+    folder: Path,
+    endpoint: str,
+    rows_endpoint: str,
+    retention_bytes: int | None,
+    retention_age: float | None,
+    metrics: str | None,
+) -> Spool:
+    """Raises what the spool raises, told with what to do about it."""
+    try:
+        import_module("numpy")  # used with the first rows only, which is too late to miss it
+        from transfer.spool.server import Spool
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("transfer", "transports", "patterns"):
+            raise
+        raise NotSupported(
+            f"a spool needs {error.name}", hint="pip install 'tensor-transfer[spool]'"
+        ) from error
+    try:
+        return Spool(
+            folder,
+            endpoint,
+            rows_endpoint,
+            retention_bytes=retention_bytes,
+            retention_age=retention_age,
+            metrics_port=metrics,
+        )
+    except LogInUse as error:
+        raise LogInUse(
+            f"another spool runs on {folder}", hint="end it first, or give this one a folder of its own"
+        ) from error
+    except LogDamaged as error:
+        text, _, _ = str(error).partition("\n  hint: ")
+        raise LogDamaged(
+            f"{folder} is damaged, and nothing was changed: {text}",
+            hint="restore the folder, or begin with an empty one and write the runs again; what can be saved "
+            "of this one, `transfer.log.Log(folder, repair=True)` saves",
+        ) from error
+
+
+def _failed(failure: TransferError) -> InternalError:
+    text, _, _ = str(failure).partition("\n  hint: ")
+    return InternalError(
+        f"the spool has ended, since its log failed: {text}",
+        hint="rows that were acknowledged are kept; look at the disk, and start it again",
+    )
+
+
+def _announce(spool: Spool, folder: Path, as_json: bool) -> None:
+    host, _, port = spool.endpoint.removeprefix("tcp://").rpartition(":")
+    if host in ("0.0.0.0", "[::]"):
+        host = socket.gethostname()
+    where = f"run://{host}:{port}"
+    if as_json:
+        told = {"url": where, "endpoint": spool.endpoint, "rows_endpoint": spool.rows_endpoint}
+        print(json.dumps(told | {"folder": str(folder.absolute())}), flush=True)
+    else:
+        print(f"serving {where}/NAME (Ctrl-C ends it)", flush=True)
+    runs = spool.store.entries.values()
+    size = show_size(sum(run.nbytes for run in runs))
+    _log.info("%d runs with %s in %s; rows come in at %s", len(runs), size, folder, spool.rows_endpoint)
+    for endpoint in (spool.endpoint, spool.rows_endpoint):
+        if not _is_loopback(endpoint):
+            _log.warning(
+                "%s is open to other machines, and there is no authentication yet: whoever reaches it can "
+                "read, write and delete runs",
+                endpoint,
+            )
+
+
+def _endpoint(option: str, text: str) -> str:
+    endpoint = text if "://" in text else f"tcp://{text}"
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not endpoint.startswith("tcp://") or not host or not (port.isdecimal() or port == "*"):
+        raise AddressError(
+            f"{option} {text!r} is no place to listen at", hint="for instance tcp://127.0.0.1:5570"
+        )
+    return endpoint
+
+
+def _next_port(endpoint: str) -> str:
+    """Rows come in beside: 5571 for 5570, so that both can be named to a firewall."""
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + 1 if port.isdecimal() and 0 < int(port) < 65535 else 0}"
+
+
+def _is_loopback(endpoint: str) -> bool:
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextmanager
+def _ended_by(number: signal.Signals, ended: threading.Event) -> Iterator[None]:
+    """In the meantime this signal only says that the end is wished for."""
+    before: Any = signal.signal(number, lambda *_: ended.set())
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextmanager
+def _logging() -> Iterator[None]:
+    """What the library logs goes to standard error, one line each with its time."""
+    logger = logging.getLogger("transfer")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

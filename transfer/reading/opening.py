@@ -1,0 +1,61 @@
+"""What is decided when a stream of rows is opened."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from transfer.spool.protocol import Fetch
+from transfer.spool.source import OPEN
+from transports.errors import OptionError
+
+if TYPE_CHECKING:
+    from transfer.spool.source import RowSource, RunInfo
+
+#: bytes of a batch whose size nobody gave
+BATCH_BYTES = 4 << 20
+#: rows of it at most
+MOST_ROWS = 1 << 16
+#: rows that tell how large rows are
+SAMPLE_ROWS = 64
+
+
+def sensible_batch(source: RowSource, info: RunInfo, timeout: float | None) -> int:
+    """Rows that are about 4 MiB, told by the first ones, which are the same for all ranks.
+
+    Of a run that is still written they are those where the group is: earlier ones may be gone.
+    """
+    rows = SAMPLE_ROWS
+    begin = info.acknowledged[1] if info.acknowledged is not None and info.state == OPEN else 0
+    fetch = Fetch(epoch=0, seed=None, begin=begin, rows=rows, stride=rows, times=1, need=begin + rows)
+    source.request(fetch)
+    sample = source.collect(timeout)
+    size = sum(array.nbytes for array in sample.arrays.values())
+    return max(1, min(MOST_ROWS, BATCH_BYTES * sample.count // max(1, size)))
+
+
+def close_in(process: int, source: RowSource) -> None:
+    """A forked child leaves its parent's source alone."""
+    if os.getpid() == process:
+        source.close()
+
+
+def open_source(url_or_source: str | RowSource, timeout: float | None) -> RowSource:
+    """The source at a URL; a source as it is."""
+    if not isinstance(url_or_source, str):
+        return url_or_source
+    from transfer.spool.client import RunClient
+
+    return RunClient(url_or_source) if timeout is None else RunClient(url_or_source, timeout=timeout)
+
+
+def check_numbers(batch: int | None, epochs: int | None, shuffle: int | None, rank: int, world: int) -> None:
+    """Raises OptionError."""
+    if batch is not None and batch < 1:
+        raise OptionError(f"batch_size is at least 1, not {batch}")
+    if epochs is not None and epochs < 1:
+        raise OptionError(f"epochs is at least 1, or None for ever, not {epochs}")
+    if shuffle is not None and not 0 <= shuffle < 1 << 63:
+        raise OptionError(f"shuffle is a seed from 0 to 2**63 - 1, or None, not {shuffle}")
+    if not 0 <= rank < world:
+        raise OptionError(f"rank is from 0 to world_size - 1, not {rank} of {world}")

@@ -1,0 +1,222 @@
+"""What a write does, apart from who calls it: an attempt, the commit and the abort, by the mode of delivery.
+
+Objects of this module travel to Spark's tasks, so they hold plain values; connections are made where they
+are used.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transfer import rows as row_layouts
+from transfer.runs import Abort, Commit, to_meta, to_table
+from transfer.spark.columns import ColumnReader, split
+from transfer.spark.options import WriteOptions
+from transfer.spark.producer import Attempt, Receipt, Sender, SocketSender, send_commit
+from transfer.spark.schema import Column
+from transfer.spool.address import parse
+from transfer.spool.link import Link
+from transfer.spool.protocol import AbortJob, CommitJob, Declare, Ended, Kind
+from transports.errors import Again, NotATensor, TransferError
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+_log = logging.getLogger("transfer.spark")
+
+#: an abort is a courtesy to the receiver; Spark's job has failed whatever becomes of it
+_ABORT_TIMEOUT = 2.0
+#: seconds for a connection for rows, before the spool is asked again where it takes them
+_CONNECT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Which attempt at which partition. number: of the retry, from 0."""
+
+    partition: int
+    attempt: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class EagerWrite:
+    """Rows go straight to trainers, who see them as they arrive."""
+
+    options: WriteOptions
+    columns: tuple[Column, ...]
+    run: str
+    job: str
+
+    def check(self) -> None:
+        """On the driver, before any task. Raises NotATensor: what trainers cannot take without a spool."""
+        for column in self.columns:
+            if column.kind not in ("dense", "vector") or column.nulls == "mask":
+                raise NotATensor(
+                    f"column {column.name!r} needs several tensors, which eager delivery cannot cut",
+                    hint="Send it through a spool: endpoint run://HOST:PORT/NAME.",
+                )
+
+    def send(self, iterator: Iterator[RecordBatch], task: Task) -> Receipt | None:
+        """Sends one partition; returns when the trainer has consumed it."""
+        endpoints = self.options.endpoint
+        sender = SocketSender(endpoints[task.partition % len(endpoints)], self.options)
+        try:
+            return _send(sender, self, iterator, task)
+        finally:
+            sender.close()
+
+    def commit(self, receipts: Sequence[Receipt]) -> None:
+        """Tells every trainer which partitions there were."""
+        winners = [receipt.winner for receipt in receipts]
+        transports = ",".join(sorted({receipt.transport for receipt in receipts}))
+        endpoints = self.options.endpoint
+        for number, endpoint in enumerate(endpoints):
+            sender = SocketSender(endpoint, self.options)
+            try:
+                message = Commit(self.run, self.job, number, len(endpoints), transports)
+                send_commit(sender, message, winners, self.options.ack_timeout)
+            finally:
+                sender.close()
+
+    def abort(self) -> None:
+        """Tells every trainer that can still be reached that the run has failed."""
+        timeout = min(_ABORT_TIMEOUT, self.options.connect_timeout)
+        for endpoint in self.options.endpoint:
+            try:
+                sender = SocketSender(endpoint, self.options, timeout)
+                try:
+                    sender.send({}, to_meta(Abort(self.run, self.job)))
+                finally:
+                    sender.close(linger=timeout)  # not confirmed: the trainer may be in a long step
+            except TransferError as error:
+                _log.info("nobody at %s could be told that run %s failed: %s", endpoint, self.run, error)
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolWrite:
+    """Rows go to a spool, which keeps them and shows them as the mode of delivery says."""
+
+    options: WriteOptions
+    columns: tuple[Column, ...]
+    run: str
+    job: str
+    kind: Kind = "batch"
+
+    def check(self) -> None:
+        """On the driver, before any task: the spool is there, and takes such a run. Raises Again,
+        UsageError."""
+        link = self._link(self.options.connect_timeout)
+        try:
+            link.ask(self._declaration())
+        finally:
+            link.close()
+
+    def send(self, iterator: Iterator[RecordBatch], task: Task) -> Receipt | None:
+        """Sends one partition; returns when the spool has all of it on its disk. None: the run is there
+        already."""
+        link = self._link(self.options.connect_timeout)
+        try:
+            sender = self._sender(link)
+            if sender is None:
+                return None
+            try:
+                receipt = _send(sender, self, iterator, task)
+            finally:
+                sender.close()
+            ended = Ended(run=self.run, job=self.job, partition=task.partition, attempt=task.attempt)
+            link.ask(ended, timeout=self.options.ack_timeout)
+            return receipt
+        finally:
+            link.close()
+
+    def commit(self, receipts: Sequence[Receipt]) -> None:
+        """All rows become visible; returns when that is on the spool's disk. Repeats itself until
+        `ack_timeout`.
+
+        Raises Again: whether they are visible is not known; the same run again makes it so, without doubles.
+        """
+        import numpy as np
+
+        table = to_table([receipt.winner for receipt in receipts])
+        arrays = {name: np.array(column, dtype=np.int64) for name, column in table.items()}
+        link = self._link(self.options.ack_timeout)
+        try:
+            link.ask(CommitJob(run=self.run, job=self.job), arrays)
+        except Again as error:
+            raise Again(
+                f"the spool did not answer the commit of run {self.run}, which may be complete or not",
+                hint="Write it again with the same run name: what is there is not doubled.",
+            ) from error
+        finally:
+            link.close()
+
+    def abort(self) -> None:
+        """What was sent is dropped, unless it was committed."""
+        link = self._link(_ABORT_TIMEOUT)
+        try:
+            link.ask(AbortJob(run=self.run, job=self.job))
+        except TransferError as error:
+            _log.info("the spool could not be told that run %s failed: %s", self.run, error)
+        finally:
+            link.close()
+
+    def _sender(self, link: Link) -> SocketSender | None:
+        """A way for the rows. None: the run is there already.
+
+        A spool that comes back may take them at another port, so it is asked again and again.
+        """
+        deadline = time.monotonic() + self.options.connect_timeout
+        while True:
+            _, answer = link.ask(self._declaration())
+            if answer["done"]:
+                return None
+            rows = f"{self._endpoint.rpartition(':')[0]}:{answer['port']}"
+            left = deadline - time.monotonic()
+            try:
+                return SocketSender(rows, self.options, min(_CONNECT, max(0.1, left)))
+            except Again as error:
+                if left > _CONNECT:
+                    continue
+                raise Again(
+                    f"the spool at {self._endpoint} answers, but its port for rows does not: {rows}",
+                    hint="Executors must be able to reach that port too; `transfer serve` can be told one.",
+                ) from error
+
+    @property
+    def _endpoint(self) -> str:
+        return parse(self.options.endpoint[0]).endpoint
+
+    def _link(self, timeout: float) -> Link:
+        return Link(self._endpoint, timeout=timeout)
+
+    def _declaration(self) -> Declare:
+        delivery: Any = self.options.delivery
+        return Declare(run=self.run, job=self.job, delivery=delivery, kind=self.kind)
+
+
+Write = EagerWrite | SpoolWrite
+
+
+def _send(sender: Sender, write: Write, iterator: Iterator[RecordBatch], task: Task) -> Receipt:
+    """The rows of one task, in frames."""
+    reader = ColumnReader(write.columns)
+    timeout = write.options.ack_timeout
+    attempt: Attempt | None = None
+
+    def begin(columns: str) -> Attempt:
+        names = write.run, write.job, task.partition, task.attempt, task.number
+        return Attempt(sender, *names, columns=columns, timeout=timeout)
+
+    for batch in iterator:
+        for part in split(batch, write.options.frame_rows):
+            arrays = reader.read(part)
+            if attempt is None:  # only now the shapes of its columns are known
+                attempt = begin(json.dumps(row_layouts.to_json(reader.layouts)))
+            attempt.send(arrays, part.num_rows)
+    return (attempt or begin("")).finish()

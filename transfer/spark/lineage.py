@@ -1,0 +1,43 @@
+"""Which training step had which rows, as a Parquet file that Spark and others read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from transports.errors import NotSupported
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Table = Mapping[str, np.ndarray[Any, Any]]
+
+
+def write_lineage(tables: Iterable[Table], path: str | os.PathLike[str]) -> int:
+    """Writes tables of `SpoolAdmin.explain`, each as a row group; returns how many rows the file has.
+
+    The file is there when it is whole. Raises NotSupported without pyarrow, OSError.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise NotSupported("Parquet needs pyarrow", hint="pip install 'tensor-transfer[spark]'") from error
+    types = {"job": pyarrow.string()}
+    names = ("step", "rank", "epoch", "position", "job", "partition", "attempt", "sequence", "row")
+    schema = pyarrow.schema([(name, types.get(name, pyarrow.int64())) for name in names])
+    partial = f"{os.fspath(path)}.partial"
+    rows = 0
+    try:
+        with parquet.ParquetWriter(partial, schema) as writer:
+            for table in tables:
+                arrays = [pyarrow.array(table[name], schema.field(name).type) for name in names]
+                writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+                rows += len(arrays[0])
+        os.replace(partial, path)
+    except BaseException:
+        if os.path.exists(partial):
+            os.unlink(partial)
+        raise
+    return rows

@@ -1,0 +1,150 @@
+"""`transfer.spark.write`: a DataFrame's rows to a spool or a trainer, on PySpark 4.1 to 4.3 and on 3.5."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from transfer.runs import Winner
+from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
+from transfer.spark.options import parse_options
+from transfer.spark.producer import Receipt
+from transfer.spark.schema import check_schema
+from transports.errors import NotSupported, UsageError
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql import DataFrame, SparkSession
+
+_registered: WeakSet[Any] = WeakSet()
+_RECEIPT = (
+    "partition long, attempt long, frames long, rows long, nbytes long, crc long, "
+    "seconds double, transport string"
+)
+
+
+def has_data_sources() -> bool:
+    """Whether this PySpark has Arrow writers of data sources in Python: 4.1 and newer."""
+    if importlib.util.find_spec("pyspark.sql.datasource") is None:
+        return False
+    from pyspark.sql import datasource
+
+    return hasattr(datasource, "DataSourceStreamArrowWriter")
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `format("transfer")` known to a session, and to the calling thread.
+
+    Needed where `pyspark_transfer` is not installed as a top-level module for Spark's Python, and in
+    threads of your own: Spark looks for a Python data source in the thread's active session, and a
+    thread that did not start Spark has none ("Failed to find the data source"). Calling it again does
+    no harm. Raises NotSupported on a PySpark without such data sources.
+    """
+    if not has_data_sources():
+        raise NotSupported(
+            'this PySpark has no format("transfer")', hint="use transfer.spark.write, or PySpark 4.1 to 4.3"
+        )
+    from transfer.spark.source import TransferDataSource
+
+    # The one public call that makes a session the thread's active one; it computes nothing.
+    spark.createDataFrame([], "nothing int")
+    if spark not in _registered:
+        spark.dataSource.register(TransferDataSource)
+        _registered.add(spark)
+
+
+def write(
+    df: DataFrame,
+    endpoint: str | Sequence[str],
+    *,
+    columns: Sequence[str] | None = None,
+    run: str | None = None,
+    delivery: str = "committed",
+    ragged: Sequence[str] | str | None = None,
+    nulls: str | None = None,
+    **options: Any,
+) -> str:
+    """Sends a DataFrame's rows to a run of a spool, and returns the run's name.
+
+    endpoint: `run://HOST:PORT/NAME`; with delivery="eager" that of a data set, or of several. columns: those
+    to send, selected first, so that Spark computes no others. delivery: "committed" (all or nothing),
+    "partition" or "eager"; docs/spark.md says what each promises. ragged: array columns whose rows have
+    lengths of their own ("*": all arrays). nulls: "refuse", "fill" or "mask". Other options are those of
+    `WriteOptions`.
+
+    Blocks until all rows are kept, or consumed. Options, schema and spool are checked before Spark is asked
+    for anything: raises OptionError, AddressError, NotATensor, UsageError, Again (nobody answers); what goes
+    wrong later is Spark's own exception with the cause in its text. Whatever goes wrong, the receivers are
+    told.
+    """
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    given["endpoint"] = endpoint if isinstance(endpoint, str) else ",".join(endpoint)
+    given["delivery"] = delivery
+    given["job"] = uuid.uuid4().hex
+    if run:
+        given["run"] = run
+    if columns is not None:
+        given["columns"] = json.dumps(list(columns))
+    if ragged is not None:
+        given["ragged"] = ragged if isinstance(ragged, str) else json.dumps(list(ragged))
+    if nulls is not None:
+        given["nulls"] = nulls
+    parsed = parse_options(given)
+    given["run"] = parsed.run or given["job"]
+    parsed = dataclasses.replace(parsed, run=given["run"])
+    kind = EagerWrite if parsed.delivery == "eager" else SpoolWrite
+    plan: Write = kind(parsed, (), parsed.run, parsed.job)
+    try:
+        chosen = check_schema(df.schema, parsed.columns, ragged=parsed.ragged, nulls=parsed.nulls)
+        plan = dataclasses.replace(plan, columns=chosen)
+        plan.check()
+        if columns is not None:
+            df = df.select(*(f"`{name.replace('`', '``')}`" for name in columns))
+        if has_data_sources():
+            register(df.sparkSession)
+            df.write.format("transfer").mode("append").options(**given).save()
+        else:
+            chosen = check_schema(df.schema, parsed.columns, ragged=parsed.ragged, nulls=parsed.nulls)
+            write_by_map(df, dataclasses.replace(plan, columns=chosen))
+    except BaseException:
+        # Spark tells the receivers only of jobs that got as far as a writer. A trainer that waits for
+        # one that did not would wait until its time-out. Told twice does no harm.
+        plan.abort()
+        raise
+    return parsed.run
+
+
+def write_by_map(df: DataFrame, plan: Write) -> None:
+    """The same without data sources: each partition is sent by `mapInArrow`, and what it yields is its
+    receipt.
+
+    A task that is tried again yields the receipt of the attempt that ended well, as a data source's does.
+    """
+
+    def send(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+        import pyarrow
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            raise UsageError("rows are sent inside a Spark task only")
+        task = Task(context.partitionId(), context.taskAttemptId(), context.attemptNumber())
+        receipt = plan.send(batches, task)
+        if receipt is not None:
+            row = dataclasses.asdict(receipt.winner) | {
+                "seconds": receipt.seconds,
+                "transport": receipt.transport,
+            }
+            yield pyarrow.RecordBatch.from_pylist([row])
+
+    receipts = []
+    for row in df.mapInArrow(send, _RECEIPT).collect():
+        told = row.asDict()
+        transport, seconds = told.pop("transport"), told.pop("seconds")
+        receipts.append(Receipt(Winner(**told), transport, seconds))
+    plan.commit(receipts)

@@ -1,0 +1,1 @@
+"""The spool: keeps rows between Spark and trainers; see `docs/spool.md`."""

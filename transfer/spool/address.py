@@ -1,0 +1,38 @@
+"""`run://host:port/NAME`: a run at a spool. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from transfer.runs import MAX_NAME
+from transports.errors import AddressError
+
+SCHEME = "run://"
+DEFAULT_PORT = 5570
+
+
+class RunAddress(NamedTuple):
+    """endpoint: of the spool, for a socket. run: the name; "" for the spool itself."""
+
+    endpoint: str
+    run: str
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.endpoint.removeprefix('tcp://')}/{quote(self.run, safe='')}".rstrip("/")
+
+
+def parse(text: str) -> RunAddress:
+    """Reads `run://host:port/NAME`, the port being 5570 if none is there. Raises AddressError."""
+    rest = text.removeprefix(SCHEME)
+    host, _, path = rest.partition("/")
+    name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+    if not name:
+        name, port = host, ""
+    if rest == text or not name or "/" in path or len(unquote(path)) > MAX_NAME:
+        raise AddressError(
+            f"{text!r} is no run's address", hint="run://HOST:PORT/NAME, as `transfer serve` prints it"
+        )
+    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+        raise AddressError(f"{text!r} has no port that can be connected to")
+    return RunAddress(f"tcp://{name}:{port or DEFAULT_PORT}", unquote(path))

@@ -1,0 +1,197 @@
+"""What is asked of a spool beside its rows: which runs there are, and which rows a step of training had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from transfer.spool.address import parse
+from transfer.spool.link import Link
+from transfer.spool.protocol import Ask, DeleteRun, Explain, InspectRun, Lineage, ListRuns
+from transports.errors import OptionError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from transfer.rows import Arrays
+
+#: rows whose origin is asked for at a time
+_CHUNK = 1 << 17
+#: what says where a row comes from: of which task's frame it is which row
+_ORIGIN = ("job", "partition", "attempt", "sequence")
+
+
+class Steps(NamedTuple):
+    """Steps of training on end, and the rows of an epoch's order that they had, all ranks together.
+
+    first: number of the first step. begin: row at which it begins. rows: of each step, of which rank r of R
+    had [r * rows // R, (r + 1) * rows // R). seed: of the shuffle, None without.
+    """
+
+    first: int
+    steps: int
+    epoch: int
+    begin: int
+    rows: int
+    ranks: int
+    seed: int | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.first + self.steps
+
+    def between(self, first: int, stop: int) -> Steps | None:
+        """Those of [first, stop) among them."""
+        low, high = max(first, self.first), min(stop, self.stop)
+        if low >= high:
+            return None
+        return self._replace(first=low, steps=high - low, begin=self.begin + (low - self.first) * self.rows)
+
+    def goes_on(self, before: Steps) -> bool:
+        """Whether these continue the others, so that both can be told as one."""
+        return self == before._replace(
+            first=before.stop, steps=self.steps, begin=before.begin + before.steps * before.rows
+        )
+
+
+class SpoolAdmin:
+    """Asks the spool at `run://HOST:PORT`, of a run's address too, about its runs. Not thread-safe.
+
+    timeout: seconds within which it must answer. Methods raise Again when it does not, and OptionError for
+    a run that is not there. A context manager.
+    """
+
+    def __init__(self, address: str, *, timeout: float = 30.0) -> None:
+        self.address = parse(address)
+        self._link = Link(self.address.endpoint, timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent; any thread: a call elsewhere raises Closed."""
+        self._link.close()
+
+    def overview(self) -> dict[str, Any]:
+        """`runs`: a summary of each, by name; `disk_bytes`; `full`: why writers wait just now, or ""."""
+        found = self._ask(ListRuns())
+        found["runs"].sort(key=lambda run: str(run["name"]))
+        return found
+
+    def inspect(self, run: str) -> dict[str, Any]:
+        """A run's summary with its `columns`, `groups`, `readers` and the `jobs` that write to it."""
+        return self._ask(InspectRun(run=run))
+
+    def delete(self, run: str, *, force: bool = False) -> tuple[int, int]:
+        """The run is gone with its groups: its (rows, bytes). force: though somebody reads or writes it,
+        for which UsageError is raised else."""
+        found = self._ask(DeleteRun(run=run, force=force))
+        return found["rows"], found["bytes"]
+
+    def lineage(self, run: str, group: str = "default") -> list[Steps]:
+        """The steps that the group has acknowledged, in their order, each told once."""
+        return merged(Steps(*record) for record in self._ask(Lineage(run=run, group=group))["steps"])
+
+    def step(self, run: str, group: str, number: int) -> Steps:
+        """One step. Raises OptionError if it is not known."""
+        known = self.lineage(run, group)
+        for steps in known:
+            found = steps.between(number, number + 1)
+            if found is not None:
+                return found
+        told = f"steps {known[0].first} to {known[-1].stop - 1} are" if known else "none is"
+        raise OptionError(
+            f"step {number} of group {group!r} is not in the lineage of run {run!r}",
+            hint=f"{told} known; a step is told when it was acknowledged",
+        )
+
+    def explain(self, run: str, lineage: Iterable[Steps]) -> Iterator[dict[str, Any]]:
+        """Where each row of these steps comes from, as tables of at most 131,072 rows: columns by name.
+
+        `step`, `rank`, `epoch`, `position` in the epoch's order; `job` (text), `partition`, `attempt` of the
+        task that sent it, `sequence` of its frame, `row` in that frame. All but `job` are int64.
+        """
+        import numpy as np
+
+        for steps in lineage:
+            stop = steps.begin + steps.steps * steps.rows
+            bounds = np.arange(1, steps.ranks + 1) * steps.rows // steps.ranks
+            for begin in range(steps.begin, stop, _CHUNK):
+                end = min(begin + _CHUNK, stop)
+                origin, names = self._explain(run, steps, begin, end)
+                position = np.arange(begin, end)
+                nth, within = np.divmod(position - steps.begin, steps.rows)
+                yield {
+                    "step": steps.first + nth,
+                    "rank": np.searchsorted(bounds, within, side="right"),
+                    "epoch": np.full(end - begin, steps.epoch),
+                    "position": position,
+                    **origin,
+                    "job": np.array(names)[origin["job"]],
+                }
+
+    def _explain(self, run: str, steps: Steps, begin: int, end: int) -> tuple[Arrays, list[str]]:
+        asked = Explain(run=run, epoch=steps.epoch, seed=steps.seed, begin=begin, end=end)
+        arrays, meta = self._link.ask(asked)
+        if len(arrays["row"]) != end - begin:
+            raise OptionError(
+                f"run {run!r} has no rows {begin:,} to {end:,}", hint="it was deleted and written anew"
+            )
+        return arrays, meta["jobs"]
+
+    def _ask(self, request: Ask) -> dict[str, Any]:
+        _, meta = self._link.ask(request)
+        del meta["id"]
+        return meta
+
+
+def merged(told: Iterable[Steps]) -> list[Steps]:
+    """The steps in their order, of what was told one after another.
+
+    Ranks tell the same steps, each at its own time: these count once. Steps that were done anew, from an
+    older checkpoint, count as they were done last; with them what followed the old ones is gone.
+    """
+    found: list[Steps] = []
+    for steps in told:
+        known = next((one for one in reversed(found) if one.first <= steps.first), None)
+        if known is not None and known.between(steps.first, steps.stop) == steps:
+            continue
+        while found and found[-1].stop > steps.first:
+            rest = found.pop().between(0, steps.first)
+            if rest is not None:
+                found.append(rest)
+        if found and steps.goes_on(found[-1]):
+            before = found.pop()
+            steps = before._replace(steps=before.steps + steps.steps)
+        found.append(steps)
+    return found
+
+
+def behind(run: Mapping[str, Any], group: str) -> int:
+    """Rows of a run that a group has never acknowledged. run: its summary."""
+    epoch, row = run["groups"][group]["acknowledged"] or (0, 0)
+    return 0 if epoch else max(0, int(run["rows"]) - int(row))
+
+
+def ranges(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A table of `explain` in few words: for each rank and frame its rows as [begin, end) pairs."""
+    import numpy as np
+
+    names = ("rank", *_ORIGIN)
+    order = np.lexsort([table["row"], *(table[name] for name in reversed(names))])
+    found: list[dict[str, Any]] = []
+    for values in zip(*(table[name][order].tolist() for name in (*names, "row")), strict=True):
+        *key, row = values
+        if not found or [found[-1][name] for name in names] != key:
+            found.append({**dict(zip(names, key, strict=True)), "rows": []})
+        rows = found[-1]["rows"]
+        if rows and rows[-1][1] == row:
+            rows[-1][1] += 1
+        else:
+            rows.append([row, row + 1])
+    return found

@@ -1,0 +1,180 @@
+"""A trainer's way to a run: `RunClient` fetches rows, and goes on where it was when the spool comes back."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from transfer import rows as row_layouts
+from transfer.spool.address import parse
+from transfer.spool.link import Link, check
+from transfer.spool.protocol import Acknowledge, Fetch, OpenRun, Release
+from transfer.spool.source import Rows, RunInfo
+from transports.errors import AddressError, Again, Broken, Closed, OptionError, UsageError
+
+if TYPE_CHECKING:
+    from transfer.rows import Arrays
+
+#: seconds between two looks whether a run is there, or a lease is free
+_LOOK = 0.2
+#: seconds that a lease may be another reader's: a killed one's connection may look alive for a while
+_LEASE_PATIENCE = 20.0
+
+
+class RunClient:
+    """One reader of `run://host:port/NAME`; a `RowSource`.
+
+    timeout: seconds to wait for the run to be there, and for a spool that went away to come back. Not
+    thread-safe, but `acknowledge` may be called by another thread than `request` and `collect`, and `close`
+    by any.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 600.0) -> None:
+        address = parse(url)
+        if not address.run:
+            raise AddressError(f"{url!r} names no run", hint="run://HOST:PORT/NAME")
+        self.run = address.run
+        self._timeout = timeout
+        self._link = Link(address.endpoint, timeout=timeout)
+        self._beside = Link(address.endpoint, timeout=timeout)  # acknowledges while rows are on their way
+        self._wanted: OpenRun | None = None
+        self._waiting: deque[Fetch] = deque()
+        self._came: dict[int, tuple[Arrays, dict[str, Any]]] = {}
+        self._number = 1 << 32  # apart from the numbers of the link's own requests
+        self._away: float | None = None  # since when there is no spool
+        self._closed = threading.Event()
+
+    def open(self, group: str, shard: int = 0, shards: int = 1) -> RunInfo:
+        """See `RowSource.open`."""
+        self._wanted = OpenRun(
+            run=self.run, group=group, shard=shard, shards=shards, token=random.randbytes(16).hex()
+        )
+        now = time.monotonic()
+        return self._open(now, now + self._timeout)
+
+    def request(self, fetch: Fetch) -> None:
+        """See `RowSource.request`."""
+        self._number += 1
+        fetch = msgspec.structs.replace(fetch, id=self._number)
+        self._waiting.append(fetch)
+        try:
+            if self._link.connected:
+                self._link.line(self._timeout).send(fetch, {})
+        except Broken:
+            self._link.hang_up()  # `collect` asks again
+
+    def collect(self, timeout: float | None) -> Rows:
+        """See `RowSource.collect`."""
+        if not self._waiting:
+            raise UsageError("nothing was asked for")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        number = self._waiting[0].id
+        while number not in self._came:
+            if self._closed.is_set():
+                raise Closed("the reader was closed")
+            if not self._link.connected:
+                self._come_back(deadline)
+            try:
+                line = self._link.line(self._timeout)
+                arrays, meta = line.receive(
+                    None if deadline is None else max(0.0, deadline - time.monotonic())
+                )
+            except (Broken, Again) as error:
+                if isinstance(error, Again) and deadline is not None and time.monotonic() >= deadline:
+                    raise
+                self._link.hang_up()
+                continue
+            self._came[meta.get("id", 0)] = arrays, meta
+        arrays, meta = self._came.pop(number)
+        self._waiting.popleft()
+        check(meta)
+        return Rows(arrays, meta["count"], meta["visible"], meta["state"])
+
+    def acknowledge(self, epoch: int, row: int, steps: list[list[int]]) -> None:
+        """See `RowSource.acknowledge`."""
+        if self._wanted is None:
+            raise UsageError("the run is not open")
+        group = self._wanted.group
+        self._beside.ask(Acknowledge(run=self.run, group=group, epoch=epoch, row=row, steps=steps))
+
+    def close(self) -> None:
+        """See `RowSource.close`."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        try:
+            if self._link.connected:
+                self._link.line(0.0).send(Release(), {})
+        except (Broken, Closed):
+            pass  # its end is told by the connection's
+        self._link.close()
+        self._beside.close()
+
+    def _come_back(self, deadline: float | None) -> None:
+        """A new connection, on which everything that is waited for is asked again.
+
+        Raises Again (not by then), Broken (the time-out is over).
+        """
+        if self._closed.is_set():
+            raise Closed("the reader was closed")
+        self._away = since = self._away or time.monotonic()
+        until = since + self._timeout
+        try:
+            self._open(since, until if deadline is None else min(deadline, until))
+        except Again as error:
+            if time.monotonic() < until - _LOOK:
+                raise
+            raise Broken(
+                f"the spool at {self._link.endpoint} went away, and was not back within {self._timeout:g} s",
+                hint="start it again on its folder, and the training from its last checkpoint",
+            ) from error
+        self._away = None
+        line = self._link.line(self._timeout)
+        for fetch in self._waiting:
+            if fetch.id not in self._came:
+                try:
+                    line.send(fetch, {})
+                except Broken:
+                    return  # the next `receive` says so too
+
+    def _open(self, since: float, deadline: float) -> RunInfo:
+        """since: when it was tried first. Raises Again at the deadline."""
+        assert self._wanted is not None
+        while True:
+            _, meta = self._link.ask(self._wanted, timeout=max(0.1, deadline - time.monotonic()))
+            now, over = time.monotonic(), since + self._timeout
+            if "busy" in meta and now >= min(since + _LEASE_PATIENCE, over):
+                raise UsageError(
+                    f"group {self._wanted.group!r} of run {self.run} is being read: {meta['busy']}",
+                    hint="every trainer needs a group of its own; the ranks of one have as many shards",
+                )
+            if meta.get("missing") and now >= over:
+                raise OptionError(
+                    f"there is no run {self.run!r} at {self._link.endpoint}; waited {now - since:.0f} s",
+                    hint="`transfer runs list` tells which there are",
+                )
+            if "busy" not in meta and not meta.get("missing"):
+                return _info(meta)
+            if now >= deadline:
+                raise Again("the run cannot be opened yet")
+            if self._closed.wait(min(_LOOK, max(0.0, over - now))):
+                raise Closed("the reader was closed")
+
+
+def _info(meta: dict[str, Any]) -> RunInfo:
+    def position(value: Any) -> tuple[int, int] | None:
+        return None if value is None else (int(value[0]), int(value[1]))
+
+    return RunInfo(
+        meta["name"],
+        meta["state"],
+        meta["visible"],
+        row_layouts.from_json(meta["layouts"]),
+        position(meta["acknowledged"]),
+        position(meta["delivered"]),
+    )

@@ -1,0 +1,430 @@
+"""The spool's desk: every request, who waits for what, and which reader has which shard."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from transfer import rows as row_layouts
+from transfer.runs import Begin, End, Rows, Winner
+from transfer.spool import protocol
+from transfer.spool.answers import Answers
+from transfer.spool.entry import Entry
+from transfer.spool.keeping import Keeper
+from transfer.spool.protocol import refusal
+from transfer.spool.reader import Reader, Sent
+from transfer.spool.source import OPEN, SEALED
+from transfer.spool.store import Store
+from transfer.spool.telling import summary, winners_of
+from transports.errors import Broken, InternalError, LogFull, TransferError, UsageError
+
+if TYPE_CHECKING:
+    from transfer.rows import Array, Arrays
+
+_log = logging.getLogger("transfer.spool")
+
+
+#: (identity, arrays, metadata); None: nobody is there any more
+Answer = Callable[[bytes, "Arrays", dict[str, Any]], Sent | None]
+#: (run, job, partition, attempt)
+Key = tuple[str, str, int, int]
+#: ends of attempts that are remembered for whoever asks again
+_REMEMBERED = 100_000
+#: seconds after which an attempt that is asked for must have come: its task has sent all of it before it asks
+_MISSING = 5.0
+#: fetches of one reader that may wait
+_MAX_WAITING = 256
+#: attempts that may be asked for while they are not there
+_MAX_ASKING = 100_000
+
+
+class Desk:
+    """Answers requests. `ask`, `serve_waiting` and `tick` are for one thread; `attempt_*` for any.
+
+    full: why writers wait just now, or "".
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        answers: Answers,
+        keeper: Keeper,
+        answer: Answer,
+        port: int,
+        *,
+        retention_age: float | None,
+    ) -> None:
+        self._store = store
+        self._answers = answers
+        self._keeper = keeper
+        self._answer = answer
+        self._port = port
+        self._retention_age = retention_age
+        self._readers: dict[bytes, Reader] = {}
+        self._lock = threading.Lock()
+        #: how attempts ended: None is well. And who asked before that was known
+        self._ends: OrderedDict[Key, TransferError | None] = OrderedDict()
+        self._asking: dict[Key, list[tuple[bytes, int, float]]] = {}
+        #: commits that wait for room on the disk
+        self._stuck: list[tuple[bytes, protocol.CommitJob, list[Winner]]] = []
+        self.full = ""
+        self._handlers: dict[type, Callable[[bytes, Any, Mapping[str, Array]], dict[str, Any] | None]] = {
+            protocol.Declare: self._declare,
+            protocol.Ended: self._ended,
+            protocol.CommitJob: self._commit,
+            protocol.AbortJob: self._abort,
+            protocol.OpenRun: self._open,
+            protocol.Fetch: self._fetch,
+            protocol.Read: self._read,
+            protocol.Acknowledge: self._acknowledge,
+            protocol.Release: self._release,
+            protocol.ListRuns: self._list,
+            protocol.InspectRun: self._inspect,
+            protocol.DeleteRun: self._delete,
+            protocol.Explain: self._explain,
+            protocol.Lineage: self._lineage,
+        }
+
+    def ask(self, identity: bytes, request: protocol.Request, arrays: Mapping[str, Array]) -> None:
+        """Answers at once, or later. Raises what the request is refused with."""
+        found = self._handlers[type(request)](identity, request, arrays)
+        if found is not None:
+            self._answer(identity, {}, {"id": request.id, **found})
+
+    # -- writers -----------------------------------------------------------------------------------------
+
+    def _declare(self, identity: bytes, request: protocol.Declare, _: Any) -> dict[str, Any] | None:
+        wanted = self._store.declare(request.run, request.job, request.delivery, request.kind)
+        answer = {"port": self._port, "done": not wanted, "full": self.full}
+        if wanted:
+            return answer
+        sequence = self._store.entry(request.run).sequence  # that it is done may not be on the disk yet
+        self._keeper.when_kept(sequence, lambda: self._say(identity, request, answer))
+        return None
+
+    def _say(self, identity: bytes, request: protocol.Ask, answer: dict[str, Any]) -> None:
+        self._answer(identity, {}, {"id": request.id, **answer})
+
+    def _ended(self, identity: bytes, request: protocol.Ended, _: Any) -> dict[str, Any] | None:
+        key = request.run, request.job, request.partition, request.attempt
+        attempt = self._store.attempt(*key)
+        with self._lock:
+            if key in self._ends:
+                error = self._ends[key]
+            elif attempt is not None and attempt.kept:  # before this process began
+                error = None
+            else:
+                if len(self._asking) >= _MAX_ASKING:
+                    raise _not_there(key[0], key[2])
+                self._asking.setdefault(key, []).append((identity, request.id, time.monotonic() + _MISSING))
+                return None
+        if error is not None:
+            raise error
+        return {}
+
+    def attempt_began(self, message: Begin) -> None:
+        """What was known of an attempt of this name is of one before, whose job was aborted."""
+        with self._lock:
+            self._ends.pop((message.run, message.job, message.partition, message.attempt), None)
+
+    def attempt_came_for_nobody(self, message: End) -> None:
+        """The spool was restarted while it was sent, or its job is over."""
+        self._attempt_over(message, _not_there(message.run, message.partition))
+
+    def attempt_kept(self, message: End) -> None:
+        """All of an attempt is on the disk."""
+        self._store.attempt_kept(message)
+        self._attempt_over(message, None)
+
+    def attempt_failed(self, message: Begin | Rows | End, error: TransferError) -> None:
+        """An attempt sent what cannot be kept."""
+        self._attempt_over(message, error)
+
+    def _attempt_over(self, message: Begin | Rows | End, error: TransferError | None) -> None:
+        key = message.run, message.job, message.partition, message.attempt
+        with self._lock:
+            self._ends.setdefault(key, error)
+            while len(self._ends) > _REMEMBERED:
+                self._ends.popitem(last=False)
+            error = self._ends[key]
+            asking = self._asking.pop(key, [])
+        for identity, number, _ in asking:
+            self._answer(identity, {}, {"id": number} | ({"error": refusal(error)} if error else {}))
+
+    def _commit(self, identity: bytes, request: protocol.CommitJob, arrays: Mapping[str, Array]) -> None:
+        self._commit_now(identity, request, winners_of(arrays))
+
+    def _commit_now(self, identity: bytes, request: protocol.CommitJob, winners: list[Winner]) -> None:
+        try:
+            sequence, before = self._store.commit(request.run, request.job, winners)
+        except LogFull as error:  # as its rows do, it waits until there is room
+            if len(self._stuck) >= _MAX_WAITING:
+                raise
+            _log.warning("the commit of run %s waits: %s", request.run, error)
+            self._stuck.append((identity, request, winners))
+            return
+        entry = self._store.entry(request.run)
+        self._keeper.when_kept(
+            sequence, lambda: self._say(identity, request, {"rows": entry.rows, "done": before})
+        )
+
+    def _abort(self, identity: bytes, request: protocol.AbortJob, _: Any) -> dict[str, Any] | None:
+        sequence = self._store.abort(request.run, request.job)
+        if sequence is None:
+            return {}
+        self._keeper.when_kept(sequence, lambda: self._say(identity, request, {}))
+        return None
+
+    # -- readers -----------------------------------------------------------------------------------------
+
+    def _open(self, identity: bytes, request: protocol.OpenRun, _: Any) -> dict[str, Any] | None:
+        if request.shard >= request.shards:
+            raise UsageError(f"shard {request.shard} of {request.shards}", hint="shards are counted from 0")
+        entry = self._store.entries.get(request.run)
+        if entry is None:
+            return {"missing": True}
+        for other, reader in [*self._readers.items()]:
+            if (reader.run, reader.group) != (request.run, request.group) or other == identity:
+                continue
+            if reader.token == request.token and reader.shard == request.shard:
+                del self._readers[other]  # its connection broke, and it is here again
+            elif (reader.shards, reader.shard) == (
+                request.shards,
+                request.shard,
+            ) or reader.shards != request.shards:
+                return {"busy": f"shard {reader.shard} of {reader.shards}"}
+        new = request.group not in entry.groups
+        group = self._store.group(entry, request.group)
+        self._readers[identity] = Reader(
+            entry, request.run, request.group, request.shard, request.shards, request.token
+        )
+        seen = entry.seen
+        answer = {
+            "name": entry.run.name,
+            "state": seen.state,
+            "visible": seen.rows,
+            "layouts": row_layouts.to_json(entry.run.layouts or ()),
+            "acknowledged": group.acknowledged,
+            "delivered": group.delivered,
+        }
+        if not new:
+            return answer
+        # From now on a stream keeps rows for its sake, after a crash too.
+        sequence = self._store.note(entry, request.group)
+        self._keeper.when_kept(sequence, lambda: self._say(identity, request, answer))
+        return None
+
+    def _fetch(self, identity: bytes, request: protocol.Fetch, _: Any) -> None:
+        reader = self._readers.get(identity)
+        if reader is None:
+            raise Broken("this reader has no lease", hint="open the run first")
+        if len(reader.waiting) >= _MAX_WAITING:
+            raise UsageError(f"more than {_MAX_WAITING} fetches wait")
+        reader.waiting.append(request)
+        self._serve(identity, reader)
+
+    def serve_waiting(self) -> bool:
+        """Answers the fetches that can be answered now. Whether one waits only for its reader's connection
+        to take others."""
+        for identity, reader in [*self._readers.items()]:
+            if reader.waiting:
+                self._serve(identity, reader)
+        return any(reader.waiting and reader.unsent for reader in self._readers.values())
+
+    def _serve(self, identity: bytes, reader: Reader) -> None:
+        """In the order in which they were asked."""
+        entry = reader.entry
+        while reader.waiting and not reader.lags():
+            request = reader.waiting[0]
+            there = self._store.entries.get(reader.run) is entry
+            seen = entry.seen
+            if there and seen.state == OPEN and seen.rows < request.need:
+                return
+            reader.waiting.popleft()
+            arrays: Arrays = {}
+            meta: dict[str, Any] = {"id": request.id}
+            try:
+                if not there:
+                    raise Broken(f"run {reader.run} was deleted")
+                arrays, count = self._answers.rows(entry, request, seen)
+                meta |= {"count": count, "visible": seen.rows, "state": seen.state}
+            except TransferError as error:
+                meta["error"] = refusal(error)
+            except Exception as error:  # noqa: BLE001 - the desk goes on
+                _log.exception("a fetch of run %s failed", reader.run)
+                meta["error"] = refusal(InternalError(f"the spool failed: {error!r}"))
+            sent = self._answer(identity, arrays, meta)
+            if sent is not None:
+                reader.unsent.append((sent, sum(array.nbytes for array in arrays.values())))
+            if "error" not in meta:
+                self._delivered(entry, reader.group, request)
+
+    @staticmethod
+    def _delivered(entry: Entry, name: str, request: protocol.Fetch) -> None:
+        group = entry.groups[name]
+        end = min(request.begin + (request.times - 1) * request.stride + request.rows, entry.rows)
+        position = request.epoch, end
+        if group.delivered is None or group.delivered < position:
+            group.delivered = position
+
+    def _read(self, identity: bytes, request: protocol.Read, _: Any) -> None:
+        entry = self._store.entry(request.run)
+        seen = entry.seen
+        arrays: Arrays = {}
+        count = 0
+        if request.begin < request.end:
+            rows = request.end - request.begin
+            fetch = protocol.Fetch(
+                epoch=0, seed=None, begin=request.begin, rows=rows, stride=0, times=1, need=0
+            )
+            arrays, count = self._answers.rows(entry, fetch, seen)
+        meta = {
+            "id": request.id,
+            "count": count,
+            "visible": seen.rows,
+            "state": seen.state,
+            "first": entry.first,
+            "created": entry.created,
+        }
+        self._answer(identity, arrays, meta)
+
+    def _acknowledge(self, identity: bytes, request: protocol.Acknowledge, _: Any) -> None:
+        entry = self._store.entry(request.run)
+        if request.group not in entry.groups:
+            raise UsageError(
+                f"group {request.group!r} has not opened run {request.run}",
+                hint="was the run deleted and written anew? Then its rows are others",
+            )
+        sequence = self._store.acknowledge(
+            request.run, request.group, (request.epoch, request.row), request.steps
+        )
+        self._keeper.when_kept(sequence, lambda: self._say(identity, request, {}))
+
+    def _release(self, identity: bytes, request: protocol.Release, _: Any) -> dict[str, Any]:
+        reader = self._readers.pop(identity, None)
+        if reader is not None:
+            self._note(reader)
+        return {}
+
+    # -- runs --------------------------------------------------------------------------------------------
+
+    def _list(self, identity: bytes, request: protocol.ListRuns, _: Any) -> dict[str, Any]:
+        with self._store.lock:
+            return {
+                "runs": [summary(entry) for entry in self._store.entries.values()],
+                "disk_bytes": self._store.log.disk_bytes,
+                "full": self.full,
+            }
+
+    def _inspect(self, identity: bytes, request: protocol.InspectRun, _: Any) -> dict[str, Any]:
+        with self._store.lock:
+            entry = self._store.entry(request.run)
+            found = summary(entry)
+            found["columns"] = row_layouts.to_json(entry.run.layouts or ())
+            found["readers"] = [
+                {"group": reader.group, "shard": reader.shard, "shards": reader.shards}
+                for reader in self._readers.values()
+                if reader.run == request.run
+            ]
+            found["jobs"] = {
+                name: {
+                    "attempts": len(job.attempts),
+                    "ended": sum(attempt.ended is not None for attempt in job.attempts.values()),
+                    "rows": sum(attempt.rows for attempt in job.attempts.values()),
+                }
+                for name, job in entry.run.jobs.items()
+            }
+            return found
+
+    def _delete(self, identity: bytes, request: protocol.DeleteRun, _: Any) -> None:
+        with self._store.lock:
+            entry = self._store.entry(request.run)
+            readers = sum(reader.run == request.run for reader in self._readers.values())
+            if (readers or entry.run.jobs) and not request.force:
+                raise UsageError(
+                    f"run {request.run} has {readers} readers and {len(entry.run.jobs)} jobs that write",
+                    hint="they will fail if it goes; delete it with --force if that is meant",
+                )
+            rows, nbytes = self._store.delete(request.run)
+        gone = {"rows": rows, "bytes": nbytes}
+        self._keeper.when_kept(entry.sequence, lambda: self._say(identity, request, gone))
+
+    def _explain(self, identity: bytes, request: protocol.Explain, _: Any) -> None:
+        entry = self._store.entry(request.run)
+        self._answer(
+            identity, self._answers.explain(entry, request), {"id": request.id, "jobs": entry.run.names}
+        )
+
+    def _lineage(self, identity: bytes, request: protocol.Lineage, _: Any) -> dict[str, Any]:
+        self._store.entry(request.run)
+        return {"steps": self._store.lineage(request.run, request.group)}
+
+    # -- by the clock ------------------------------------------------------------------------------------
+
+    def tick(self, connected: set[bytes]) -> None:
+        """Readers whose connection is gone have no lease any more; runs whose time is over go."""
+        for identity in [identity for identity in self._readers if identity not in connected]:
+            reader = self._readers.pop(identity)
+            _log.info("a reader of run %s, group %s went away", reader.run, reader.group)
+            self._note(reader)
+        stuck, self._stuck = self._stuck, []
+        if stuck:  # room comes back when it is on the disk that it is not needed
+            self._keeper.when_kept(self._store.log.put(b"room", b""), lambda: None)
+        for identity, request, winners in stuck:
+            if identity in connected:
+                self._retry(identity, request, winners)
+        self._look_for_missing()
+        if self._retention_age is not None:
+            self._retire(time.time() - self._retention_age)
+
+    def _note(self, reader: Reader) -> None:
+        """How far rows were sent to its group is kept."""
+        if self._store.entries.get(reader.run) is reader.entry:
+            self._store.note(reader.entry, reader.group)
+
+    def _retry(self, identity: bytes, request: protocol.CommitJob, winners: list[Winner]) -> None:
+        try:
+            self._commit_now(identity, request, winners)
+        except TransferError as error:
+            self._say(identity, request, {"error": refusal(error)})
+
+    def _look_for_missing(self) -> None:
+        """Who asks for an attempt that this process does not know is told so: it ended with the one
+        before."""
+        if self.full:
+            return  # they may come when there is room
+        now = time.monotonic()
+        with self._lock:
+            late = {key: asking for key, asking in self._asking.items() if asking[0][2] < now}
+        for key, asking in late.items():
+            attempt = self._store.attempt(*key)
+            if attempt is not None and attempt.ended is not None:
+                continue  # it waits for the disk
+            with self._lock:
+                self._asking.pop(key, None)
+            error = _not_there(key[0], key[2])
+            for identity, number, _ in asking:
+                self._answer(identity, {}, {"id": number, "error": refusal(error)})
+
+    def _retire(self, before: float) -> None:
+        with self._store.lock:
+            for entry in [*self._store.entries.values()]:
+                read = bool(entry.groups) and all(
+                    group.acknowledged is not None and group.acknowledged >= (0, entry.rows)
+                    for group in entry.groups.values()
+                )
+                idle = not any(reader.run == entry.run.name for reader in self._readers.values())
+                if entry.state == SEALED and read and idle and entry.touched < before:
+                    _log.info("run %s is old and was read by all its groups: it is deleted", entry.run.name)
+                    self._store.delete(entry.run.name)
+
+
+def _not_there(run: str, partition: int) -> Broken:
+    return Broken(
+        f"partition {partition} of run {run} is not there",
+        hint="the spool was restarted meanwhile, or its job is over; Spark tries the task again",
+    )

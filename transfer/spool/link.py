@@ -1,0 +1,186 @@
+"""A connection to a spool that asks and is answered; it is made anew when the spool comes back."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from transfer.spool.protocol import Ask, raised, to_meta
+from transports.errors import Again, Broken, Closed, ProtocolError, TensorMismatch
+
+if TYPE_CHECKING:
+    from transfer.rows import Array, Arrays
+
+#: seconds between two looks whether the spool is still there
+_LOOK = 0.2
+#: seconds for a connection: the socket does not try a refused one again, so the first are given up soon
+_FIRST, _CONNECT = 0.25, 5.0
+#: seconds between two of them at most
+_PAUSE = 1.0
+#: a lost connection is not made again by the socket: what was asked would be lost in silence
+_NEVER_MS = 86_400_000
+
+
+class Line:
+    """One connection to a spool, until it breaks. Any thread may send; one receives.
+
+    Raises Again if nobody is there within `timeout` seconds.
+    """
+
+    def __init__(self, endpoint: str, timeout: float) -> None:
+        import transfer
+
+        self._context = transfer.Context()
+        self._closed = False
+        try:
+            self._socket = self._context.socket(transfer.DEALER)
+            self._socket.identity = b"r" + random.randbytes(15)  # not zero at first: that is refused
+            self._socket.reconnect_ivl = _NEVER_MS
+            self._socket.reconnect_ivl_max = _NEVER_MS
+            self._socket.sndtimeo = int(_CONNECT * 1000)
+            self._socket.connect(endpoint)
+            self._socket.wait_for_peers(1, timeout=timeout)
+        except BaseException:
+            self._context.destroy(0)
+            raise
+
+    def send(self, request: Ask, arrays: Mapping[str, Array]) -> None:
+        """Raises Broken, Closed."""
+        if not self._socket.peers():
+            raise Broken("the spool went away")
+        try:
+            self._socket.send_tensors(arrays, meta=to_meta(request))
+        except Again as error:
+            raise Broken("the spool takes nothing any more") from error
+
+    def receive(self, timeout: float | None) -> tuple[Arrays, dict[str, Any]]:
+        """The next answer. Raises Again after so many seconds, Broken when the spool went away, Closed."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _LOOK if deadline is None else min(_LOOK, deadline - time.monotonic())
+            self._socket.rcvtimeo = max(0, int(left * 1000))
+            try:
+                arrays, meta = self._socket.recv_tensors()
+            except TensorMismatch:
+                self._socket.recv_multipart()
+                raise ProtocolError("spool", "what answers is no spool") from None
+            except Again:
+                if not self._socket.peers():
+                    raise Broken("the spool went away") from None
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+                continue
+            if not isinstance(meta, dict):
+                raise ProtocolError("spool", "what answers is no spool")
+            return arrays, meta
+
+    @property
+    def transport(self) -> str:
+        peers = self._socket.peers()
+        return peers[0].transport if peers else ""
+
+    def close(self) -> None:
+        """Idempotent; any thread."""
+        self._context.destroy(0)
+
+
+class Link:
+    """Asks a spool, and asks again on a new connection when one breaks: all requests may be repeated.
+
+    timeout: seconds within which an answer must come. `close` may be called from any thread, all else from
+    one.
+    """
+
+    def __init__(self, endpoint: str, *, timeout: float = 30.0) -> None:
+        self.endpoint = endpoint
+        self.timeout = timeout
+        self._line: Line | None = None
+        self._number = 0
+        self._patience = _FIRST
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+
+    def ask(
+        self, request: Ask, arrays: Mapping[str, Array] | None = None, *, timeout: float | None = None
+    ) -> tuple[Arrays, dict[str, Any]]:
+        """The answer. Raises Again (nobody answers), Closed, and what the spool refuses with."""
+        seconds = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        pause = 0.05
+        while True:
+            try:
+                found, meta = self._ask_once(request, arrays or {}, deadline)
+            except (Broken, Again) as error:
+                if self._line is not None and isinstance(error, Again):
+                    # It is there and works on it still.
+                    raise Again(
+                        f"the spool at {self.endpoint} did not answer within {seconds:g} s"
+                    ) from error
+                self.hang_up()
+                if time.monotonic() + pause >= deadline:
+                    raise _nobody(self.endpoint, seconds) from error
+            else:
+                check(meta)  # not before: a refusal may be a Broken or Again too, and is final
+                return found, meta
+            if self._closing.wait(pause * random.uniform(0.5, 1.0)):
+                raise Closed("the link to the spool was closed")
+            pause = min(2 * pause, _PAUSE)
+
+    def line(self, timeout: float) -> Line:
+        """The connection, made if there is none. Raises Again, Closed."""
+        if self._line is None:
+            patience, self._patience = self._patience, min(2 * self._patience, _CONNECT)
+            line = Line(self.endpoint, min(patience, max(0.01, timeout)))
+            self._patience = _FIRST
+            with self._lock:
+                if self._closing.is_set():
+                    line.close()
+                    raise Closed("the link to the spool was closed")
+                self._line = line
+        return self._line
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._line is not None
+
+    def hang_up(self) -> None:
+        """The connection is of no use any more."""
+        with self._lock:
+            line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+    def close(self) -> None:
+        """Idempotent; any thread: what is waited for elsewhere raises Closed."""
+        self._closing.set()
+        self.hang_up()
+
+    def _ask_once(
+        self, request: Ask, arrays: Mapping[str, Array], deadline: float
+    ) -> tuple[Arrays, dict[str, Any]]:
+        line = self.line(deadline - time.monotonic())
+        self._number += 1
+        line.send(msgspec.structs.replace(request, id=self._number), arrays)
+        while True:
+            found, meta = line.receive(deadline - time.monotonic())
+            if meta.get("id") == self._number:
+                return found, meta
+
+
+def check(meta: dict[str, Any]) -> None:
+    """Raises what the spool refused with."""
+    if "error" in meta:
+        raise raised(meta["error"])
+
+
+def _nobody(endpoint: str, seconds: float) -> Again:
+    return Again(
+        f"no spool answers at {endpoint}; waited {seconds:g} s",
+        hint="Is `transfer serve` running there, and can this host reach it?",
+    )

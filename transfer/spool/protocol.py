@@ -1,0 +1,201 @@
+"""What a spool is asked, and how it answers. Pure.
+
+Requests and answers are bundles of tensors. A request's metadata is `{"ask": …, "id": n, …}`, with the
+fields of one of the classes below; its answer's is `{"id": n, …}`, or `{"id": n, "error": [class, text,
+hint]}`. Rows come another way, as `transfer/runs.py` has it: through the PUSH socket of each task.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from transfer.runs import MAX_NAME, MAX_NUMBER
+from transports import errors
+from transports.errors import ProtocolError, TransferError
+
+VERSION = 1
+#: ranges that one fetch may ask for
+MAX_TIMES = 1 << 16
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+Delivery = Literal["committed", "partition"]
+#: "batch": one job, whose commit seals the run. "stream": each commit adds to it, it is never sealed
+Kind = Literal["batch", "stream"]
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask"):
+    """A request. id: chosen by who asks; the answer has the same."""
+
+    id: Number = 0
+
+
+class Declare(Ask, frozen=True, kw_only=True, tag="declare"):
+    """A job wants to send rows of a run: `{"port": of the PULL socket, "done": it is committed already}`."""
+
+    run: Name
+    job: Name
+    delivery: Delivery
+    kind: Kind
+
+
+class Ended(Ask, frozen=True, kw_only=True, tag="ended"):
+    """Answered when all of this attempt is on the disk, which its `end` announced: `{}`."""
+
+    run: Name
+    job: Name
+    partition: Number
+    attempt: Number
+
+
+class CommitJob(Ask, frozen=True, kw_only=True, tag="commit"):
+    """The job is complete; its winners travel beside it. Answered when that is on the disk: `{"rows": n}`."""
+
+    run: Name
+    job: Name
+
+
+class AbortJob(Ask, frozen=True, kw_only=True, tag="abort"):
+    """The job has failed: `{}`."""
+
+    run: Name
+    job: Name
+
+
+class OpenRun(Ask, frozen=True, kw_only=True, tag="open"):
+    """A reader wants a shard of a run: the fields of `RunInfo`. token: the same when it comes again.
+
+    Refused as `busy` while another reader has this shard; `{"missing": true}` while there is no such run.
+    """
+
+    run: Name
+    group: Name
+    shard: Number
+    shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
+    token: Name
+
+
+class Fetch(Ask, frozen=True, kw_only=True, tag="fetch"):
+    """Asks for the rows [begin + i * stride, begin + i * stride + rows), i < times, of an epoch's order.
+
+    seed: of the shuffle; None: as they became visible. need: it is answered when so many rows are visible, or
+    the run is over. Ranges that lie beyond the end of a run that is over are cut off. The answer's metadata
+    has `count`, `visible` and `state`, its tensors are the rows.
+    """
+
+    epoch: Number
+    seed: int | None
+    begin: Number
+    rows: Number
+    stride: Number
+    times: Annotated[int, msgspec.Meta(ge=1, le=MAX_TIMES)]
+    need: Number
+
+
+class Read(Ask, frozen=True, kw_only=True, tag="read"):
+    """Asks for the rows [begin, end) as they became visible: no lease, and no group's position moves.
+
+    Answered at once, cut off at what is visible. The answer's metadata has `count`, `visible` and `state` as
+    a fetch's; `first`, the first row that is kept; and `created`, by which a run is told from a later one of
+    its name. With begin = end it tells these alone.
+    """
+
+    run: Name
+    begin: Number
+    end: Number
+
+
+class Acknowledge(Ask, frozen=True, kw_only=True, tag="acknowledge"):
+    """The group has done with all before (epoch, row): `{}` when that is on the disk. steps: lineage
+    records."""
+
+    run: Name
+    group: Name
+    epoch: Number
+    row: Number
+    steps: list[list[Number]]
+
+
+class Release(Ask, frozen=True, kw_only=True, tag="release"):
+    """The reader goes: `{}`."""
+
+
+class ListRuns(Ask, frozen=True, kw_only=True, tag="list"):
+    """`{"runs": [a summary of each]}`."""
+
+
+class InspectRun(Ask, frozen=True, kw_only=True, tag="inspect"):
+    """A run's summary with its groups, partitions and jobs."""
+
+    run: Name
+
+
+class DeleteRun(Ask, frozen=True, kw_only=True, tag="delete"):
+    """The run is gone, with its groups: `{"rows": n, "bytes": n}`. force: though somebody reads or writes
+    it."""
+
+    run: Name
+    force: bool = False
+
+
+class Explain(Ask, frozen=True, kw_only=True, tag="explain"):
+    """Where the rows [begin, end) of an epoch's order come from: see `Answers.explain`; `{"jobs": names}`."""
+
+    run: Name
+    epoch: Number
+    seed: int | None
+    begin: Number
+    end: Number
+
+
+class Lineage(Ask, frozen=True, kw_only=True, tag="lineage"):
+    """What the trainers of a group recorded for their steps: `{"steps": [records]}`."""
+
+    run: Name
+    group: Name
+
+
+Request = (
+    Declare | Ended | CommitJob | AbortJob | OpenRun | Fetch | Read | Acknowledge | Release
+    | ListRuns | InspectRun | DeleteRun | Explain | Lineage
+)  # fmt: skip
+
+
+def to_meta(request: Ask) -> dict[str, Any]:
+    """The metadata of the message that carries it."""
+    meta: dict[str, Any] = msgspec.to_builtins(request)
+    return meta
+
+
+def from_meta(meta: Any) -> Request:
+    """Reads what a peer sent. Raises ProtocolError("spool")."""
+    try:
+        return msgspec.convert(meta, Request)  # type: ignore[arg-type, no-any-return, unused-ignore]
+    except msgspec.ValidationError as error:
+        raise ProtocolError("spool", f"a request that is none: {error}") from error
+
+
+def refusal(error: TransferError) -> list[str]:
+    """An error, as it travels."""
+    text, _, _ = str(error).partition("\n  hint: ")
+    if isinstance(error, ProtocolError):
+        text = text.removeprefix(f"{error.reason}: ")
+        return [type(error).__name__, text, error.hint, error.reason]
+    return [type(error).__name__, text, error.hint]
+
+
+def raised(told: Any) -> TransferError:
+    """The error that a peer's `refusal` tells of, as ours."""
+    if not (isinstance(told, list) and len(told) in (3, 4) and all(isinstance(part, str) for part in told)):
+        return ProtocolError("spool", "an answer that is neither one nor a refusal")
+    if told[0] == "ProtocolError" and len(told) == 4:
+        return ProtocolError(told[3], told[1], hint=told[2])
+    kind = getattr(errors, told[0], None)
+    if not (isinstance(kind, type) and issubclass(kind, TransferError)) or kind is ProtocolError:
+        kind = errors.PeerError
+    try:
+        return kind(told[1], hint=told[2])
+    except TypeError:  # one that wants more than a text
+        return errors.PeerError(told[1], hint=told[2])

@@ -1,0 +1,70 @@
+"""A run's books, found again from the messages of its topic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from transfer import rows as row_layouts
+from transfer.rows import Layout
+from transfer.runs import Abort, Begin, End, Rows, from_meta, from_table
+from transfer.spool.entry import Entry
+from transfer.spool.ledger import Run
+from transfer.spool.stored import decode, metadata, nbytes_of
+from transports.errors import ProtocolError
+
+#: in the metadata of the message that has a sealed run's index
+INDEX = "transfer.index"
+
+
+def replay(entry: Entry, messages: Iterable[Any]) -> list[int]:
+    """The books, from all messages of its topic.
+
+    The offsets of frames that nobody needs: a crash may have come before they were discarded.
+    """
+    run = entry.run
+    unneeded: list[int] = []
+    for message in messages:
+        meta = metadata(message.body)
+        if isinstance(meta, dict) and meta.get(INDEX) == 1:
+            continue  # the spool ended before the word was kept that there is an index
+        event = from_meta(meta)
+        if isinstance(event, Begin):
+            run.declare(event.job, run.delivery, run.kind)
+            run.begin(event, layouts_of(event))
+        elif isinstance(event, Rows):
+            if run.rows(event, message.offset):
+                entry.nbytes += nbytes_of(message.body)
+            else:  # its job ended while it was written
+                unneeded.append(message.offset)
+        elif isinstance(event, End):
+            unneeded += run.end(event)
+            keep_attempt(run, event)
+        elif isinstance(event, Abort):
+            unneeded += run.abort(event.job)
+        else:
+            arrays, _ = decode(message.body, message.blob)
+            table = {name: column.tolist() for name, column in arrays.items()}
+            unneeded += run.commit(event.job, from_table(table))
+    for job in entry.aborted:
+        unneeded += run.abort(job)
+    return unneeded
+
+
+def keep_attempt(run: Run, message: End) -> None:
+    """All of this attempt is on the disk."""
+    job = run.jobs.get(message.job)
+    attempt = job.attempts.get((message.partition, message.attempt)) if job is not None else None
+    if attempt is not None:
+        attempt.kept = True
+
+
+def layouts_of(message: Begin) -> tuple[Layout, ...]:
+    """The columns that an attempt tells of. Raises ProtocolError."""
+    if not message.columns:
+        return ()
+    try:
+        return row_layouts.from_json(json.loads(message.columns))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("run", "a beginning without a description of its columns") from error

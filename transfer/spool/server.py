@@ -1,0 +1,285 @@
+"""The spool: takes rows from Spark's tasks, keeps them, and gives them to trainers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import transfer
+from transfer.runs import Begin, End, Rows, fits, from_meta as message_of
+from transfer.spool.address import RunAddress
+from transfer.spool.answers import Answers
+from transfer.spool.desk import Desk
+from transfer.spool.keeping import Keeper
+from transfer.spool.protocol import from_meta as request_of, refusal
+from transfer.spool.store import Store
+from transports.errors import (
+    Again,
+    Closed,
+    InternalError,
+    LogFull,
+    NotSupported,
+    ProtocolError,
+    TensorMismatch,
+    TransferError,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from transfer.rows import Arrays
+
+_log = logging.getLogger("transfer.spool")
+
+#: seconds between two tries when the disk is full
+_FULL_PAUSE = 0.5
+#: requests that are heard before others' waiting fetches are looked at
+_AT_ONCE = 1000
+#: seconds between two looks whether a reader's connection has taken what it was answered
+_PRESSED = 0.01
+#: seconds between two looks at who is still connected
+_TICK = 0.5
+
+
+class Spool:
+    """A spool in this process, on a folder of its own.
+
+    endpoint: where it is asked, by readers and writers. rows_endpoint: where tasks push rows; by default the
+    same host and a free port. Port 0 takes a free one; the attributes tell which. retention_bytes: what its
+    folder may take; beyond that writers wait. retention_age: seconds after which a sealed run goes that all
+    its groups have read. metrics_port: as a Context has it.
+
+    Raises AddressInUse, LogInUse, LogDamaged. `close` ends it; rows that were acknowledged are kept.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        endpoint: str = "tcp://127.0.0.1:0",
+        rows_endpoint: str | None = None,
+        *,
+        retention_bytes: int | None = None,
+        retention_age: float | None = None,
+        metrics_port: int | str | None = None,
+    ) -> None:
+        self.store = Store(Path(folder), retention_bytes=retention_bytes)
+        try:
+            self._context = transfer.Context(metrics_port=metrics_port)
+        except BaseException:
+            self.store.close()
+            raise
+        self._closing = threading.Event()
+        self._ending = threading.Lock()
+        self._closed = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._threads: list[threading.Thread] = []
+        try:
+            self._asked = self._context.socket(transfer.ROUTER)
+            # The desk bounds what is on its way to each reader; here an answer would be dropped.
+            self._asked.sndhwm = self._asked.sndhwm_bytes = 0
+            self._asked.bind(endpoint)
+            self.endpoint: str = self._asked.last_endpoint
+            self._pushed = self._context.socket(transfer.PULL)
+            host = self.endpoint.rpartition(":")[0]
+            self._pushed.bind(rows_endpoint or f"{host}:0")
+            self.rows_endpoint: str = self._pushed.last_endpoint
+            self._keeper = Keeper(self.store.log, self.store.kept, self._wake_up, self._hang_up)
+            port = int(self.rows_endpoint.rpartition(":")[2])
+            answers = Answers(self.store, self._context.pool)
+            self._desk = Desk(
+                self.store, answers, self._keeper, self._answer, port, retention_age=retention_age
+            )
+            for name, work in (("rows", self._receive_rows), ("desk", self._serve_desk)):
+                thread = threading.Thread(target=work, name=f"transfer-spool-{name}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def failure(self) -> TransferError | None:
+        """Why nothing can be kept any more: its log has failed. It has to be closed, and begun anew."""
+        return self._keeper.failure
+
+    def url(self, run: str = "") -> str:
+        """`run://host:port/NAME`."""
+        return str(RunAddress(self.endpoint, run))
+
+    def close(self) -> None:
+        """Ends it within a moment: who waits for an answer has to ask the next spool on this folder.
+        Idempotent."""
+        with self._ending:
+            if self._closed:
+                return
+            self._closed = True
+        self._hang_up()
+        for thread in self._threads:
+            thread.join()
+        if hasattr(self, "_keeper"):
+            self._keeper.close()
+        self.store.close()
+        os.close(self._wake)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- rows ------------------------------------------------------------------------------------------------
+
+    def _receive_rows(self) -> None:
+        while not self._closing.is_set():
+            try:
+                arrays, meta = self._pushed.recv_tensors()
+                message = message_of(meta)
+            except (TensorMismatch, NotSupported):
+                self._drop(self._pushed)
+                continue
+            except ProtocolError as error:
+                _log.warning("a message that is no row was dropped: %s", error)
+                continue
+            except Closed:
+                return
+            except Exception:  # noqa: BLE001 - others' rows still come
+                _log.exception("a message could not be received")
+                self._closing.wait(_FULL_PAUSE)
+                continue
+            if isinstance(message, Begin | Rows | End):
+                self._take(message, arrays)
+
+    @staticmethod
+    def _drop(socket: Any) -> None:
+        """The next message, which is no dict of tensors that numpy knows."""
+        with suppress(Again):
+            parts = socket.recv_multipart(transfer.DONTWAIT)
+            _log.warning("a message of %d parts was dropped: it is neither rows nor a request", len(parts))
+
+    def _take(self, message: Begin | Rows | End, arrays: Arrays) -> None:
+        try:
+            if isinstance(message, Rows) and not fits(arrays, message.crc):
+                raise ProtocolError(
+                    "checksum", f"partition {message.partition}: rows were changed on the way"
+                )
+            sequence = self._with_room(lambda: self.store.receive(message, arrays))
+        except Closed:
+            return
+        except TransferError as error:
+            if isinstance(error, InternalError):
+                self._keeper.check()
+            self._desk.attempt_failed(message, error)
+            return
+        except Exception as error:  # noqa: BLE001 - it ends this attempt, and nothing else
+            _log.exception("what a task of run %s sent cannot be kept", message.run)
+            self._desk.attempt_failed(message, InternalError(f"the spool failed: {error!r}"))
+            return
+        if isinstance(message, Begin) and sequence is not None:
+            self._desk.attempt_began(message)
+        if isinstance(message, End):
+            if sequence is None:
+                self._desk.attempt_came_for_nobody(message)
+                return
+            self._keeper.when_kept(sequence, lambda: self._desk.attempt_kept(message))
+
+    def _with_room(self, work: Callable[[], int | None]) -> int | None:
+        """Waits as long as the disk is full: nothing is received meanwhile, and so Spark's tasks wait too."""
+        try:
+            while True:
+                try:
+                    return work()
+                except LogFull as error:
+                    if not self._desk.full:
+                        _log.warning("%s", error)
+                    self._desk.full = str(error)
+                if self._closing.wait(_FULL_PAUSE):
+                    raise Closed("the spool was closed")
+                # Room comes back when it is on the disk that it is not needed.
+                self.store.log.commit(timeout=float("inf"))
+        finally:
+            self._desk.full = ""
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def _serve_desk(self) -> None:
+        poller = transfer.Poller()
+        poller.register(self._asked, transfer.POLLIN)
+        poller.register(self._wake, transfer.POLLIN)
+        due = time.monotonic() + _TICK
+        pressed = False  # an answer waits until its reader's connection has taken others
+        while not self._closing.is_set():
+            try:
+                left = max(0.0, due - time.monotonic())
+                poller.poll(int((min(left, _PRESSED) if pressed else left) * 1000))
+                self._hear()
+                self._sleep_again()
+                pressed = self._desk.serve_waiting()
+                if time.monotonic() >= due:
+                    due = time.monotonic() + _TICK
+                    self._desk.tick({peer.identity for peer in self._asked.peers()})
+            except Closed:
+                return
+            except Exception as error:  # noqa: BLE001 - of the clock: it may go better the next time
+                _log.exception("the spool's desk failed")
+                if isinstance(error, InternalError):
+                    self._keeper.check()
+
+    def _hear(self) -> None:
+        """Whatever was asked meanwhile; not without end, since others wait."""
+        for _ in range(_AT_ONCE):
+            try:
+                identity, arrays, meta = self._asked.recv_tensors_from(transfer.DONTWAIT)
+            except Again:
+                return
+            except (TensorMismatch, NotSupported):
+                self._drop(self._asked)
+                continue
+            self._ask(identity, arrays, meta)
+
+    def _ask(self, identity: bytes, arrays: Arrays, meta: Any) -> None:
+        refused: TransferError
+        try:
+            self._desk.ask(identity, request_of(meta), arrays)
+            return
+        except Closed:
+            raise
+        except TransferError as error:
+            if isinstance(error, InternalError):
+                self._keeper.check()
+            refused = error
+        except Exception as error:  # noqa: BLE001 - it ends this request, and nothing else
+            _log.exception("a request failed")
+            refused = InternalError(f"the spool failed: {error!r}", hint="its log has the traceback")
+        number = meta.get("id") if isinstance(meta, dict) else None
+        number = number if type(number) is int else 0
+        self._answer(identity, {}, {"id": number, "error": refusal(refused)})
+
+    def _answer(self, identity: bytes, arrays: Arrays, meta: dict[str, Any]) -> Any:
+        """Any thread. Who is gone is not answered. The message's tracker, or None."""
+        try:
+            return self._asked.send_tensors_to(identity, arrays, meta=meta, copy=False, track=bool(arrays))
+        except Closed:
+            return None
+
+    def _hang_up(self) -> None:
+        """Nothing can be kept any more: who is connected sees that it ends, and nobody is let in."""
+        self._closing.set()
+        self._wake_up()
+        self._context.destroy(0)
+
+    def _wake_up(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def _sleep_again(self) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return

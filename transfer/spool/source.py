@@ -1,0 +1,69 @@
+"""What a reader needs of a spool: a run's description, its rows by position, and the word that it has done
+with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from transfer.rows import Arrays, Layout
+    from transfer.spool.protocol import Fetch
+
+OPEN, SEALED, FAILED = "open", "sealed", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run, as it is when it is opened.
+
+    state: "open" (rows may still come), "sealed" (it is complete), "failed" (no more will come). visible:
+    rows that can be read. layouts: its columns, which an open run without rows does not have yet.
+    acknowledged, delivered: (epoch, row) before which the group has acknowledged, and up to which rows were
+    sent to it; None: never.
+    """
+
+    name: str
+    state: str
+    visible: int
+    layouts: tuple[Layout, ...]
+    acknowledged: tuple[int, int] | None = None
+    delivered: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The answer to a fetch: `count` rows as arrays, writable, and what the run had when it was given.
+
+    Fewer rows than were asked for: the run is over, and has no more.
+    """
+
+    arrays: Arrays
+    count: int
+    visible: int
+    state: str
+
+
+class RowSource(Protocol):
+    """One reader's way to one run. Not thread-safe, except that `close` may be called from another thread."""
+
+    def open(self, group: str, shard: int = 0, shards: int = 1) -> RunInfo:
+        """Takes the lease of this shard of the group, which lasts until `close` or the reader's end.
+
+        Raises OptionError (no such run within the source's time-out), UsageError (another reader has the
+        lease), Again (nobody answers).
+        """
+
+    def request(self, fetch: Fetch) -> None:
+        """Asks for rows. Answers come in the order of the requests; a lost one is asked for again."""
+
+    def collect(self, timeout: float | None) -> Rows:
+        """The answer to the oldest request. Raises Again after so many seconds (the request stands), Broken
+        (the lease is lost, or the run is gone), Closed."""
+
+    def acknowledge(self, epoch: int, row: int, steps: list[list[int]]) -> None:
+        """The group has done with all rows before this one: durable when it returns. steps: lineage
+        records."""
+
+    def close(self) -> None:
+        """Gives the lease back. Idempotent; a `collect` elsewhere raises Closed."""

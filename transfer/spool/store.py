@@ -1,0 +1,439 @@
+"""The spool's runs on its log: events are kept first, then booked, and readers see what is on the disk.
+
+Each run is a topic of the log. Its messages are the events of `ledger.py` as they came, with the rows as
+blobs, so the books are found again by reading them. When a run is sealed its index is kept as one message,
+and that is read alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transfer import rows as row_layouts
+from transfer.log import Log, Retention
+from transfer.runs import (
+    Abort,
+    Begin,
+    Commit,
+    End,
+    Message,
+    Rows,
+    Winner,
+    to_meta,
+    to_table,
+)
+from transfer.spool.entry import GROUP_KEY, RUN_KEY, Booked, Entry, Group, Seen, group_key, run_key, state_of
+from transfer.spool.ledger import Attempt, Run
+from transfer.spool.protocol import Delivery, Kind
+from transfer.spool.replay import INDEX, keep_attempt, layouts_of, replay
+from transfer.spool.source import SEALED
+from transfer.spool.stored import decode, encode
+from transports.errors import LogDamaged, LogFull, OptionError, ProtocolError, UsageError
+
+if TYPE_CHECKING:
+    from transfer.rows import Array, Arrays
+
+_log = logging.getLogger("transfer.spool")
+
+#: what holds a run's messages in the log until it is deleted
+_HOLD = "spool"
+#: frames whose arrays are kept at hand; each is a mapping of a file, of which a process has about 65,000
+_KEPT_FRAMES = 2048
+_BATCH = 4096
+#: what anybody can make a spool keep for ever: runs, and of a run its open jobs and its groups
+MAX_RUNS, MAX_JOBS, MAX_GROUPS = 100_000, 10_000, 10_000
+
+
+class Store:
+    """All runs of a spool's folder. Thread-safe; frames may be received by one thread only.
+
+    Methods that change something return the sequence to wait for: when the log has committed it, `kept` makes
+    visible what was booked up to there. Only that: what is booked behind it may be lost in a crash.
+    """
+
+    def __init__(self, folder: Path, *, retention_bytes: int | None = None) -> None:
+        self.lock = threading.RLock()
+        self.log = Log(folder, retention=Retention(bytes=retention_bytes, acknowledged=True))
+        self.entries: dict[str, Entry] = {}
+        self._frames: OrderedDict[tuple[int, int], Arrays] = OrderedDict()
+        self._booked: deque[Booked] = deque()
+        self._number = 0
+        try:
+            self._recover()
+        except BaseException:
+            self.log.close()
+            raise
+
+    def close(self) -> None:
+        self._frames.clear()
+        self.log.close()
+
+    def entry(self, run: str) -> Entry:
+        """Raises OptionError: there is no such run."""
+        found = self.entries.get(run)
+        if found is None:
+            names = ", ".join(sorted(self.entries)[:5]) or "none"
+            raise OptionError(f"there is no run {run!r}", hint=f"there are: {names}")
+        return found
+
+    # -- jobs --------------------------------------------------------------------------------------------
+
+    def declare(self, run: str, job: str, delivery: Delivery, kind: Kind) -> bool:
+        """As `Run.declare`; makes the run if it is not there."""
+        with self.lock:
+            entry = self.entries.get(run)
+            if entry is None:
+                if len(self.entries) >= MAX_RUNS:
+                    raise UsageError(f"there are {MAX_RUNS} runs", hint="delete some: transfer runs delete")
+                self._number = max(self._number + 1, time.time_ns())
+                entry = Entry(Run(run, delivery, kind), self._number, time.time())
+                self.log.acknowledge(entry.topic, _HOLD, 0)
+                self._put(entry)
+                self.entries[run] = entry
+            jobs = entry.run.jobs
+            if len(jobs) >= MAX_JOBS and job not in jobs:
+                raise UsageError(
+                    f"{MAX_JOBS} jobs write to run {run}, and none of them has ended", hint="delete the run"
+                )
+            wanted = entry.run.declare(job, delivery, kind)
+            if wanted:
+                if job in entry.aborted:
+                    entry.aborted.remove(job)
+                    self._put(entry)
+                self._book(entry, self._booked[-1].sequence if self._booked else None)
+            entry.touched = time.time()
+            return wanted
+
+    def receive(self, message: Begin | Rows | End, arrays: Mapping[str, Array]) -> int | None:
+        """What a task sent. The sequence to wait for before its end counts; None: it came for nobody.
+
+        Raises LogFull (nothing was done; it may be tried again), ProtocolError, NotATensor.
+        """
+        with self.lock:
+            entry = self.entries.get(message.run)
+            if entry is None:
+                return None
+            entry.touched = time.time()
+            run = entry.run
+            if isinstance(message, Begin):
+                layouts = layouts_of(message)
+                if not run.check_begin(message, layouts):
+                    return None
+                sequence = self._event(entry, message)  # before it is booked: it may be tried again
+                run.begin(message, layouts)
+                return sequence
+            if isinstance(message, End):
+                return self._receive_end(entry, message)
+            if not run.wants(message):
+                return None
+            layouts = run.layouts_of(message)
+        row_layouts.check(arrays, layouts, message.rows)
+        # Without the lock: it takes as long as the disk does.
+        nbytes = sum(array.nbytes for array in arrays.values())
+        sequence, offset = self._append(entry.topic, message, arrays)
+        with self.lock:
+            if self.entries.get(message.run) is not entry:
+                self.log.drop(entry.topic)  # deleted meanwhile; this made its topic anew
+                return None
+            if not run.rows(message, offset):
+                self._discard(entry, [offset])
+                return None
+            entry.nbytes += nbytes
+        return sequence
+
+    def _receive_end(self, entry: Entry, message: End) -> int | None:
+        if not entry.run.check_end(message):
+            return None
+        sequence = self._event(entry, message)
+        self._discard(entry, entry.run.end(message))
+        self._book(entry, sequence)
+        return sequence
+
+    def commit(self, run: str, job: str, winners: Sequence[Winner]) -> tuple[int, bool]:
+        """(the sequence to wait for, whether it was committed before: which may not be on the disk yet)."""
+        with self.lock:
+            entry = self.entries.get(run)
+            if entry is None:
+                raise ProtocolError(
+                    "lost_rows",
+                    f"run {run} is not there, and {sum(winner.rows for winner in winners):,} of its rows "
+                    "were acknowledged",
+                    hint="was it deleted, or the spool's folder deleted or changed? Nothing was delivered; "
+                    "write the run again",
+                )
+            if not entry.run.check_commit(job, winners):
+                return entry.sequence, True
+            table = {name: _integers(column) for name, column in to_table(winners).items()}
+            sequence = self._event(entry, Commit(run, job), table)
+            unneeded = entry.run.commit(job, winners)
+            if entry.run.state == SEALED:
+                entry.tidy = not unneeded
+                try:
+                    self._keep_index(entry)
+                    sequence = self.log.put(*state_of(entry))
+                except LogFull:
+                    pass  # it is committed; without an index its books are found again by all of its events
+            entry.sequence = sequence
+            self._book(entry, sequence, unneeded)
+            return sequence, False
+
+    def abort(self, run: str, job: str) -> int | None:
+        """The sequence to wait for; None: nothing of that job is there."""
+        with self.lock:
+            entry = self.entries.get(run)
+            if entry is None or job not in entry.run.jobs:
+                return None
+            try:
+                sequence = self._event(entry, Abort(run, job))
+            except LogFull:  # its rows are what has to go
+                entry.aborted.append(job)
+                sequence = self.log.put(*state_of(entry))
+            self._discard(entry, entry.run.abort(job))
+            self._book(entry, sequence)
+            return sequence
+
+    def _book(self, entry: Entry, sequence: int | None, unneeded: Sequence[int] = ()) -> None:
+        """Readers may see what is booked now when this record is kept; None: at once."""
+        booked = Booked(sequence or 0, entry, entry.run.visible.rows, entry.run.state, unneeded)
+        if sequence is None:
+            self._show(booked)
+        else:
+            self._booked.append(booked)
+
+    def kept(self, sequence: int) -> None:
+        """All up to this record is on the disk: what was booked till then is visible."""
+        with self.lock:
+            while self._booked and self._booked[0].sequence <= sequence:
+                self._show(self._booked.popleft())
+
+    def _show(self, booked: Booked) -> None:
+        entry = booked.entry
+        entry.seen = Seen(booked.rows, booked.state)
+        if booked.unneeded and self.entries.get(entry.run.name) is entry:
+            with suppress(LogFull):  # else a spool that begins anew gives it back
+                self._discard(entry, booked.unneeded)
+                if entry.state == SEALED:
+                    entry.tidy = True
+                    self._put(entry)
+
+    def attempt(self, run: str, job: str, partition: int, attempt: int) -> Attempt | None:
+        """What is known of an attempt; None: nothing, or its job is over."""
+        with self.lock:
+            entry = self.entries.get(run)
+            found = entry.run.jobs.get(job) if entry is not None else None
+            return found.attempts.get((partition, attempt)) if found is not None else None
+
+    def attempt_kept(self, message: End) -> None:
+        """All of an attempt is on the disk."""
+        with self.lock:
+            entry = self.entries.get(message.run)
+            if entry is not None:
+                keep_attempt(entry.run, message)
+
+    def delete(self, run: str) -> tuple[int, int]:
+        """The run is gone: its rows and bytes. Raises OptionError."""
+        with self.lock:
+            entry = self.entry(run)
+            del self.entries[run]
+            for key in [key for key in self._frames if key[0] == entry.number]:
+                del self._frames[key]
+            for group in entry.groups:
+                self.log.remove(group_key(entry, group))
+            self.log.remove(run_key(entry))
+            self.log.drop(entry.lineage)
+            entry.sequence = self.log.drop(entry.topic) or entry.sequence
+            return entry.rows, entry.nbytes
+
+    # -- readers -----------------------------------------------------------------------------------------
+
+    def acknowledge(self, run: str, group: str, position: tuple[int, int], steps: list[list[int]]) -> int:
+        """The group has done with all before this position. The sequence to wait for."""
+        with self.lock:
+            entry = self.entry(run)
+            found = self.group(entry, group)
+            if steps:
+                body = json.dumps({"group": group, "steps": steps}).encode()
+                try:
+                    self.log.append(entry.lineage, body)
+                except LogFull:  # what is acknowledged makes room, and must not wait for it
+                    _log.warning("the disk is full: the lineage of group %s, run %s, has a gap", group, run)
+            found.acknowledged = position
+            if found.delivered is None or found.delivered < position:
+                found.delivered = position
+            sequence = self.note(entry, group)
+            if entry.run.kind == "stream":
+                self._trim(entry)
+            return sequence
+
+    def group(self, entry: Entry, name: str) -> Group:
+        """The group; it is made if it is not there. Raises UsageError: there are too many."""
+        group = entry.groups.get(name)
+        if group is None:
+            if len(entry.groups) >= MAX_GROUPS:
+                raise UsageError(f"run {entry.run.name} has {MAX_GROUPS} groups")
+            group = entry.groups[name] = Group((0, entry.first) if entry.first else None)
+        return group
+
+    def note(self, entry: Entry, group: str) -> int:
+        """The group's positions are kept, with whatever is kept next."""
+        found = entry.groups[group]
+        value = json.dumps({"acknowledged": found.acknowledged, "delivered": found.delivered})
+        return self.log.put(group_key(entry, group), value.encode())
+
+    def lineage(self, run: str, group: str) -> list[list[int]]:
+        """What was recorded for a group, the oldest first."""
+        steps: list[list[int]] = []
+        for message in self._messages(self.entry(run).lineage, 0):
+            value = json.loads(bytes(message.body))
+            if value["group"] == group:
+                steps += value["steps"]
+        return steps
+
+    def frame(self, entry: Entry, number: int) -> Arrays:
+        """The arrays of a visible frame: read-only views of the log's files. Raises LogDamaged."""
+        offset = entry.run.visible.offsets[number]
+        key = entry.number, offset
+        with self.lock:
+            arrays = self._frames.get(key)
+            if arrays is not None:
+                self._frames.move_to_end(key)
+                return arrays
+        found = self.log.read(entry.topic, offset, limit=1)
+        if not found or found[0].offset != offset or found[0].discarded:
+            raise LogDamaged(f"rows of run {entry.run.name} are not in the log any more")
+        arrays, _ = decode(found[0].body, found[0].blob)
+        with self.lock:
+            self._frames[key] = arrays
+            while len(self._frames) > _KEPT_FRAMES:
+                self._frames.popitem(last=False)
+        return arrays
+
+    def _trim(self, entry: Entry) -> None:
+        """A stream's frames that all groups have acknowledged are not kept."""
+        rows = min(group.acknowledged[1] if group.acknowledged else 0 for group in entry.groups.values())
+        visible = entry.run.visible
+        low = bisect_right(visible.ends, entry.first)
+        high = bisect_right(visible.ends, min(rows, entry.rows))
+        if low < high:
+            entry.first = visible.ends[high - 1]
+            self._put(entry)
+            self._discard(entry, visible.offsets[low:high])
+
+    # -- the log -----------------------------------------------------------------------------------------
+
+    def _append(self, topic: str, message: Message, arrays: Mapping[str, Array]) -> tuple[int, int]:
+        body, blob = encode(arrays, to_meta(message))
+        return self.log.append(topic, body, blob=blob or None)
+
+    def _event(self, entry: Entry, message: Message, arrays: Mapping[str, Array] | None = None) -> int:
+        return self._append(entry.topic, message, arrays or {})[0]
+
+    def _discard(self, entry: Entry, offsets: Iterable[int]) -> None:
+        offsets = [*offsets]
+        for offset in offsets:
+            self._frames.pop((entry.number, offset), None)  # a view would keep its room on the disk
+        for begin, end in _ranges(sorted(offsets)):
+            self.log.discard(entry.topic, begin, end)
+
+    def _put(self, entry: Entry) -> None:
+        self.log.put(*state_of(entry))
+
+    def _keep_index(self, entry: Entry) -> None:
+        """A message with all that the books of a sealed run say."""
+        run = entry.run
+        arrays = {name: _integers(column) for name, column in run.visible.columns().items()}
+        meta = {
+            INDEX: 1,
+            "layouts": row_layouts.to_json(run.layouts or ()),
+            "done": list(run.done),
+            "names": run.names,
+            "bytes": entry.nbytes,
+        }
+        body, blob = encode(arrays, meta)
+        entry.index = self.log.append(entry.topic, body, blob=blob or None)[1]
+
+    # -- starting ----------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        state = dict(self.log.state)
+        numbers: dict[int, Entry] = {}
+        for key, value in state.items():
+            if key.startswith(RUN_KEY):
+                told = json.loads(value)
+                run = Run(told["name"], told["delivery"], told["kind"])
+                entry = Entry(run, int(key[len(RUN_KEY) :]), told["created"], first=told["first"])
+                entry.index, entry.tidy, entry.aborted = told["index"], told["tidy"], told["aborted"]
+                self.entries[run.name] = numbers[entry.number] = entry
+        for topic in self.log.topics:  # a crash came while a run was made, or after it was deleted
+            if int(topic.rpartition("/")[2]) not in numbers:
+                self.log.drop(topic)
+        for entry in numbers.values():
+            if not (entry.tidy and self._read_index(entry)):
+                self._replay(entry)
+            entry.seen, entry.touched = Seen(entry.run.visible.rows, entry.run.state), time.time()
+        for key, value in state.items():
+            if key.startswith(GROUP_KEY):
+                number, _, group = key[len(GROUP_KEY) :].decode().partition("/")
+                told = json.loads(value)
+                positions = (tuple(told[key]) if told[key] else None for key in ("acknowledged", "delivered"))
+                if int(number) in numbers:
+                    numbers[int(number)].groups[group] = Group(*positions)
+        self._number = max(numbers, default=0)
+
+    def _read_index(self, entry: Entry) -> bool:
+        if entry.index < 0:
+            return False
+        found = self.log.read(entry.topic, entry.index, limit=1)
+        if not found or found[0].offset != entry.index:
+            raise LogDamaged(f"the index of run {entry.run.name} is not in the log any more")
+        arrays, meta = decode(found[0].body, found[0].blob)
+        run = entry.run
+        for name, column in run.visible.columns().items():
+            column.frombytes(arrays[name].tobytes())
+        run.layouts = row_layouts.from_json(meta["layouts"]) or None
+        run.done, run.names = dict.fromkeys(meta["done"]), meta["names"]
+        run.state, entry.nbytes = SEALED, meta["bytes"]
+        return True
+
+    def _replay(self, entry: Entry) -> None:
+        run = entry.run
+        self._discard(entry, replay(entry, self._messages(entry.topic, 0)))
+        if run.state == SEALED:
+            entry.tidy = True
+            with suppress(LogFull):
+                if entry.index < 0:
+                    self._keep_index(entry)
+                self._put(entry)
+
+    def _messages(self, topic: str, offset: int) -> Iterable[Any]:
+        while found := self.log.read(topic, offset, limit=_BATCH, nbytes=1 << 40, verify=False):
+            yield from found
+            offset = found[-1].offset + 1
+
+
+def _integers(column: Any) -> Array:
+    import numpy as np
+
+    return np.array(column, dtype=np.int64)
+
+
+def _ranges(offsets: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Consecutive numbers as [begin, end)."""
+    begin = end = None
+    for offset in offsets:
+        if begin is None or offset != end:
+            if begin is not None and end is not None:
+                yield begin, end
+            begin = offset
+        end = offset + 1
+    if begin is not None and end is not None:
+        yield begin, end

@@ -1,0 +1,45 @@
+"""What the desk tells of runs, and what a commit tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from transfer.runs import WINNER_COLUMNS, Winner, from_table
+from transfer.spool.entry import Entry
+from transports.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from transfer.rows import Array
+
+
+def summary(entry: Entry) -> dict[str, Any]:
+    """A run in few words, with its groups."""
+    run = entry.run
+    return {
+        "name": run.name,
+        "state": entry.state,
+        "kind": run.kind,
+        "delivery": run.delivery,
+        "rows": entry.rows,
+        "first": entry.first,
+        "frames": len(run.visible.ends),
+        "partitions": len(set(zip(run.visible.jobs, run.visible.partitions, strict=True))),
+        "bytes": entry.nbytes,
+        "staged_rows": sum(a.rows for job in run.jobs.values() for a in job.attempts.values()),
+        "stray_frames": run.strays,
+        "created": entry.created,
+        "groups": {
+            name: {"acknowledged": group.acknowledged, "delivered": group.delivered}
+            for name, group in entry.groups.items()
+        },
+    }
+
+
+def winners_of(arrays: Mapping[str, Array]) -> list[Winner]:
+    """The table of a commit. Raises ProtocolError."""
+    for name in WINNER_COLUMNS:
+        column = arrays.get(name)
+        if column is None or column.ndim != 1 or column.dtype != "int64" or (column < 0).any():
+            raise ProtocolError("run", "a commit arrived without its table of partitions")
+    return from_table({name: column.tolist() for name, column in arrays.items()})
