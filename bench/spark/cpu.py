@@ -13,6 +13,11 @@ def used() -> float:
     return sum(_of(pid) for pid in [os.getpid(), *below(os.getpid())]) / _TICK
 
 
+def used_by(pid: int) -> float:
+    """Seconds of one process so far."""
+    return _of(pid) / _TICK
+
+
 def below(pid: int) -> list[int]:
     """All processes that descend from one."""
     found = []

@@ -33,6 +33,8 @@ class Trainer:
         self._process = spawn.Process(target=_work, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
+        assert self._process.pid is not None
+        self.pid: int = self._process.pid
         self._link.recv()
 
     def start(self, source: str, argument: str) -> str:

@@ -15,9 +15,10 @@ from bench.spark.trainer import BATCH, Trainer
 
 
 class Took(NamedTuple):
-    """Seconds: processor time of all processes, until the first batch was there, until all were."""
+    """Seconds: processor time of all, and of all but the trainer; until the first batch, until the last."""
 
     cpu: float
+    sink: float
     first: float
     last: float
 
@@ -37,7 +38,7 @@ class Scene:
         """The trainer reads what `write(endpoint)` writes. early: from the beginning, else when all is
         written."""
         endpoint = self.trainer.start(source, argument)
-        before, begin = cpu.used(), time.monotonic()
+        before, begin = self._used(), time.monotonic()
         if early:
             self.trainer.go()
         write(endpoint)
@@ -46,7 +47,12 @@ class Scene:
         read = self.trainer.end()
         if read.rows != self.rows:
             raise AssertionError(f"{source}: {read.rows:,} rows of {self.rows:,}")
-        return Took(cpu.used() - before, read.first - begin, read.last - begin)
+        used, trainer = (now - then for now, then in zip(self._used(), before, strict=True))
+        return Took(used, used - trainer, read.first - begin, read.last - begin)
+
+    def _used(self) -> tuple[float, float]:
+        """Of all processes, and of the trainer."""
+        return cpu.used(), cpu.used_by(self.trainer.pid)
 
     def close(self) -> None:
         self.trainer.close()
@@ -125,7 +131,8 @@ def _alone(work: Callable[[], object]) -> Took:
     before, begin = cpu.used(), time.monotonic()
     work()
     last = time.monotonic() - begin
-    return Took(cpu.used() - before, last, last)
+    used = cpu.used() - before
+    return Took(used, used, last, last)
 
 
 def _delete(url: str) -> None:

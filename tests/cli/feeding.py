@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -24,8 +24,19 @@ def arrays_of(ids: Sequence[int]) -> dict[str, np.ndarray]:
     return {"id": values, "x": np.stack([values, -values], axis=1).astype(np.float32)}
 
 
-def send_run(url: str, partitions: Sequence[Sequence[int]], *, frame: int = 10, commit: bool = True) -> None:
-    """A job with one task a partition, whose rows are these ids; committed, or left in the middle."""
+def send_run(
+    url: str,
+    partitions: Sequence[Sequence[int]],
+    *,
+    frame: int = 10,
+    commit: bool = True,
+    layouts: Sequence[Layout] = LAYOUTS,
+    make: Callable[[Sequence[int]], dict[str, np.ndarray]] = arrays_of,
+) -> None:
+    """A job with one task a partition, whose rows are these ids; committed, or left in the middle.
+
+    make: the arrays of rows with these ids, as `layouts` say.
+    """
     address = parse(url)
     link = Link(address.endpoint, timeout=20.0)
     receipts = []
@@ -35,7 +46,7 @@ def send_run(url: str, partitions: Sequence[Sequence[int]], *, frame: int = 10, 
         assert not answer["done"]
         endpoint = f"{address.endpoint.rpartition(':')[0]}:{answer['port']}"
         for number, ids in enumerate(partitions):
-            receipts.append(_send_partition(endpoint, address.run, number, ids, frame))
+            receipts.append(_send_partition(endpoint, address.run, number, ids, frame, layouts, make))
             link.ask(Ended(run=address.run, job="job", partition=number, attempt=number))
         if commit:
             table = to_table([receipt.winner for receipt in receipts])
@@ -46,15 +57,15 @@ def send_run(url: str, partitions: Sequence[Sequence[int]], *, frame: int = 10, 
         link.close()
 
 
-def _send_partition(endpoint: str, run: str, number: int, ids: Sequence[int], frame: int) -> Receipt:
+def _send_partition(endpoint, run, number, ids, frame, layouts, make) -> Receipt:
     options = parse_options({"endpoint": endpoint, "delivery": "eager"})
     sender = SocketSender(endpoint, options)
     try:
-        columns = json.dumps(row_layouts.to_json(LAYOUTS))
+        columns = json.dumps(row_layouts.to_json(layouts))
         attempt = Attempt(sender, run, "job", number, number, columns=columns, timeout=20.0)
         for begin in range(0, len(ids), frame):
             part = ids[begin : begin + frame]
-            attempt.send(arrays_of(part), len(part))
+            attempt.send(make(part), len(part))
         return attempt.finish()
     finally:
         sender.close()

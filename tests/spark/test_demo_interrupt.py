@@ -130,11 +130,11 @@ MOMENTS = {
         ("java starts", "terminal"),
         ("spark starts", "leader"),
         ("spark writes", "terminal"),
-        ("training runs", "terminal"),
         # Each costs a start of Spark: the other combinations only with all that is slow.
         pytest.param("java starts", "leader", marks=pytest.mark.slow),
         pytest.param("spark starts", "terminal", marks=pytest.mark.slow),
         pytest.param("spark writes", "leader", marks=pytest.mark.slow),
+        pytest.param("training runs", "terminal", marks=pytest.mark.slow),
         pytest.param("training runs", "leader", marks=pytest.mark.slow),
     ],
 )

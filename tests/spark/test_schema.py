@@ -165,7 +165,7 @@ def test_more_columns_than_a_message_can_carry_are_refused():
 
 
 def parse(**given):
-    return parse_options({"endpoint": "tcp://127.0.0.1:5555", **given})
+    return parse_options({"endpoint": "run://127.0.0.1:5570/run", **given})
 
 
 def test_options_about_columns():

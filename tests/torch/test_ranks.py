@@ -12,7 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="pip install tensor-transfer[torch]")
 
+import numpy as np  # noqa: E402
+
 from tests.cli.feeding import send_run  # noqa: E402
+from transfer.rows import Layout  # noqa: E402
 from transfer.spool.admin import SpoolAdmin  # noqa: E402
 from transfer.spool.server import Spool  # noqa: E402
 
@@ -94,3 +97,46 @@ def test_all_ranks_have_equally_many_steps_to_the_end_of_the_rest(url, tmp_path)
     # 1000 rows are 31 steps of 32 and a rest of 8, which both share, twice.
     assert [json.loads(text) for _, text, _ in ended] == [{"steps": 64, "again": 0}] * 2
     assert Counter(i for ids in seen(tmp_path).values() for i in ids) == dict.fromkeys(range(ROWS), 2)
+
+
+def test_the_example_goes_on_with_another_number_of_ranks(url, tmp_path):
+    """docs/examples/ddp.py: two ranks for some steps, then one to the end."""
+    layouts = (Layout("x", "dense", "float32", (2,)), Layout("y", "dense", "float32"))
+
+    def make(ids):
+        x = np.stack([np.array(ids) % 7, np.array(ids) % 11], axis=1).astype(np.float32)
+        return {"x": x, "y": x[:, 0] - x[:, 1]}
+
+    points = url.replace("/run", "/points")
+    send_run(points, [range(ROWS)], frame=100, layouts=layouts, make=make)
+    program = [sys.executable, "docs/examples/ddp.py", points, "--checkpoint", str(tmp_path / "ddp.pt")]
+
+    def run(*options):
+        done = subprocess.run(
+            [*program, *options], capture_output=True, text=True, timeout=80, cwd=ROOT, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return sorted(done.stdout.splitlines())
+
+    first = run("--steps", "3")
+    assert [line.partition(", loss")[0] for line in first] == [
+        f"rank {rank}: 3 steps, epoch 0, row 384" for rank in (0, 1)
+    ]
+    (last,) = run("--ranks", "1")
+    # 616 rows of the first epoch and 1000 of the second, 64 a step.
+    assert last.startswith("rank 0: 26 steps, epoch 2, row 0,")
+
+
+def test_a_killed_trainer_goes_on_behind_what_it_acknowledged(url, tmp_path):
+    """Without its checkpoint too: the spool knows how far it was, and tells how many rows come again."""
+    (killed,) = run_ranks(url, tmp_path, 1, "first", kill_at=10)
+    assert killed[0] == -9
+    (tmp_path / "checkpoint.json").unlink()
+    before = {step: ids for step, ids in seen(tmp_path).items() if step < 9}  # acknowledged after the ninth
+    for path in tmp_path.glob("ids-*.json"):
+        path.unlink()
+    ((code, told, said),) = run_ranks(url, tmp_path, 1, "second")
+    assert code == 0, said
+    assert json.loads(told)["again"] >= 16, "one step at least was handed out and not acknowledged"
+    ids = Counter(i for step in (*before.values(), *seen(tmp_path).values()) for i in step)
+    assert ids == dict.fromkeys(range(ROWS), 2)

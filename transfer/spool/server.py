@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.spool")
 
+#: bytes of rows after which the disk is asked for them before anybody waits: the end of an attempt, which
+#: waits for all of it, finds most of it done
+_SYNC_AHEAD = 16 << 20
 #: seconds between two tries when the disk is full
 _FULL_PAUSE = 0.5
 #: requests that are heard before others' waiting fetches are looked at
@@ -77,6 +80,7 @@ class Spool:
         self._closing = threading.Event()
         self._ending = threading.Lock()
         self._closed = False
+        self._unsynced = 0  # bytes of rows; of the thread that receives them
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._threads: list[threading.Thread] = []
         try:
@@ -184,6 +188,11 @@ class Spool:
             return
         if isinstance(message, Begin) and sequence is not None:
             self._desk.attempt_began(message)
+        if isinstance(message, Rows) and sequence is not None:
+            self._unsynced += sum(array.nbytes for array in arrays.values())
+            if self._unsynced >= _SYNC_AHEAD:
+                self._unsynced = 0
+                self._keeper.when_kept(sequence, lambda: None)
         if isinstance(message, End):
             if sequence is None:
                 self._desk.attempt_came_for_nobody(message)
