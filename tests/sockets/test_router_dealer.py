@@ -179,9 +179,14 @@ def test_a_polled_router_does_not_wait_for_room_that_its_message_is_too_large_fo
     identity, _ = router.recv_multipart()
     router.sndtimeo = 0
     large = bytes(700_000)
-    with pytest.raises(Again):
-        for _ in range(200):  # the kernel takes some
+    refused = False
+    for _ in range(200):  # the kernel takes some
+        try:
             router.send_multipart([identity, large])
+        except Again:
+            refused = True
+    # Over shared memory references to them wait, which are small.
+    assert refused or router.peers()[0].transport == "local"
 
 
 def test_dicts_of_tensors_go_by_identity(context):

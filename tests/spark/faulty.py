@@ -23,7 +23,7 @@ class Fault:
     """What goes wrong. frame: before which one, in that partition. times: how often. folder: where that is
     counted.
 
-    kind, in a task: "kill" (its worker, -9), "raise", "wait" (for ever),
+    kind, in a task: "kill" (its worker, -9), "executor" (the Java above it, -9), "raise", "wait" (for ever),
     "copy" (another attempt sends all of it first, and Spark never hears of that). At the commit: "repeat",
     "late" (an attempt goes on after it), "spool" (the process whose id is in the folder is killed before it),
     "lost" (it raises when all is done).
@@ -47,12 +47,16 @@ class Fault:
 
     def harm(self, frame: int, partition: int) -> None:
         if (
-            self.kind in ("kill", "raise", "wait")
+            self.kind in ("kill", "executor", "raise", "wait")
             and (frame, partition) == (self.frame, self.partition)
             and self.due()
         ):
             if self.kind == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.kind == "executor":  # worker, daemon, Java
+                above = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+                os.kill(int(above), signal.SIGKILL)
+                time.sleep(600)
             if self.kind == "wait":
                 time.sleep(600)
             raise ValueError("this attempt fails on purpose")

@@ -199,6 +199,8 @@ class Desk:
                 return {"busy": f"shard {reader.shard} of {reader.shards}"}
         new = request.group not in entry.groups
         group = self._store.group(entry, request.group)
+        if not group.settled:
+            group.before, group.settled = group.delivered, True
         self._readers[identity] = Reader(
             entry, request.run, request.group, request.shard, request.shards, request.token
         )
@@ -209,7 +211,7 @@ class Desk:
             "visible": seen.rows,
             "layouts": row_layouts.to_json(entry.run.layouts or ()),
             "acknowledged": group.acknowledged,
-            "delivered": group.delivered,
+            "delivered": group.before,
         }
         if not new:
             return answer
@@ -383,6 +385,7 @@ class Desk:
 
     def _note(self, reader: Reader) -> None:
         """How far rows were sent to its group is kept."""
+        reader.entry.groups[reader.group].settled = False  # who comes next is told what this one was sent
         if self._store.entries.get(reader.run) is reader.entry:
             self._store.note(reader.entry, reader.group)
 

@@ -16,10 +16,16 @@ RUN_KEY, GROUP_KEY = b"run/", b"group/"
 
 @dataclass(slots=True)
 class Group:
-    """Readers of a run that share its rows. acknowledged, delivered: (epoch, row); see `RunInfo`."""
+    """Readers of a run that share its rows. acknowledged, delivered: (epoch, row); see `RunInfo`.
+
+    before: what was delivered when the first of the readers came that read now, one after the other or
+    together; settled: whether it tells of them. It is not when a reader has gone since.
+    """
 
     acknowledged: tuple[int, int] | None = None
     delivered: tuple[int, int] | None = None
+    before: tuple[int, int] | None = None
+    settled: bool = False
 
 
 class Seen(NamedTuple):

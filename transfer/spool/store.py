@@ -266,6 +266,7 @@ class Store:
                     self.log.append(entry.lineage, body)
                 except LogFull:  # what is acknowledged makes room, and must not wait for it
                     _log.warning("the disk is full: the lineage of group %s, run %s, has a gap", group, run)
+            entry.touched = time.time()
             found.acknowledged = position
             if found.delivered is None or found.delivered < position:
                 found.delivered = position
