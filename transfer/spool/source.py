@@ -19,8 +19,8 @@ class RunInfo:
 
     state: "open" (rows may still come), "sealed" (it is complete), "failed" (no more will come). visible:
     rows that can be read. layouts: its columns, which an open run without rows does not have yet.
-    acknowledged, delivered: (epoch, row) before which the group has acknowledged, and up to which rows had been
-    sent to it before its present readers came; None: never.
+    acknowledged, delivered: (epoch, row) before which the group has acknowledged, and up to which rows had
+    been sent to it before its present readers came; None: never.
     """
 
     name: str

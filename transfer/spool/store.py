@@ -385,9 +385,12 @@ class Store:
             if key.startswith(GROUP_KEY):
                 number, _, group = key[len(GROUP_KEY) :].decode().partition("/")
                 told = json.loads(value)
-                positions = (tuple(told[key]) if told[key] else None for key in ("acknowledged", "delivered"))
+                acknowledged, delivered = (
+                    (told[key][0], told[key][1]) if told[key] else None
+                    for key in ("acknowledged", "delivered")
+                )
                 if int(number) in numbers:
-                    numbers[int(number)].groups[group] = Group(*positions)
+                    numbers[int(number)].groups[group] = Group(acknowledged, delivered)
         self._number = max(numbers, default=0)
 
     def _read_index(self, entry: Entry) -> bool:
