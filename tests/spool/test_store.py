@@ -59,7 +59,7 @@ def told(store):
         # That a job only declared itself is forgotten.
         state = OPEN if run.state == FAILED and not jobs else run.state
         found[name] = {
-            "about": (entry.number, run.delivery, run.kind, run.layouts, run.done, run.names, state),
+            "about": (entry.number, run.delivery, run.kind, run.layouts, [*run.done], [*run.names], state),
             "visible": {column: list(values) for column, values in run.visible.columns().items()},
             "jobs": jobs,
             "rows": (entry.rows, entry.first, entry.nbytes),
