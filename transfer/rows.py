@@ -29,6 +29,8 @@ _MAX_DIMENSIONS, _MAX_LENGTH = 32, 1 << 40
 #: in one dict of arrays: all rows of a run are counted in 64 bits
 _MAX_ROWS = 1 << 32
 OFFSETS = ".offsets"
+#: bytes of a row's value whose length is not known
+_GUESS = 64
 VALID = ".valid"
 
 
@@ -96,6 +98,17 @@ def _is_dtype(text: str) -> bool:
     except (TypeError, ValueError, SyntaxError, RecursionError):
         return False
     return not dtype.hasobject and dtype.itemsize > 0
+
+
+def row_bytes(layouts: Iterable[Layout]) -> int:
+    """About how many bytes a row has: always the same for the same columns, since orders hang on it."""
+    import numpy as np
+
+    size = 0
+    for layout in layouts:
+        width = int(np.prod(layout.shape, dtype=np.int64)) * np.dtype(layout.dtype).itemsize
+        size += width if layout.kind == "dense" else max(width, _GUESS)
+    return size
 
 
 def check(arrays: Mapping[str, Array], layouts: Sequence[Layout], rows: int) -> None:

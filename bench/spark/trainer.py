@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 BATCH = 256
@@ -67,18 +67,19 @@ def _work(link: Link) -> None:
     while (asked := link.recv()) is not None:
         source, argument = asked
         try:
-            link.send(tuple(_read(SOURCES[source](argument, link))))
+            link.send(tuple(consume(SOURCES[source](argument, link))))
         except Exception as error:  # noqa: BLE001 - told to the other side
             link.send(error)
 
 
-def _read(batches: Iterator[Any]) -> Read:
+def consume(batches: Iterable[Any]) -> Read:
+    """Takes all batches, and looks at each row of them."""
     first, rows, total = 0.0, 0, 0.0
     for batch in batches:
         if not rows:
             first = time.monotonic()
         rows += len(batch)
-        total += float(batch[0, 0])
+        total += float(batch[:, 0].double().sum())
     return Read(first, time.monotonic(), rows, total)
 
 

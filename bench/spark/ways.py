@@ -6,12 +6,12 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.spark import cpu
-from bench.spark.trainer import BATCH, Trainer
+from bench.spark.trainer import BATCH, Read, Trainer, consume
 
 
 class Took(NamedTuple):
@@ -45,10 +45,15 @@ class Scene:
         if not early:
             self.trainer.go()
         read = self.trainer.end()
-        if read.rows != self.rows:
-            raise AssertionError(f"{source}: {read.rows:,} rows of {self.rows:,}")
+        self.check(read)
         used, trainer = (now - then for now, then in zip(self._used(), before, strict=True))
         return Took(used, used - trainer, read.first - begin, read.last - begin)
+
+    def check(self, read: Read) -> None:
+        """Every row came once: the first value of each is its number."""
+        wanted = self.rows, self.rows * (self.rows - 1) / 2
+        if (read.rows, read.total) != wanted:
+            raise AssertionError(f"{read.rows:,} rows with the sum {read.total:,}, not {wanted}")
 
     def _used(self) -> tuple[float, float]:
         """Of all processes, and of the trainer."""
@@ -101,30 +106,26 @@ def sink_alone(scene: Scene, delivery: str) -> Took:
 def to_arrow(scene: Scene) -> Took:
     """All rows on the driver, as Arrow, and from there as tensors in this process."""
 
-    def work() -> None:
+    def batches() -> Iterator[Any]:
         import torch
 
-        table = scene.frame.toArrow()
-        for piece in table.column("x").chunks:
+        for piece in scene.frame.toArrow().column("x").chunks:
             values = piece.flatten().to_numpy(zero_copy_only=True).reshape(len(piece), -1)
-            for _ in torch.from_numpy(values.copy()).split(BATCH):
-                pass
+            yield from torch.from_numpy(values.copy()).split(BATCH)
 
-    return _alone(work)
+    return _alone(lambda: scene.check(consume(batches())))
 
 
 def to_pandas(scene: Scene) -> Took:
     """The same with pandas, whose columns of arrays are objects: stacked to a matrix."""
 
-    def work() -> None:
+    def batches() -> Iterator[Any]:
         import numpy as np
         import torch
 
-        values = torch.from_numpy(np.stack(scene.frame.toPandas()["x"].to_numpy()))
-        for _ in values.split(BATCH):
-            pass
+        yield from torch.from_numpy(np.stack(scene.frame.toPandas()["x"].to_numpy())).split(BATCH)
 
-    return _alone(work)
+    return _alone(lambda: scene.check(consume(batches())))
 
 
 def _alone(work: Callable[[], object]) -> Took:

@@ -37,7 +37,7 @@ def lines_of(output: bytes) -> list[list[str]]:
 
 
 def test_list_is_a_table_of_all_runs(spool, run):
-    send_run(f"{spool}/half", [list(range(20))], commit=False)
+    send_run(f"{spool}/half", [list(range(20))], done=False)
     train(f"{spool}/one", 6, group="a")
     train(f"{spool}/one", 14, group="b")
     code, output, said = run("runs", "list", spool)
@@ -75,7 +75,7 @@ def test_inspect_tells_columns_groups_readers_and_jobs(spool, run):
     assert group[1:5] == ["epoch", "0,", "row", "48"] and group[-1] == "52"
     assert ["live", "0", "of", "1"] in lines
 
-    send_run(f"{spool}/half", [list(range(20))], commit=False)
+    send_run(f"{spool}/half", [list(range(20))], done=False)
     assert ["job", "1", "1", "20"] in lines_of(run("runs", "inspect", f"{spool}/half")[1])
     told = json.loads(run("runs", "inspect", f"{spool}/half", "--json")[1])
     assert told["jobs"] == {"job": {"attempts": 1, "ended": 1, "rows": 20}}

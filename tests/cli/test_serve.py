@@ -39,7 +39,7 @@ def test_rows_outlive_a_spool_that_is_killed(start, tmp_path):
         assert url == f"run://127.0.0.1:{port}"
         if life == 0:
             send_run(f"{url}/one", [ids[:55], ids[55:]])
-            send_run(f"{url}/half", [ids], commit=False)
+            send_run(f"{url}/half", [ids], done=False)
         assert read_ids(f"{url}/one") == ids
         with SpoolAdmin(url) as spool:
             half = spool.inspect("half")

@@ -84,8 +84,12 @@ def push(
     delivery="committed",
     kind="batch",
     timeout=20.0,
+    make=frame,
 ):
-    """One task, as Spark's send: its Winner when the spool says that it is kept. None: it was done before."""
+    """One task, as Spark's send: its Winner when the spool says that it is kept. None: it was done before.
+
+    make: the arrays of so many rows from `first` on.
+    """
     link = Link(endpoint, timeout=timeout)
     try:
         _, answer = link.ask(Declare(run=run, job=job, delivery=delivery, kind=kind))
@@ -97,7 +101,7 @@ def push(
             columns = json.dumps(tables.to_json(layouts))
             task = Attempt(sender, run, job, partition, attempt, columns=columns, timeout=timeout)
             for rows in sizes:
-                task.send(frame(first, rows, layouts), rows)
+                task.send(make(first, rows, layouts), rows)
                 first += rows
             winner = task.finish().winner
         finally:

@@ -316,7 +316,7 @@ def test_large_answers(spool, monkeypatch):
 @pytest.mark.parametrize("seed", [None, 1])
 def test_ragged_rows_that_are_larger_than_guessed(spool, monkeypatch, seed):
     write(spool.endpoint, "run", [[1000]], RAGGED)
-    monkeypatch.setattr("transfer.spool.answers._GUESS", 0)
+    monkeypatch.setattr("transfer.rows._GUESS", 0)
     monkeypatch.setattr("transfer.spool.answers.MAX_ANSWER", 14_000)
     with opened(spool) as client:
         with pytest.raises(UsageError):

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from transfer.rows import Layout, from_json
+from transfer.rows import Layout, from_json, row_bytes
 from transfer.spark.batches import batches, check_fit, schema_of
 from transfer.spark.options import ReadOptions
 from transfer.spool.address import RunAddress
-from transfer.spool.answers import row_bytes
 from transfer.spool.client import RunClient
 from transfer.spool.link import Link
 from transfer.spool.protocol import Acknowledge, InspectRun, Read

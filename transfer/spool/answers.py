@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from transfer.rows import Layout, cut, join, pick
+from transfer.rows import Layout, cut, join, pick, row_bytes
 from transfer.spool.entry import Entry, Seen
 from transfer.spool.order import Gather, Order
 from transfer.spool.protocol import Explain, Fetch
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: orders that are kept; one of a shuffled epoch takes eight bytes a block
 _KEPT_ORDERS = 8
-#: bytes of a row's value whose length is not known
-_GUESS = 64
 #: bytes that one answer has at most
 MAX_ANSWER = 1 << 30
 #: rows that are explained at a time
@@ -154,17 +152,6 @@ def _check_size(nbytes: int, count: int) -> None:
 
 def _too_much(count: int) -> UsageError:
     return UsageError(f"a fetch of {count:,} rows", hint=f"ask for less than {MAX_ANSWER} bytes at a time")
-
-
-def row_bytes(layouts: tuple[Layout, ...]) -> int:
-    """About how many bytes a row has: always the same for the same columns, since orders hang on it."""
-    import numpy as np
-
-    size = 0
-    for layout in layouts:
-        width = int(np.prod(layout.shape, dtype=np.int64)) * np.dtype(layout.dtype).itemsize
-        size += width if layout.kind == "dense" else max(width, _GUESS)
-    return size
 
 
 def _ranges(fetch: Fetch, visible: int) -> list[tuple[int, int]]:

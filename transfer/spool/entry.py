@@ -55,7 +55,6 @@ class Entry:
     aborted: list[str] = field(default_factory=list)
     sequence: int = 0  # of the record that committed a job last, or deleted the run
     groups: dict[str, Group] = field(default_factory=dict)
-    reading: int = 0
     touched: float = 0.0
 
     @property

@@ -36,7 +36,6 @@ class Line:
         import transfer
 
         self._context = transfer.Context()
-        self._closed = False
         try:
             self._socket = self._context.socket(transfer.DEALER)
             self._socket.identity = b"r" + random.randbytes(15)  # not zero at first: that is refused
@@ -78,11 +77,6 @@ class Line:
             if not isinstance(meta, dict):
                 raise ProtocolError("spool", "what answers is no spool")
             return arrays, meta
-
-    @property
-    def transport(self) -> str:
-        peers = self._socket.peers()
-        return peers[0].transport if peers else ""
 
     def close(self) -> None:
         """Idempotent; any thread."""
