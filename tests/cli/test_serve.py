@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.cli.feeding import send_run
+from tests.ports import free_port
 from transfer import cli
 from transfer.cli.options import parse_age
 from transfer.reading import RowStream
@@ -200,15 +201,3 @@ def test_no_folder_is_wrong_usage(capsys):
 )
 def test_times_are_read(text, seconds):
     assert parse_age(text) == seconds
-
-
-def free_port() -> int:
-    """One with a free neighbour, since rows come in there."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as one:
-            port: int = one.getsockname()[1]
-            try:
-                with socket.create_server(("127.0.0.1", port + 1)):
-                    return port
-            except OSError:
-                continue

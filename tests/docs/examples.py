@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -55,7 +56,7 @@ class Example:
         text = re.sub(r"//(trainer|host):", "//127.0.0.1:", text)
         for port in _PORTS:
             if port in text:
-                text = text.replace(port, str(_free_port()))
+                text = text.replace(port, str(free_port()))
         return text
 
 
@@ -117,9 +118,3 @@ def run_shell(example: Example, folder: Path) -> str:
 def without_ports(text: str) -> str:
     """Ports differ from run to run."""
     return re.sub(r":\d{4,5}\b", ":PORT", text)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
