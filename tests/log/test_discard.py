@@ -364,7 +364,7 @@ def test_a_topic_that_is_dropped_is_gone_and_its_name_is_new(tmp_path):
             assert log.groups("t") == {}
     with Log(tmp_path, segment_bytes=SMALL) as log:
         log.append("t", b"newer")
-        assert log._topics["t"].number == 4  # numbers are not used again
+        assert log._topics.named["t"].number == 4  # numbers are not used again
         log.commit()
         assert [bytes(one.body) for one in log.read("t", 0)] == [b"newer"]
 

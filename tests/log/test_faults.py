@@ -171,3 +171,68 @@ def test_a_full_disk_pushes_back_and_nothing_is_lost(small_disk, blobs):
         del messages
     with Log(small_disk, segment_bytes=1 << 16) as log:
         assert log.range("t") == (0, kept)
+
+
+COMPACTOR = """
+import sys
+from transfer.log import Log
+folder, begin = sys.argv[1], int(sys.argv[2])
+with Log(folder, segment_bytes=1 << 14, fsync=sys.argv[3]) as log:
+    number = begin
+    for topic in ("slow", "fast"):
+        log.acknowledge(topic, "g", log.groups(topic).get("g", 0))
+    while True:
+        sequence, offset = log.append_many("fast", [b"%d" % number * 20] * 30)
+        log.acknowledge("fast", "g", offset + 25)
+        writer = log.blob("slow", 9000)
+        for piece in range(3):
+            writer.write(b"%06d" % number * 500)
+        if number % 4:
+            writer.commit(b"%d" % number)
+            number += 1
+        else:
+            writer.abandon()
+            log.append("slow", b"%d" % number)
+            number += 1
+        log.acknowledge("slow", "g", max(log.groups("slow")["g"], number - 12))
+        log.commit()
+        log.compact(0.7)
+        print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("fsync", ["always", "never"])
+def test_after_kill_9_in_a_compaction_what_is_needed_is_there_once(tmp_path, fsync):
+    chance = random.Random(11)
+    there = 0
+    for _ in range(KILLS):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", COMPACTOR, str(tmp_path / "log"), str(there), fsync],
+            stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        timer = threading.Timer(40, writer.kill)
+        timer.start()
+        try:
+            for _ in range(chance.randrange(1, 40)):
+                assert writer.stdout.readline()
+        finally:
+            writer.kill()
+            rest = writer.stdout.read().split()
+            writer.wait(20)
+            writer.stdout.close()
+            timer.cancel()
+            timer.join()
+        with Log(tmp_path / "log", segment_bytes=1 << 14) as log:
+            begin, end = log.range("slow")
+            assert begin <= log.groups("slow")["g"] and end >= there
+            assert not rest or int(rest[-1]) <= end
+            found = [one for at in range(begin, end) for one in log.read("slow", at, limit=1)]
+            assert [one.offset for one in found] == list(range(begin, end))
+            for one in found:
+                assert bytes(one.body) == b"%d" % one.offset
+                assert one.blob == (b"%06d" % one.offset * 1500 if one.offset % 4 else None)
+            verified = log.verify()
+            assert verified.whole and verified.records > 0
+            assert len(list(tmp_path.glob("log/*.log"))) < 12
+            there = end
+    assert there > 0

@@ -12,11 +12,17 @@ from transfer.log.record import (
     MAX_LAG,
     Kind,
     decode,
-    encode,
+    encode as parts_of,
+    encode_messages,
     scan,
     state_body,
     state_of,
 )
+
+
+def encode(*said):
+    return b"".join(parts_of(*said))
+
 
 WORDS = st.integers(0, (1 << 64) - 1)
 
@@ -69,3 +75,17 @@ def test_state(key, value):
 @pytest.mark.parametrize("verify", [True, False])
 def test_zeros_are_no_record(verify):
     assert decode(memoryview(bytes(1000)), 0, verify=verify) is None
+
+
+@given(
+    st.lists(st.tuples(WORDS.map(lambda one: one >> 32), WORDS, st.binary(max_size=50)), max_size=8), WORDS
+)
+def test_many_messages_are_as_if_each_was_written_alone(messages, time):
+    for lag in (0, 5, MAX_LAG - 2):
+        chunks, positions = encode_messages(messages, 7, time, lag)
+        alone = [
+            encode(Kind.MESSAGE, 0, topic, 7 + at, offset, time, lag + at, body)
+            for at, (topic, offset, body) in enumerate(messages)
+        ]
+        assert b"".join(chunks) == b"".join(alone)
+        assert positions == [sum(map(len, alone[:at])) for at in range(len(alone))]

@@ -2,19 +2,28 @@
 
 record       what a record's bytes are (pure)
 segment      a file of records, and the file of large payloads beside it
+contents     what a sealed segment holds, and the index file that says so
+state        state of the log's own: topics, groups, what was discarded (pure)
 recovery     what a folder holds after a crash: torn tails are cut, damage is told
 journal      records written and synced together for all who wait
 index        where the messages of a topic lie
+topics       topics and state in memory, and the records that change them
 ranges       sets of offsets (pure)
 message      a message as it is read
+appending    messages on their way into the journal: one, many, with a blob
+pieces       a blob that arrives in pieces
 holes        the room of blobs that were discarded, given back to the disk
 retention    which segments may go (pure)
+compaction   what is needed of old segments, carried into the newest one
+verify       whether all is what was written
 checks       what the log is given: a folder, names, buffers
 log          the log: append, commit, read, groups, discard, drop
 """
 
 from transfer.log.log import Log
 from transfer.log.message import Message
+from transfer.log.pieces import BlobWriter
 from transfer.log.retention import Retention
+from transfer.log.verify import Verified
 
-__all__ = ["Log", "Message", "Retention"]
+__all__ = ["BlobWriter", "Log", "Message", "Retention", "Verified"]

@@ -69,10 +69,10 @@ class Holes:
         due = Due([], {segment.first: segment for segment in segments}, [])
         while self._asked and self._asked[0][0] < synced:
             _, topic, begin, end = self._asked.popleft()
-            for offset in range(max(begin, topic.begin), end):
-                first, position = topic.find(offset)
-                if first in due.segments:
-                    due.places.append(Place(due.segments[first].memory, position))
+            for run in topic.parts(begin, end):
+                segment = due.segments.get(run.segment)
+                if segment is not None and segment.has_blobs_of(topic.number):
+                    due.places.extend(Place(segment.memory, position) for position in run.positions)
         if again:
             due.holes.extend(self._viewed)
             self._viewed.clear()

@@ -1,12 +1,63 @@
-"""Where the messages of a topic lie: for each segment the positions of its records, in memory."""
+"""Where the messages of a topic lie: runs of offsets, each with the positions of its records in a segment."""
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections import deque
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from transfer.log.ranges import Ranges
+
+
+class Run:
+    """Messages of one topic whose offsets follow each other, in one segment.
+
+    topic: its number. segment: the first sequence of the segment. first: the first one's offset. positions:
+    where their records begin in the segment's file. It grows at the end only.
+    """
+
+    __slots__ = ("first", "positions", "segment", "topic")
+
+    def __init__(self, topic: int, segment: int, first: int, positions: Sequence[int]) -> None:
+        self.topic = topic
+        self.segment = segment
+        self.first = first
+        self.positions = positions
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.positions)
+
+    def part(self, begin: int, end: int) -> Run:
+        """The messages from offset `begin` to `end`; all of them: the run itself, which may still grow."""
+        if (begin, end) == (self.first, self.end):
+            return self
+        return Run(self.topic, self.segment, begin, self.positions[begin - self.first : end - self.first])
+
+
+class Use(NamedTuple):
+    """How far the blobs of a topic are wanted in a segment: up to this offset, up to this byte of its file,
+    and the time of the newest message."""
+
+    offsets: int
+    nbytes: int
+    newest: int
+
+    def joined(self, other: Use) -> Use:
+        """What is wanted by both."""
+        return Use(*map(max, self, other))
+
+
+#: by the segment of the blobs and the topic's number
+Uses = dict[tuple[int, int], Use]
+
+
+class Home(Protocol):
+    """A segment that takes records; see `segment.Segment`."""
+
+    first: int
+    runs: list[Run]
 
 
 class Topic:
@@ -15,7 +66,17 @@ class Topic:
     more. Not thread-safe, but for looking into `discarded`.
     """
 
-    __slots__ = ("_firsts", "_runs", "discarded", "end", "groups", "name", "number")
+    __slots__ = (
+        "_firsts",
+        "_growing",
+        "_home",
+        "_runs",
+        "discarded",
+        "end",
+        "groups",
+        "name",
+        "number",
+    )
 
     def __init__(self, name: str, number: int, end: int = 0) -> None:
         self.name = name
@@ -23,26 +84,82 @@ class Topic:
         self.end = end
         self.groups: dict[str, int] = {}
         self.discarded = Ranges()
-        #: (first sequence of the segment, positions of its records), and the offset that each begins with
-        self._runs: deque[tuple[int, array[int]]] = deque()
-        self._firsts: deque[int] = deque()
+        #: by offset, without gaps; and the offset that each begins with
+        self._runs: list[Run] = []
+        self._firsts: list[int] = []
+        #: the positions of the last run, as long as the segment `_home` takes records
+        self._growing: array[int] = array("I")
+        self._home = -1
 
     @property
     def begin(self) -> int:
         return self._firsts[0] if self._firsts else self.end
 
-    def add(self, segment: int, position: int) -> None:
+    @property
+    def runs(self) -> Sequence[Run]:
+        """By offset, without gaps."""
+        return self._runs
+
+    def add(self, home: Home, position: int) -> None:
         """One message more, at `position` of the segment."""
-        if not self._runs or self._runs[-1][0] != segment:
-            self._runs.append((segment, array("I")))
-            self._firsts.append(self.end)
-        self._runs[-1][1].append(position)
+        if self._home != home.first:
+            self._grow_in(home)
+        self._growing.append(position)
         self.end += 1
 
-    def skip_to(self, offset: int) -> None:
-        """The next message has this offset, if nothing of the topic is kept."""
-        if not self._runs:
-            self.end = max(self.end, offset)
+    def extend(self, home: Home, positions: Sequence[int]) -> None:
+        """Messages more, at these positions of the segment."""
+        if positions:
+            self.add(home, positions[0])
+            self._growing.extend(positions[1:])
+            self.end += len(positions) - 1
+
+    def _grow_in(self, home: Home) -> None:
+        self._growing, self._home = array("I"), home.first
+        run = Run(self.number, home.first, self.end, self._growing)
+        home.runs.append(run)
+        self._runs.append(run)
+        self._firsts.append(self.end)
+
+    def place(self, runs: Iterable[Run], end: int = 0) -> bool:
+        """Its messages lie there; of an offset that several runs have, the last of them counts.
+
+        end: the offset of the next message, if it is not that behind the last run. False: some are missing
+        in the middle; then those behind them are kept.
+        """
+        kept: list[Run] = []
+        said = Ranges()
+        for run in reversed(list(runs)):
+            kept += [run.part(low, high) for low, high in said.missing(run.first, run.end)]
+            said = said.joined(run.first, run.end)
+        kept.sort(key=lambda run: run.first)
+        self.end = max(self.end, end, kept[-1].end if kept else 0)
+        follows, whole = self.end, len(kept)
+        while whole and kept[whole - 1].end == follows:
+            whole -= 1
+            follows = kept[whole].first
+        self._set(kept[whole:])
+        return whole == 0
+
+    def move(self, runs: Sequence[Run]) -> None:
+        """The messages of these runs, which are there, lie elsewhere now."""
+        self.place([*self._runs, *(one for run in runs for one in self._still_there(run))])
+
+    def _still_there(self, run: Run) -> list[Run]:
+        begin = max(run.first, self.begin)
+        return [run.part(begin, run.end)] if begin < run.end else []
+
+    def grow_on(self, home: Home) -> None:
+        """The last run, if it is one of this segment's, goes on there."""
+        last = self._runs[-1] if self._runs else None
+        if last is not None and isinstance(last.positions, array) and any(run is last for run in home.runs):
+            self._growing, self._home = last.positions, home.first
+
+    def _set(self, runs: list[Run]) -> None:
+        self._runs = runs
+        self._firsts = [run.first for run in runs]
+        if not runs or runs[-1].positions is not self._growing:
+            self._home = -1
 
     def discard(self, begin: int, end: int) -> list[tuple[int, int]]:
         """The blobs of these messages are not needed any more. The ranges that are new by it, at most two,
@@ -57,12 +174,30 @@ class Topic:
 
     def find(self, offset: int) -> tuple[int, int]:
         """(segment, position) of a message between `begin` and `end`."""
-        run = bisect_right(self._firsts, offset) - 1
-        segment, positions = self._runs[run]
-        return segment, positions[offset - self._firsts[run]]
+        run = self._runs[bisect_right(self._firsts, offset) - 1]
+        return run.segment, run.positions[offset - run.first]
+
+    def kept(self, place: tuple[int, int]) -> int:
+        """The offset of the first message behind this place (last segment, position), or `end`."""
+        end = self.end
+        for run in reversed(self._runs):
+            if run.segment != place[0]:
+                break
+            end = run.first + bisect_left(run.positions, place[1])
+            if end > run.first:
+                break
+        return end
+
+    def parts(self, begin: int, end: int) -> Iterator[Run]:
+        """The messages that are there of these offsets."""
+        for at in range(max(0, bisect_right(self._firsts, begin) - 1), len(self._runs)):
+            run = self._runs[at]
+            low, high = max(begin, run.first), min(end, run.end)
+            if low < high:
+                yield run.part(low, high)
 
     def forget(self, segment: int) -> None:
-        """The segment, the oldest of all, is gone."""
-        if self._runs and self._runs[0][0] == segment:
-            self._runs.popleft()
-            self._firsts.popleft()
+        """The segment is gone, and with its messages all of the topic that are older."""
+        gone = [at for at, run in enumerate(self._runs) if run.segment == segment]
+        if gone:
+            self._set(self._runs[gone[-1] + 1 :])

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from transfer.log.record import HEADER_SIZE, Flag, Kind, encode, state_body
+from transfer.log.contents import contents_of, store
+from transfer.log.record import HEADER_SIZE, encode, encode_messages, opening, state_body
 from transfer.log.retention import Retention, removable
 from transfer.log.segment import Segment, full_disk_told, sync_folder
 from transports.errors import Again, Closed, ForkedError, InternalError, LogFull
@@ -29,7 +32,7 @@ class Journal:
     methods that say so.
 
     segments: the oldest first. kept_at: (first sequence of a segment, position): records before it are kept.
-    sequence: of the next record. mode: see `Log`.
+    sequence: of the next record. relieve: gives back what was discarded; needs the lock. mode: see `Log`.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class Journal:
         clock: Callable[[], int],
         snapshot: Snapshot,
         acknowledged: Acknowledged,
-        removed: Callable[[int], None],
+        removed: Callable[[Segment], None],
         relieve: Relieve,
     ) -> None:
         self.lock = threading.Condition(threading.Lock())
@@ -58,7 +61,7 @@ class Journal:
         self._snapshot = snapshot
         self._acknowledged = acknowledged
         self._removed = removed
-        self._relieve = relieve
+        self.relieve = relieve
         self._process = os.getpid()
         self._written = self._synced = sequence
         self._chunks: list[bytes] = []
@@ -71,6 +74,11 @@ class Journal:
             if not segments:
                 self._begin(self._create(0, limited=False))
         self.kept_at = self._place()
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a forked child, whose parent has it."""
+        return os.getpid() == self._process
 
     def __enter__(self) -> Journal:
         """Takes the lock of a journal that can be used. Raises Closed, InternalError, ForkedError."""
@@ -107,22 +115,43 @@ class Journal:
             else:
                 self._roll(size, limited)
 
+    def fits(self, size: int) -> bool:
+        """True if there is room for a record with a body of `size` bytes."""
+        segment = self.segments[-1]
+        return segment.end + self._waiting + HEADER_SIZE + size <= segment.capacity
+
+    def append_all(
+        self, messages: Sequence[tuple[int, int, bytes]], time_ns: int
+    ) -> tuple[int, Segment, list[int]]:
+        """Appends messages (topic, offset, body) without blobs for which there is room: the first one's
+        sequence, the segment, their positions."""
+        segment, sequence = self.segments[-1], self.sequence
+        begin = segment.end + self._waiting
+        chunks, places = encode_messages(messages, sequence, time_ns, sequence - self._synced)
+        self._chunks += chunks
+        positions = [begin + place for place in places]
+        if messages:
+            segment.last = positions[-1]
+            self._waiting += places[-1] + HEADER_SIZE + len(messages[-1][2])
+            self.sequence += len(messages)
+        return sequence, segment, positions
+
     def append(
-        self, kind: int, flags: int, topic: int, offset: int, time_ns: int, body: memoryview | bytes
+        self, kind: int, flags: int, topic: int, offset: int, time_ns: int, body: bytes
     ) -> tuple[int, Segment, int]:
         """Appends a record for which there is room: its sequence, segment, position."""
         segment, sequence = self.segments[-1], self.sequence
         position = segment.end + self._waiting
-        chunk = encode(kind, flags, topic, sequence, offset, time_ns, sequence - self._synced, body)
-        self._chunks.append(chunk)
-        self._waiting += len(chunk)
+        self._chunks += encode(kind, flags, topic, sequence, offset, time_ns, sequence - self._synced, body)
+        self._waiting += HEADER_SIZE + len(body)
         self.sequence += 1
+        segment.last = position
         return sequence, segment, position
 
-    def reserve_blob(self, nbytes: int) -> tuple[Segment, int]:
+    def reserve_blob(self, nbytes: int, *, limited: bool = True) -> tuple[Segment, int]:
         """Room for a blob in the last segment: where. It stays until `unpin`. Raises LogFull.
 
-        May wait, and let others in.
+        limited: by retention. May wait, and let others in.
         """
         most = _BLOBS * self._segment_bytes
         while (segment := self.segments[-1]).blob_end and segment.blob_end + nbytes > most:
@@ -130,8 +159,9 @@ class Journal:
                 self.lock.wait()
                 self._check()
             else:
-                self._roll(0, limited=True)
-        self._limit(segment.blob_growth(nbytes))
+                self._roll(0, limited)
+        if limited:
+            self._limit(segment.blob_growth(nbytes))
         with full_disk_told():
             position = segment.reserve_blob(nbytes)
         segment.pins += 1
@@ -151,6 +181,16 @@ class Journal:
     def disk_bytes(self) -> int:
         """What all segments take on the disk, room that is reserved too."""
         return sum(segment.disk_bytes for segment in self.segments)
+
+    def is_kept(self, place: tuple[int, int]) -> bool:
+        """True if the record at this place (segment, position) is kept."""
+        return place < self.kept_at
+
+    def segment(self, first: int) -> Segment | None:
+        """The segment that begins with this record."""
+        at = bisect_left(self.segments, first, key=lambda segment: segment.first)
+        found = self.segments[at] if at < len(self.segments) else None
+        return found if found is not None and found.first == first else None
 
     def _place(self) -> tuple[int, int]:
         segment = self.segments[-1]
@@ -183,7 +223,13 @@ class Journal:
         with full_disk_told():
             old.seal()
             old.trim_blobs()
+        self._index(old, new.first)
         self.collect(0)
+
+    def _index(self, segment: Segment, following: int) -> None:
+        """Writes the segment's index, of which a start can do without."""
+        with suppress(OSError):
+            segment.index_bytes = store(self._folder, contents_of(segment, following))
 
     def _create(self, size: int, limited: bool) -> Segment:
         state = sum(HEADER_SIZE + len(state_body(key, value)) for key, value in self._snapshot())
@@ -195,13 +241,7 @@ class Journal:
 
     def _begin(self, segment: Segment) -> None:
         """Its first records are all state and the word that it is whole; when they are synced it counts."""
-        sequence, chunks = segment.first, []
-        for key, value in self._snapshot():
-            body = state_body(key, value)
-            chunks.append(encode(Kind.STATE, Flag.SNAPSHOT, 0, sequence, 0, 0, 0, body))
-            sequence += 1
-        chunks.append(encode(Kind.OPENED, 0, 0, sequence, 0, 0, 0, b""))
-        data = b"".join(chunks)
+        data, segment.last, sequence = opening(self._snapshot(), segment.first)
         try:
             with full_disk_told():
                 segment.write(0, data)
@@ -220,19 +260,28 @@ class Journal:
 
         wanted: bytes that should be free.
         """
-        self._relieve()
+        self.relieve()
         now = self._clock()
         count = removable(self.segments, self.retention, now, self._acknowledged, wanted=wanted)
+        self.remove(count)
+        return count
+
+    def remove(self, count: int) -> None:
+        """Removes so many of the oldest segments."""
         for segment in self.segments[:count]:
-            self._removed(segment.first)
+            self._removed(segment)
             segment.remove()
         del self.segments[:count]
         if count:
             with full_disk_told():
                 sync_folder(self._folder)
-        return count
 
     # -- committing --------------------------------------------------------------------------------------
+
+    @property
+    def written(self) -> int:
+        """All records before this one are written."""
+        return self._written
 
     @property
     def synced(self) -> int:
@@ -269,7 +318,7 @@ class Journal:
                         self._flush_beside(sync=True)
                     except InternalError:
                         return  # whoever waits is told
-                    self._relieve()
+                    self.relieve()
 
     @property
     def _kept(self) -> int:
@@ -322,8 +371,8 @@ class Journal:
 
     def close(self) -> None:
         """Keeps what was appended, and ends. Idempotent; takes the lock. Raises InternalError."""
-        if os.getpid() != self._process:
-            return  # the parent's
+        if not self.is_ours:
+            return
         with self.lock:
             while self._busy or any(segment.pins for segment in self.segments):
                 self.lock.wait()
@@ -332,7 +381,8 @@ class Journal:
             try:
                 if self._failed is None:
                     self._flush(sync=True)
-                    self._relieve()
+                    self.relieve()
+                    self._index(self.segments[-1], self.sequence)
             finally:
                 self._closed = True
                 self.lock.notify_all()

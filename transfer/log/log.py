@@ -5,39 +5,33 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from transfer.log.checks import MAX_NAME, check_key, check_name, lock, parts_of
-from transfer.log.holes import Holes, give_back
-from transfer.log.index import Topic
+from transfer.log.appending import Appender, flat
+from transfer.log.checks import check_key, check_name, lock, parts_of
+from transfer.log.compaction import Compaction
+from transfer.log.holes import give_back
 from transfer.log.journal import Journal
-from transfer.log.message import Message, first_since, messages_at
-from transfer.log.record import BLOB, HEADER_SIZE, MAX_BODY, Flag, Kind, state_body
-from transfer.log.recovery import (
-    HIGHEST,
-    discarded_key,
-    forget_topic,
-    group_key,
-    recover,
-    topic_key,
-    topic_value,
-)
+from transfer.log.message import Message, body_of, first_that, messages_at
+from transfer.log.pieces import BlobWriter
+from transfer.log.record import Record, state_body
+from transfer.log.recovery import recover
 from transfer.log.retention import Retention
-from transfer.log.segment import LARGEST, full_disk_told
-from transports.core import crc32c
-from transports.errors import OptionError, UsageError
+from transfer.log.segment import LARGEST
+from transfer.log.state import group_key
+from transfer.log.topics import ENOUGH, Topics
+from transfer.log.verify import Verified, to_verify, verify
+from transports.errors import Closed, OptionError, UsageError
 
 Fsync = Literal["always", "interval", "never"]
 _FSYNC = ("always", "interval", "never")
 SEGMENT_BYTES = 64 << 20
 _SMALLEST_SEGMENT = 4096
-_MESSAGE = int(Kind.MESSAGE)
-#: of a record of discarded blobs; that of a topic's end is shorter
-_RANGE_BODY = len(state_body(discarded_key(0, 0), bytes(8)))
 
 
 class Log:
@@ -68,39 +62,36 @@ class Log:
         if not _SMALLEST_SEGMENT <= segment_bytes <= LARGEST:
             raise OptionError(f"segment_bytes={segment_bytes}", hint=f"from {_SMALLEST_SEGMENT} to {LARGEST}")
         self.folder = Path(folder)
-        self._clock = clock
         self._lock_fd = lock(self.folder)
         try:
             found = recover(self.folder, repair=repair)
             self.cut = found.cut
-            self._state = found.state
-            self._highest = max(
-                int.from_bytes(found.state.get(HIGHEST, b""), "little"), max(found.topics, default=0)
-            )
-            self._holes = Holes()
-            self._numbers = found.topics
-            self._topics = {topic.name: topic for topic in found.topics.values()}
-            self._time = max((segment.newest for segment in found.segments), default=0)
-            self._journal = Journal(
+            self._topics = Topics(found)
+            newest = max((segment.newest for segment in found.segments), default=0)
+            self._appender = Appender(self._topics, clock, newest)
+            self._writers: set[BlobWriter] = set()
+            self._closing = False
+            self._compaction = threading.Lock()
+            self._journal = self._topics.journal = self._appender.journal = Journal(
                 self.folder,
                 found.segments,
                 found.sequence,
                 mode=fsync,
                 segment_bytes=segment_bytes,
                 retention=retention or Retention(),
-                clock=self._now,
-                snapshot=self._snapshot,
-                acknowledged=self._acknowledged,
-                removed=self._forget,
-                relieve=self._relieve,
+                clock=self._appender.now,
+                snapshot=self._topics.snapshot,
+                acknowledged=self._topics.acknowledged,
+                removed=self._topics.forget,
+                relieve=self._topics.relieve,
             )
             # A crash may have come before they were given back.
             with self._journal:
                 for topic in found.topics.values():
-                    self._ask(topic, topic.discarded)
+                    self._topics.ask(topic, topic.discarded)
                 for topic in found.dropped:
-                    self._ask(topic, [(0, topic.end)])
-                self._relieve()
+                    self._topics.ask(topic, [(0, topic.end)])
+                self._topics.relieve()
         except BaseException:
             os.close(self._lock_fd)
             raise
@@ -120,34 +111,37 @@ class Log:
         this returns: a flat buffer, or a list or tuple of them, which become one blob. Raises LogFull
         (nothing was appended), UsageError, Closed, InternalError.
         """
-        view = body if type(body) is bytes else memoryview(body).cast("B")
-        if len(view) > MAX_BODY:
-            raise UsageError(f"a body of {len(view)} bytes", hint="give what is large as blob=")
-        journal = self._journal
         if blob is None:
-            with journal:
-                return self._append(topic, view, 0)
-        parts = parts_of(blob)
-        nbytes = sum(map(len, parts))
-        with journal:
-            self._topic(topic)
-            segment, position = journal.reserve_blob(nbytes)
-        try:
-            # Without the lock: others append meanwhile, and a new segment may begin.
-            with full_disk_told():
-                segment.write_blob(position, parts)
-            crc = reduce(lambda crc, part: crc32c(part, crc), parts, 0)
-            reference = BLOB.pack(segment.first, position, nbytes, crc)
-            with journal:
-                journal.blob_written(segment)
-                appended = self._append(topic, reference + bytes(view), Flag.HAS_BLOB)
-                # The record may lie in a later segment: this one is needed as long as the message is.
-                number = self._topics[topic].number
-                segment.ends[number] = max(segment.ends.get(number, 0), appended[1] + 1)
-                segment.newest = max(segment.newest, self._time)
-                return appended
-        finally:
-            journal.unpin(segment)
+            return self._appender.append(topic, flat(body))
+        return self._appender.append_blob(topic, flat(body), parts_of(blob))
+
+    def append_many(self, topic: str, bodies: Sequence[Any]) -> tuple[int, int]:
+        """Appends messages of one topic: (the first one's sequence, its offset). All of them, or none.
+
+        Their sequences and offsets follow each other: `commit(sequence + len(bodies) - 1)` waits for them. A
+        crash before that may leave some of them. bodies: 1 GiB together at most. Raises as `append`.
+        """
+        return self._appender.append_many(topic, [flat(body) for body in bodies])
+
+    def append_all(self, messages: Sequence[tuple[str, Any]]) -> tuple[int, list[int]]:
+        """The same for messages (topic, body) of any topics: (the first one's sequence, their offsets)."""
+        names = [topic for topic, _ in messages]
+        return self._appender.append_all(names, [flat(body) for _, body in messages])
+
+    def blob(self, topic: str, nbytes: int) -> BlobWriter:
+        """Begins a message whose blob of `nbytes` arrives in pieces. Raises LogFull, UsageError, Closed.
+
+        Its room is reserved; it gets its body and its offset when it is committed. Closing the log abandons
+        what is not.
+        """
+        if nbytes < 0:
+            raise UsageError(f"a blob of {nbytes} bytes")
+        writer = BlobWriter(self._appender, topic, nbytes, self._writers.discard)
+        self._writers.add(writer)
+        if self._closing:
+            writer.abandon()
+            raise Closed("the log is closed")
+        return writer
 
     def commit(self, sequence: int | None = None, timeout: float = 30.0) -> None:
         """Returns when all up to this record (None: all that was appended) is kept, as `fsync` says.
@@ -156,57 +150,14 @@ class Log:
         and given back. Raises Again after `timeout` seconds, Closed, InternalError if the disk failed.
         """
         journal = self._journal
-        journal.commit(sequence, timeout, synced=self._holes.asked)
-        if self._holes.asked:
+        journal.commit(sequence, timeout, synced=self._topics.holes.asked)
+        if self._topics.holes.asked:
             with journal:
-                due = self._holes.due(journal.synced, journal.segments, again=True)
+                due = self._topics.holes.due(journal.synced, journal.segments, again=True)
             left = give_back(due)
             if left:
                 with journal:
-                    self._holes.keep(left)
-
-    def _append(self, name: str, body: bytes | memoryview, flags: int) -> tuple[int, int]:
-        journal = self._journal
-        topic = self._topics.get(name) or self._topic(name)
-        journal.make_room(len(body))
-        if self._topics.get(name) is not topic:  # dropped, while others were let in
-            topic = self._with_room(name, len(body))
-        # From here on nobody else is let in.
-        offset, now = topic.end, self._now()
-        sequence, segment, position = journal.append(_MESSAGE, flags, topic.number, offset, now, body)
-        topic.add(segment.first, position)
-        segment.newest = now
-        segment.ends[topic.number] = topic.end
-        return sequence, offset
-
-    def _topic(self, name: str) -> Topic:
-        topic = self._topics.get(name)
-        if topic is not None:
-            return topic
-        check_name(name)
-        self._journal.make_room(2 * MAX_NAME)
-        topic = self._topics.get(name)  # somebody may have come in between
-        if topic is None:
-            self._highest += 1
-            topic = Topic(name, self._highest)
-            body = state_body(topic_key(topic.number), topic_value(topic))
-            self._journal.append(Kind.STATE, 0, 0, 0, 0, body)
-            self._topics[name] = self._numbers[topic.number] = topic
-        return topic
-
-    def _with_room(self, name: str, size: int, *, limited: bool = True) -> Topic:
-        """The topic, and room for a record with a body of `size` bytes, when nobody dropped it meanwhile."""
-        while True:
-            topic = self._topic(name)
-            self._journal.make_room(size, limited=limited)
-            if self._topics.get(name) is topic:
-                return topic
-
-    def _now(self) -> int:
-        now = self._clock()
-        if now > self._time:  # never back
-            self._time = now
-        return self._time
+                    self._topics.holes.keep(left)
 
     # -- state -------------------------------------------------------------------------------------------
 
@@ -214,38 +165,22 @@ class Log:
         """Appends state: the key's value from now on. Its sequence, for `commit`. Raises as `append`."""
         check_key(key)
         with self._journal:
-            return self._put(bytes(key), bytes(value))
+            return self._topics.put(bytes(key), bytes(value))
 
     def remove(self, key: bytes) -> int:
         """Appends the end of a key, which need not be there. Its sequence, for `commit`."""
         check_key(key)
         with self._journal:
-            return self._put(bytes(key), None)
+            return self._topics.put(bytes(key), None)
 
     def get(self, key: bytes) -> bytes | None:
         """A key's value, which need not be committed yet."""
-        return self._state.get(key)
+        return self._topics.state.get(key)
 
     @property
     def state(self) -> Mapping[bytes, bytes]:
         """All keys and their values, the log's own among them (they begin with a zero). It changes."""
-        return MappingProxyType(self._state)
-
-    def _put(self, key: bytes, value: bytes | None) -> int:
-        body = state_body(key, value or b"")
-        self._journal.make_room(len(body), limited=False)
-        flags = Flag.REMOVED if value is None else 0
-        sequence, _, _ = self._journal.append(Kind.STATE, flags, 0, 0, 0, body)
-        if value is None:
-            self._state.pop(key, None)
-        else:
-            self._state[key] = value
-        return sequence
-
-    def _snapshot(self) -> Iterator[tuple[bytes, bytes]]:
-        for topic in self._numbers.values():
-            yield topic_key(topic.number), topic_value(topic)
-        yield from self._state.items()
+        return MappingProxyType(self._topics.state)
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -253,12 +188,12 @@ class Log:
     def topics(self) -> tuple[str, ...]:
         """The names of all topics, in the order in which they were made."""
         with self._journal:
-            return tuple(self._topics)
+            return tuple(self._topics.named)
 
     def range(self, topic: str) -> tuple[int, int]:
         """(offset of the oldest message that is there, that of the next one); (0, 0): no such topic."""
         with self._journal:
-            found = self._topics.get(topic)
+            found = self._topics.named.get(topic)
             return (found.begin, found.end) if found is not None else (0, 0)
 
     def read(
@@ -269,29 +204,58 @@ class Log:
 
         Raises LogDamaged, UsageError (offset beyond the end), Closed.
         """
-        places = []
-        with self._journal:
-            found = self._topics.get(topic)
-            end = found.end if found is not None else 0
-            if not 0 <= offset <= end:
-                raise UsageError(f"offset {offset} of topic {topic!r}, which ends at {end}")
-            if found is None:
-                return []
-            segments = {segment.first: segment for segment in self._journal.segments}
-            for number in range(max(offset, found.begin), min(end, max(offset, found.begin) + limit)):
-                first, position = found.find(number)
-                if (first, position) >= self._journal.kept_at:
-                    break
-                places.append((segments[first].memory, position, number))
-        return messages_at(found, segments, places, nbytes, verify)
+        while True:
+            with self._journal as journal:
+                found = self._topics.named.get(topic)
+                end = found.end if found is not None else 0
+                if not 0 <= offset <= end:
+                    raise UsageError(f"offset {offset} of topic {topic!r}, which ends at {end}")
+                if found is None:
+                    return []
+                begin = max(offset, found.begin)
+                segments = {segment.first: segment for segment in journal.segments}
+                offsets = range(begin, min(end, begin + limit))
+                places = list(takewhile(journal.is_kept, map(found.find, offsets)))
+                parts = [
+                    (segments[first].memory, position, at)
+                    for (first, position), at in zip(places, offsets, strict=False)
+                ]
+            messages = messages_at(found, segments, parts, nbytes, verify)
+            # A blob's segment may have gone while it was looked at: its message was carried elsewhere.
+            doubtful = [one.offset for one in messages if one.discarded and one.offset not in found.discarded]
+            with self._journal if doubtful else nullcontext():
+                if all(one < found.begin or found.find(one) == places[one - begin] for one in doubtful):
+                    return messages
 
     def offset_at(self, topic: str, time_ns: int) -> int:
-        """The offset of the first message that is as young as that, or that of the next one."""
-        with self._journal:
-            found = self._topics.get(topic)
-            if found is None:
+        """The offset of the first message that is as young as that, or that of the next one to be kept."""
+        return self._first_that(topic, lambda record: record.time >= time_ns)
+
+    def search(self, topic: str, key: Callable[[memoryview], int], value: int) -> int | None:
+        """The offset of the last message that is kept whose key is at most `value`; None: there is none.
+
+        key: gets a message's body. It must not go down from one message to the next: then it is asked about
+        log2(messages) times, and none of them is checked, so that a key has to bear with damaged bodies.
+        Raises LogDamaged, Closed, and what `key` raises.
+        """
+        found = self._first_that(topic, lambda record: key(body_of(record)) > value) - 1
+        begin, end = self.range(topic)
+        return found if begin <= found < end else None
+
+    def _first_that(self, name: str, test: Callable[[Record], bool]) -> int:
+        with self._journal as journal:
+            topic = self._topics.named.get(name)
+            if topic is None:
                 return 0
-            return first_since(found, {one.first: one for one in self._journal.segments}, time_ns)
+            begin, end = topic.begin, topic.kept(journal.kept_at)
+
+        def place(offset: int) -> tuple[memoryview, int] | None:
+            with self._journal as journal:
+                first, position = topic.find(offset) if offset >= topic.begin else (-1, 0)
+                segment = journal.segment(first)
+                return (segment.memory, position) if segment is not None else None
+
+        return first_that(begin, end, place, test)
 
     # -- groups ------------------------------------------------------------------------------------------
 
@@ -303,10 +267,10 @@ class Log:
         check_name(group)
         with self._journal:
             size = len(state_body(group_key(0, group), bytes(8)))
-            found = self._with_room(topic, size, limited=False)
+            found = self._topics.with_room(topic, size, limited=False)
             if not 0 <= offset <= found.end:
                 raise UsageError(f"offset {offset} of topic {topic!r}, which ends at {found.end}")
-            sequence = self._put(group_key(found.number, group), offset.to_bytes(8, "little"))
+            sequence = self._topics.put(group_key(found.number, group), offset.to_bytes(8, "little"))
             found.groups[group] = offset
             return sequence
 
@@ -314,20 +278,16 @@ class Log:
         """The group is gone; nothing is kept for its sake. The record's sequence; None: there was none."""
         with self._journal:
             self._journal.make_room(len(state_body(group_key(0, group), b"")), limited=False)
-            found = self._topics.get(topic)
+            found = self._topics.named.get(topic)
             if found is None or found.groups.pop(group, None) is None:
                 return None
-            return self._put(group_key(found.number, group), None)
+            return self._topics.put(group_key(found.number, group), None)
 
     def groups(self, topic: str) -> dict[str, int]:
         """The topic's groups, and the offset before which each has acknowledged."""
         with self._journal:
-            found = self._topics.get(topic)
+            found = self._topics.named.get(topic)
             return dict(found.groups) if found is not None else {}
-
-    def _acknowledged(self, number: int) -> int | None:
-        groups = self._numbers[number].groups
-        return min(groups.values()) if groups else None
 
     # -- what is not needed any more ---------------------------------------------------------------------
 
@@ -338,22 +298,13 @@ class Log:
         synced and nobody has a view of them: by `commit`, `collect`, a new segment, or `close`; whole pages
         only, and where the file system can. None: all of it was discarded before. Raises UsageError.
         """
-        with self._journal:
-            self._journal.make_room(2 * HEADER_SIZE + 2 * _RANGE_BODY, limited=False)
-            found = self._topics.get(topic)
+        with self._journal as journal:
+            journal.make_room(ENOUGH, limited=False)
+            found = self._topics.named.get(topic)
             last = found.end if found is not None else 0
             if not 0 <= begin <= end <= last:
                 raise UsageError(f"offsets {begin} to {end} of topic {topic!r}, which ends at {last}")
-            if found is None or not (missing := found.discarded.missing(begin, end)):
-                return None
-            sequence = 0
-            for low, high in found.discard(begin, end):
-                if high:
-                    sequence = self._put(discarded_key(found.number, low), high.to_bytes(8, "little"))
-                else:  # it went up in another; whoever reads the old record merges both
-                    self._state.pop(discarded_key(found.number, low))
-            self._ask(found, missing, sequence)
-            return sequence
+            return self._topics.discard(found, begin, end) if found is not None else None
 
     def drop(self, topic: str) -> int | None:
         """The topic is gone, with its messages and groups; the name can be a new topic's, which begins at 0.
@@ -361,30 +312,9 @@ class Log:
         Its blobs are given back as in `discard`, and its messages keep no segment. The record's sequence;
         None: there was no such topic.
         """
-        with self._journal:
-            self._journal.make_room(2 * HEADER_SIZE + 2 * _RANGE_BODY, limited=False)
-            found = self._topics.pop(topic, None)
-            if found is None:
-                return None
-            del self._numbers[found.number]
-            forget_topic(self._state, found.number)
-            self._put(HIGHEST, self._highest.to_bytes(4, "little"))
-            body = state_body(topic_key(found.number), b"")
-            sequence, _, _ = self._journal.append(Kind.STATE, Flag.REMOVED, 0, 0, 0, body)
-            for segment in self._journal.segments:
-                segment.ends.pop(found.number, None)
-            self._ask(found, found.discarded.missing(0, found.end), sequence)
-            found.discarded = found.discarded.joined(0, found.end)
-            return sequence
-
-    def _ask(self, topic: Topic, ranges: Iterable[tuple[int, int]], sequence: int = -1) -> None:
-        for begin, end in ranges:
-            self._holes.ask(sequence, topic, begin, end)
-
-    def _relieve(self) -> None:
-        """Gives back what was discarded, what was viewed too; with the lock."""
-        journal = self._journal
-        self._holes.keep(give_back(self._holes.due(journal.synced, journal.segments, again=True)))
+        with self._journal as journal:
+            journal.make_room(ENOUGH, limited=False)
+            return self._topics.drop(topic)
 
     # -- the folder --------------------------------------------------------------------------------------
 
@@ -402,13 +332,43 @@ class Log:
         with self._journal:
             return self._journal.collect(0)
 
-    def _forget(self, segment: int) -> None:
-        for topic in self._numbers.values():
-            topic.forget(segment)
+    def compact(self, share: float = 0.25, timeout: float = 30.0) -> int:
+        """Carries what is needed of the oldest segments into the newest one, and removes them: how many.
+
+        It takes as many of them as need, together, at most `share` of their messages: those that a group of
+        their topic has not acknowledged, and all of a topic without groups. A carried message keeps its
+        offset, its time and its bytes; those that were acknowledged are gone. Others append and read
+        meanwhile. One thread at a time compacts, others get 0. It takes room before it gives some, whatever
+        `Retention.bytes` is.
+
+        Raises LogFull (the disk), LogDamaged (what is to be carried is not what was written), Again after
+        `timeout` seconds for a sync, Closed, InternalError; nothing is lost then.
+        """
+        if not self._compaction.acquire(blocking=False):
+            return 0
+        try:
+            return Compaction(self._topics, self._appender).run(share, timeout)
+        finally:
+            self._compaction.release()
+
+    def verify(self, progress: Callable[[int], object] | None = None) -> Verified:
+        """Reads all records and blobs that are written: what is wrong with them. Others may go on meanwhile.
+
+        Blobs that were discarded are not read. progress: is told how many bytes were read until now, after
+        each segment. Raises Closed, InternalError.
+        """
+        with self._journal as journal:
+            segments = {segment.first: segment for segment in journal.segments}
+            parts = to_verify(journal.segments, journal.written)
+        return verify(parts, segments, self._topics.wanted, progress)
 
     def close(self) -> None:
-        """Keeps what was appended, and ends. Messages that were read stay good. Idempotent."""
+        """Keeps what was appended, and ends; blobs that are being written are abandoned. Messages that were
+        read stay good. Idempotent."""
+        self._closing = True
         try:
+            for writer in self._writers.copy():
+                writer.abandon()
             self._journal.close()
         finally:
             if self._thread is not None and self._thread is not threading.current_thread():

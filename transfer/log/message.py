@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from transfer.log.index import Topic
-from transfer.log.record import BLOB, HEADER_SIZE, Flag, decode
+from transfer.log.record import BLOB, Flag, Record, decode
 from transfer.log.segment import Segment
 from transports.core import crc32c
 from transports.errors import LogDamaged
+
+_HAS_BLOB = int(Flag.HAS_BLOB)
 
 
 class Message(NamedTuple):
@@ -59,7 +61,7 @@ def message_at(
     record = decode(memory, position)
     if record is None or record.offset != offset:
         raise LogDamaged(f"message {offset} at byte {position} is not what was written")
-    if not record.flags & Flag.HAS_BLOB:
+    if not record.flags & _HAS_BLOB:
         return Message(record.offset, record.time, record.body, None)
     first, begin, nbytes, crc = BLOB.unpack_from(record.body)
     segment = segments.get(first)
@@ -74,17 +76,30 @@ def message_at(
     return Message(record.offset, record.time, record.body[BLOB.size :], blob)
 
 
-def first_since(topic: Topic, segments: Mapping[int, Segment], time_ns: int) -> int:
-    """The offset of the topic's first message that is as young as that, or that of the next one."""
-    low, high = topic.begin, topic.end
+def first_that(
+    low: int, high: int, place: Callable[[int], tuple[memoryview, int] | None], test: Callable[[Record], bool]
+) -> int:
+    """The first offset from `low` on whose message passes a test that all behind it pass too; `high`: none.
+
+    place(offset): where the message is; None: it is gone, so that it is no answer. Nothing is checked but the
+    header. Raises LogDamaged.
+    """
     while low < high:
         middle = (low + high) // 2
-        first, position = topic.find(middle)
-        segment = segments[first]
-        written = position + HEADER_SIZE <= segment.end
-        record = decode(segment.memory, position, verify=False) if written else None
-        if record is None or record.time >= time_ns:  # None: it is not written yet, so it is younger
+        where = place(middle)
+        if where is None:
+            low = middle + 1
+            continue
+        record = decode(*where, verify=False)
+        if record is None or record.offset != middle:
+            raise LogDamaged(f"message {middle} at byte {where[1]} is not what was written")
+        if test(record):
             high = middle
         else:
             low = middle + 1
     return low
+
+
+def body_of(record: Record) -> memoryview:
+    """A message's body, without the place of its blob."""
+    return record.body[BLOB.size :] if record.flags & _HAS_BLOB else record.body

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 class Ranges:
@@ -50,3 +50,16 @@ class Ranges:
         return Ranges(
             (*self._begins[:low], begin, *self._begins[high:]), (*self._ends[:low], end, *self._ends[high:])
         )
+
+
+def consecutive(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Offsets in order, as ranges [begin, end) of those that follow each other."""
+    begin = end = None
+    for offset in offsets:
+        if begin is None or offset != end:
+            if begin is not None and end is not None:
+                yield begin, end
+            begin = offset
+        end = offset + 1
+    if begin is not None and end is not None:
+        yield begin, end

@@ -12,9 +12,9 @@ Pure: no files, no clock.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum, IntFlag
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transports.core import crc32c
 
@@ -42,11 +42,13 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """HAS_BLOB: the body begins with BLOB. REMOVED: a key's end. SNAPSHOT: state that is repeated."""
+    """HAS_BLOB: the body begins with BLOB. REMOVED: a key's end. SNAPSHOT: state that is repeated.
+    CARRIED: a message that lay in an older segment, with its offset and time."""
 
     HAS_BLOB = 1
     REMOVED = 2
     SNAPSHOT = 4
+    CARRIED = 8
 
 
 class Record(NamedTuple):
@@ -68,13 +70,34 @@ class Record(NamedTuple):
 
 
 def encode(
-    kind: int, flags: int, topic: int, sequence: int, offset: int, time: int, lag: int, body: Any
-) -> bytes:
-    """The bytes of one record. lag beyond what fits counts as the most that does."""
+    kind: int, flags: int, topic: int, sequence: int, offset: int, time: int, lag: int, body: bytes
+) -> tuple[bytes, bytes, bytes]:
+    """The bytes of one record, in parts, so that no body is copied. lag beyond what fits counts as the most
+    that does."""
     if lag > MAX_LAG:
         lag = MAX_LAG
     rest = _REST.pack(len(body), topic, sequence, offset, time, lag, kind, flags, 0)
-    return b"".join((_FIRST.pack(MAGIC, crc32c(body, crc32c(rest))), rest, body))
+    return _FIRST.pack(MAGIC, crc32c(body, crc32c(rest))), rest, body
+
+
+def encode_messages(
+    messages: Iterable[tuple[int, int, bytes]], sequence: int, time: int, lag: int
+) -> tuple[list[bytes], list[int]]:
+    """Messages without a blob, (topic, offset, body) each, from this sequence and lag on: their bytes in
+    parts, and where each begins among them."""
+    pack, pack_first, kind = _REST.pack, _FIRST.pack, int(Kind.MESSAGE)
+    chunks: list[bytes] = []
+    positions: list[int] = []
+    position = 0
+    for topic, offset, body in messages:
+        size = len(body)
+        rest = pack(size, topic, sequence, offset, time, lag if lag < MAX_LAG else MAX_LAG, kind, 0, 0)
+        chunks += (pack_first(MAGIC, crc32c(body, crc32c(rest))), rest, body)
+        positions.append(position)
+        position += HEADER_SIZE + size
+        sequence += 1
+        lag += 1
+    return chunks, positions
 
 
 def decode(memory: memoryview, position: int, *, verify: bool = True) -> Record | None:
@@ -112,3 +135,16 @@ def state_of(body: memoryview) -> tuple[bytes, bytes]:
     """(key, value) of a STATE record's body."""
     size = int.from_bytes(body[:4], "little")
     return bytes(body[4 : 4 + size]), bytes(body[4 + size :])
+
+
+def opening(state: Iterable[tuple[bytes, bytes]], first: int) -> tuple[bytes, int, int]:
+    """What a segment begins with, all state and the word that it is whole: the bytes, and where the last of
+    these records begins, and its sequence."""
+    chunks: list[bytes] = []
+    sequence = first
+    for key, value in state:
+        chunks += encode(Kind.STATE, Flag.SNAPSHOT, 0, sequence, 0, 0, 0, state_body(key, value))
+        sequence += 1
+    last = sum(map(len, chunks))
+    chunks += encode(Kind.OPENED, 0, 0, sequence, 0, 0, 0, b"")
+    return b"".join(chunks), last, sequence

@@ -5,7 +5,7 @@ Pure: no files, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,8 +32,10 @@ class Facts(Protocol):
 
     first: int
     newest: int
-    ends: dict[int, int]
     pins: int
+
+    @property
+    def ends(self) -> Mapping[int, int]: ...
 
     @property
     def disk_bytes(self) -> int: ...

@@ -14,9 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from transfer.log.index import Run, Uses
 from transports.errors import InternalError, LogFull
 
-SUFFIX, BLOBS = ".log", ".blobs"
+SUFFIX, BLOBS, INDEX = ".log", ".blobs", ".index"
 #: positions are kept in 32 bits
 LARGEST = (1 << 32) - 1
 #: blobs begin at such bytes, so that numbers in them are aligned
@@ -36,9 +37,10 @@ class Segment:
     """One segment. first: its first record's sequence. end: bytes of its records. Not thread-safe, but for
     `write_blob` and what reads. `reserve` keeps the disk's room before anything is written.
 
-    newest: time of its last message. ends: the offset behind its last message, by topic; messages whose blobs
-    lie here count, wherever their records are. pins: blobs that are being written. removed: its files are
-    gone. given_back: bytes of holes in the file of blobs.
+    newest: time of its newest message. last: where its last record begins. runs: its messages. uses: the
+    blobs that they name. carried: how many of them lay elsewhere before. blob_ends: the offset behind the
+    last message whose blob lies here, by topic. pins: who needs it to stay. removed: its files are gone.
+    given_back: bytes of holes in the file of blobs. index_bytes: of its index file.
     """
 
     def __init__(self, folder: Path, first: int, fd: int, capacity: int) -> None:
@@ -47,8 +49,14 @@ class Segment:
         self.capacity = capacity
         self.end = 0
         self.newest = 0
-        self.ends: dict[int, int] = {}
+        self.last = 0
+        self.runs: list[Run] = []
+        self.uses: Uses = {}
+        self.carried = 0
+        self.blob_ends: dict[int, int] = {}
+        self.index_bytes = 0
         self.removed = False
+        self.closed = False
         self.pins = 0
         self.blob_end = 0
         self._fd = fd
@@ -90,17 +98,26 @@ class Segment:
         return segment
 
     @property
-    def closed(self) -> bool:
-        return self._fd < 0
-
-    @property
     def path(self) -> Path:
         return path_of(self.folder, self.first)
 
     @property
     def disk_bytes(self) -> int:
         """What it takes on the disk."""
-        return self.capacity + self._blob_room - self.given_back
+        return self.capacity + self._blob_room - self.given_back + self.index_bytes
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """The offset behind the last message that needs it, by topic: its record lies here, or its blob."""
+        ends = dict(self.blob_ends)
+        for run in self.runs:
+            if run.end > ends.get(run.topic, 0):
+                ends[run.topic] = run.end
+        return ends
+
+    def has_blobs_of(self, topic: int) -> bool:
+        """True if messages of the topic here have blobs, wherever those lie."""
+        return any(number == topic for _, number in self.uses)
 
     # -- records ---------------------------------------------------------------------------------------
 
@@ -123,6 +140,10 @@ class Segment:
         """No record is appended any more: room that was not used is given back."""
         os.ftruncate(self._fd, self.end)
         self.capacity = self.end
+        # Nothing behind the file's end may be looked at. The mapping has a descriptor of its own.
+        self.memory = self.memory[: self.end]
+        os.close(self._fd)
+        self._fd = -1
 
     def trim_blobs(self) -> None:
         """No room is reserved for blobs any more: what was not used is given back."""
@@ -139,6 +160,21 @@ class Segment:
         with self._lock:  # who removes the segment meanwhile waits
             if self._blob_fd >= 0:
                 os.fdatasync(self._blob_fd)
+
+    def sync_blobs_beside(self) -> None:
+        """The same, for one who takes long: nobody waits. Takes a descriptor more. Raises OSError."""
+        with self._lock:
+            fd = os.dup(self._blob_fd) if self._blob_fd >= 0 else -1
+        if fd >= 0:
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+
+    def lend(self, topic: int, offset: int, time: int) -> None:
+        """A message whose record may lie elsewhere has its blob here."""
+        self.blob_ends[topic] = max(self.blob_ends.get(topic, 0), offset + 1)
+        self.newest = max(self.newest, time)
 
     # -- blobs -----------------------------------------------------------------------------------------
 
@@ -172,8 +208,11 @@ class Segment:
         else:
             _write_parts(self._blob_fd, position, parts)
 
-    def blob(self, position: int, nbytes: int) -> memoryview | None:
-        """A view of a blob, read-only, which outlives the segment; None: it is cut short."""
+    def blob(self, position: int, nbytes: int, *, of: int | None = None) -> memoryview | None:
+        """A view of a blob, read-only, which outlives the segment; None: it is cut short.
+
+        of: where the blob begins, if this is a part of it.
+        """
         if not nbytes:
             return memoryview(b"")
         begin = position // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
@@ -183,7 +222,7 @@ class Segment:
                 return None
             mapping = mmap.mmap(self._blob_fd, size, flags=mmap.MAP_SHARED, prot=_READ, offset=begin)
             # The last view's end comes in any thread and at any time: no lock is taken for it.
-            self._views[weakref.ref(mapping, self._views.pop)] = position
+            self._views[weakref.ref(mapping, self._views.pop)] = position if of is None else of
         return memoryview(mapping)[position - begin :]
 
     @contextmanager
@@ -208,7 +247,8 @@ class Segment:
         """Its files are gone; views of it stay good."""
         self.removed = True
         self.path.unlink(missing_ok=True)
-        path_of(self.folder, self.first, BLOBS).unlink(missing_ok=True)
+        for suffix in (INDEX, BLOBS):
+            path_of(self.folder, self.first, suffix).unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
@@ -218,6 +258,7 @@ class Segment:
                 if fd >= 0:
                     os.close(fd)
             self._fd = self._blob_fd = -1
+            self.closed = True
         # The mapping, which has a descriptor of its own, ends with the last view of it.
         self.memory = memoryview(b"")
         self._map = mmap.mmap(-1, 1)
@@ -249,6 +290,15 @@ def _write_parts(fd: int, position: int, parts: Sequence[memoryview]) -> None:
 def path_of(folder: Path, first: int, suffix: str = SUFFIX) -> Path:
     """The file of the segment that begins with this record."""
     return folder / f"{first:020d}{suffix}"
+
+
+def remove_orphans(folder: Path, firsts: Sequence[int]) -> None:
+    """Files beside segments that are not there any more are gone; a crash can leave them."""
+    for suffix in (BLOBS, INDEX, INDEX + ".new"):
+        for path in folder.glob(f"*{suffix}"):
+            name = path.name.removesuffix(suffix)
+            if name.isdecimal() and (int(name) not in firsts or suffix == INDEX + ".new"):
+                path.unlink(missing_ok=True)
 
 
 def segments_in(folder: Path) -> list[int]:

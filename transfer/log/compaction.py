@@ -1,0 +1,241 @@
+"""Compaction: what is still needed of the oldest segments is carried into the newest one, and they go.
+
+A carried message is a record of its own, with the old one's topic, offset, time and body; its blob is copied
+if it lies in a segment that goes. While both are there the newer one counts, whole or not at all, so a crash
+leaves each message once. Readers are sent to the new place when it is synced, and then the old segment goes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from transfer.log.appending import Appender
+from transfer.log.contents import use
+from transfer.log.holes import Hole
+from transfer.log.index import Run, Topic
+from transfer.log.journal import Journal
+from transfer.log.record import BLOB, Flag, Kind, Record, decode
+from transfer.log.segment import Segment, full_disk_told
+from transfer.log.topics import DROPPED, Topics
+from transports.core import crc32c
+from transports.errors import LogDamaged
+
+_MESSAGE, _HAS_BLOB, _CARRIED = int(Kind.MESSAGE), int(Flag.HAS_BLOB), int(Flag.CARRIED)
+#: bytes of a blob that are copied at a time
+_PIECE = 16 << 20
+
+
+@dataclass
+class _Plan:
+    """A segment that shall go. needed: of each topic the first offset that is; the segment was pinned when it
+    was found. places: the messages to carry, and the memory that each lies in. moved: where they are.
+    """
+
+    segment: Segment
+    needed: dict[int, int]
+    places: list[tuple[Topic, memoryview, Run]]
+    moved: list[tuple[Topic, Run]] = field(default_factory=list)
+    positions: array[int] = field(default_factory=lambda: array("I"))
+    last: int = -1
+
+
+class Compaction:
+    """Carries messages; one thread at a time, while others append and read."""
+
+    def __init__(self, topics: Topics, appender: Appender) -> None:
+        self._topics = topics
+        self._appender = appender
+
+    @property
+    def _journal(self) -> Journal:
+        return self._topics.journal
+
+    def run(self, share: float, timeout: float) -> int:
+        """See `Log.compact`."""
+        with self._journal as journal:
+            sealed, last = journal.segments[:-1], journal.segments[-1].first
+        count = self._worthwhile(sealed, share)
+        gone = 0
+        while gone < count and self._carry_oldest(last, timeout):
+            gone += 1
+        return gone
+
+    def _worthwhile(self, sealed: Sequence[Segment], share: float) -> int:
+        """How many of the oldest segments have no more than so many needed messages among all of theirs."""
+        count = needed = messages = 0
+        for number, segment in enumerate(sealed):
+            with self._journal:  # for each alone, since there may be many topics in many segments
+                for run in segment.runs:
+                    messages += len(run.positions)
+                    needed += max(0, run.end - max(run.first, self._needed_from(run.topic)))
+            if needed <= share * messages:
+                count = number + 1
+        return count
+
+    # -- what is to be carried, with the lock ------------------------------------------------------------
+
+    def _needed_from(self, number: int) -> int:
+        """The first offset of the topic that somebody may want; all, if it has no group."""
+        return self._topics.acknowledged(number) or 0
+
+    def _pin_oldest(self, last: int) -> Segment | None:
+        """The oldest segment, if it is older than this one and nobody else has pinned it."""
+        segment = self._journal.segments[0]
+        if segment.first >= last or segment.pins:
+            return None
+        segment.pins += 1
+        return segment
+
+    def _plan(self, segment: Segment) -> _Plan:
+        """What is needed of a pinned segment. All that names its blobs is written."""
+        numbers = {run.topic for run in segment.runs} | set(segment.blob_ends)
+        plan = _Plan(segment, {number: self._needed_from(number) for number in numbers}, [])
+        by_first = {one.first: one for one in self._journal.segments}
+        for number, begin in plan.needed.items():
+            topic = self._topics.numbered.get(number)
+            if begin == DROPPED or topic is None:
+                continue
+            for run in topic.parts(begin, topic.end):
+                home = by_first[run.segment]
+                if home is segment:
+                    plan.places.append((topic, home.memory, run))
+                elif (segment.first, number) in home.uses:
+                    plan.places += [(topic, home.memory, one) for one in _with_blob_in(segment, home, run)]
+        return plan
+
+    # -- carrying ----------------------------------------------------------------------------------------
+
+    def _carry_oldest(self, last: int, timeout: float) -> bool:
+        """Carries what is needed of the oldest segment, and removes it. False: it has to stay."""
+        with self._journal:
+            segment = self._pin_oldest(last)
+        if segment is None:
+            return False
+        try:
+            # Nobody has it pinned, so what names its blobs was appended; now it is written too.
+            self._journal.commit(None, timeout, synced=True)
+            with self._journal:
+                plan = self._plan(segment)
+            for topic, memory, run in plan.places:
+                for at, position in enumerate(run.positions):
+                    self._carry(plan, topic, run.first + at, memory, position)
+            if plan.last >= 0:
+                self._journal.commit(plan.last, timeout, synced=True)
+        except BaseException:
+            self._journal.unpin(segment)
+            raise
+        return self._move(plan)
+
+    def _carry(self, plan: _Plan, topic: Topic, offset: int, memory: memoryview, position: int) -> None:
+        record = decode(memory, position)
+        if record is None or record.offset != offset:
+            raise LogDamaged(f"message {offset} at byte {position} is not what was written")
+        body = bytes(record.body)
+        copied = self._copy_blob(plan.segment, topic, record)
+        if copied is None:
+            self._append(plan, topic, record, body, None)
+            return
+        hole, reference = copied
+        appended = False
+        try:
+            appended = self._append(plan, topic, record, reference + body[BLOB.size :], hole)
+        finally:
+            if not appended:
+                self._appender.give_back(hole)
+            self._journal.unpin(hole.segment)
+
+    def _append(self, plan: _Plan, topic: Topic, record: Record, body: bytes, hole: Hole | None) -> bool:
+        """False: the topic was dropped."""
+        with self._journal as journal:
+            journal.make_room(len(body), limited=False)
+            if self._topics.numbered.get(topic.number) is not topic:
+                return False
+            flags = record.flags | _CARRIED
+            plan.last, home, position = journal.append(
+                _MESSAGE, flags, topic.number, record.offset, record.time, body
+            )
+            home.newest = max(home.newest, record.time)
+            home.carried += 1
+            self._note(plan, topic, home, record.offset, position)
+            if record.flags & _HAS_BLOB:
+                use(home.uses, memoryview(body), topic.number, record.offset, record.time)
+            if hole is not None:
+                journal.blob_written(hole.segment)
+                hole.segment.lend(topic.number, record.offset, record.time)
+            return True
+
+    def _note(self, plan: _Plan, topic: Topic, home: Segment, offset: int, position: int) -> None:
+        """A message's new place: behind the one before it, if that is there too."""
+        said, run = plan.moved[-1] if plan.moved else (None, None)
+        if said is not topic or run is None or run.segment != home.first or run.end != offset:
+            plan.positions = array("I")
+            run = Run(topic.number, home.first, offset, plan.positions)
+            home.runs.append(run)
+            plan.moved.append((topic, run))
+        plan.positions.append(position)
+
+    def _copy_blob(self, segment: Segment, topic: Topic, record: Record) -> tuple[Hole, bytes] | None:
+        """The copy of the message's blob in the last segment, which is pinned, and what names it. None: it
+        has none, or it does not lie in the segment that shall go, or it is not wanted any more."""
+        if not record.flags & _HAS_BLOB or record.offset in topic.discarded:
+            return None
+        first, begin, nbytes, crc = BLOB.unpack_from(record.body)
+        if first != segment.first:
+            return None
+        with self._journal as journal:
+            target, position = journal.reserve_blob(nbytes, limited=False)
+        hole, whole = Hole(target, position, nbytes), False
+        try:
+            whole = _copy(segment, begin, hole) == crc
+            if not whole and self._topics.wanted(topic.number, record.offset):
+                raise LogDamaged(f"the blob of message {record.offset} is not what was written")
+        finally:
+            if not whole:
+                self._appender.give_back(hole)
+                self._journal.unpin(target)
+        return (hole, BLOB.pack(target.first, position, nbytes, crc)) if whole else None
+
+    def _move(self, plan: _Plan) -> bool:
+        """Readers find the new places, and the segment goes, if nobody wants more of it than was carried."""
+        segment, topics = plan.segment, self._topics
+        with self._journal.lock:
+            segment.pins -= 1
+            self._journal.lock.notify_all()
+        with self._journal as journal:
+            for topic, run in plan.moved:
+                if topics.numbered.get(topic.number) is topic:
+                    topic.move([run])
+                    # Those that were discarded meanwhile have their blobs in two places.
+                    again = [at for at in range(run.first, run.end) if at in topic.discarded]
+                    topics.ask(topic, [(at, at + 1) for at in again], plan.last)
+            wanted = any(self._needed_from(number) < begin for number, begin in plan.needed.items())
+            if wanted or segment.pins or journal.segments[0] is not segment:
+                return False
+            journal.remove(1)
+            return True
+
+
+def _with_blob_in(segment: Segment, home: Segment, run: Run) -> Iterator[Run]:
+    """Messages of a run in a later segment whose blobs lie in this one."""
+    for offset, position in enumerate(run.positions, run.first):
+        record = decode(home.memory, position, verify=False)
+        if record is None or not record.flags & _HAS_BLOB:
+            continue
+        if BLOB.unpack_from(record.body)[0] == segment.first:
+            yield run.part(offset, offset + 1)
+
+
+def _copy(segment: Segment, begin: int, hole: Hole) -> int:
+    """Copies a blob into room that was reserved: its CRC, or -1 if it is cut short."""
+    found = 0
+    for at in range(0, hole.nbytes, _PIECE):
+        # Each piece is a mapping of its own, so that little of a large blob is in memory.
+        piece = segment.blob(begin + at, min(_PIECE, hole.nbytes - at), of=begin)
+        if piece is None:
+            return -1
+        with full_disk_told():
+            hole.segment.write_blob(hole.position + at, [piece])
+        found = crc32c(piece, found)
+    return found

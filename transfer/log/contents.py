@@ -1,0 +1,226 @@
+"""What a sealed segment holds, and the index file beside it that says so: then a start need not read it.
+
+    magic 8 | CRC-32 4 | runs 4 | uses 4 | carried 4 | first 8 | following 8 | end 8 | last 8 | newest 8
+    runs:      topic 4 | messages 4 | first offset 8
+    uses:      segment of the blobs 8 | topic 4 | 0 4 | offsets' end 8 | bytes' end 8 | newest 8
+    positions: 4 for each message, run by run
+
+In the order of bytes of the machine, since positions are used where they lie: a file of another one counts as
+damaged. The CRC (of zlib) covers all behind it. Pure, but for `load` and `store`.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transfer.log.index import Run, Use, Uses
+from transfer.log.record import BLOB, HEADER_SIZE, MAGIC, Flag, Kind, Record, decode
+from transfer.log.segment import INDEX, Segment, path_of
+from transports.core import Mapping
+from transports.errors import LogDamaged
+
+_HEAD = struct.Struct("=QIIIIQQQQQ")
+_RUN = struct.Struct("=IIQ")
+_USE = struct.Struct("=QIIQQQ")
+_MAGIC = 0x315845444E494C54
+_CHECKED = 12  # the first byte that the CRC covers
+#: a record's header without its CRC and lag; see `record`
+_MESSAGE = struct.Struct("<I4xIIQQQ4xBB")
+_A_MESSAGE, _STATE = int(Kind.MESSAGE), int(Kind.STATE)
+_HAS_BLOB, _CARRIED = int(Flag.HAS_BLOB), int(Flag.CARRIED)
+
+
+@dataclass
+class Contents:
+    """first: its first record's sequence. following: that behind its last one. end: bytes of its records.
+    last: where the last one begins. newest: time of its newest message. carried: messages that lay elsewhere
+    before. runs: its messages, in order. uses: the blobs that they name.
+    """
+
+    first: int
+    following: int = 0
+    end: int = 0
+    last: int = 0
+    newest: int = 0
+    carried: int = 0
+    runs: list[Run] = field(default_factory=list)
+    uses: Uses = field(default_factory=dict)
+
+
+def contents_of(segment: Segment, following: int) -> Contents:
+    """What a segment holds that takes no more records. following: the sequence behind its last one."""
+    return Contents(
+        segment.first, following, segment.end, segment.last, segment.newest, segment.carried, segment.runs,
+        segment.uses,
+    )  # fmt: skip
+
+
+def use(uses: Uses, body: memoryview, topic: int, offset: int, time: int) -> None:
+    """A message more, whose body begins with the place of its blob."""
+    first, position, nbytes, _ = BLOB.unpack_from(body)
+    said = Use(offset + 1, position + nbytes, time)
+    before = uses.get((first, topic))
+    uses[first, topic] = said if before is None else said.joined(before)
+
+
+class _Reader:
+    """Takes the headers of a segment's messages, one after the other."""
+
+    def __init__(self, first: int) -> None:
+        self.found = Contents(first, first)
+        #: of each topic the offset behind its last run, and the run's positions
+        self._open: dict[int, tuple[Run, array[int]]] = {}
+
+    def take(self, topic: int, offset: int, position: int) -> None:
+        run, positions = self._open.get(topic) or self._begin(topic, offset)
+        if run.first + len(positions) != offset:
+            run, positions = self._begin(topic, offset)
+        positions.append(position)
+
+    def _begin(self, topic: int, offset: int) -> tuple[Run, array[int]]:
+        positions = array("I")
+        run = Run(topic, self.found.first, offset, positions)
+        self.found.runs.append(run)
+        self._open[topic] = run, positions
+        return run, positions
+
+    def take_rarer(
+        self, memory: memoryview, position: int, on_state: Callable[[Record], object] | None
+    ) -> bool:
+        """A record that is not a plain message. False: it is damaged."""
+        record = decode(memory, position)
+        if record is None:
+            return False
+        if record.kind == _A_MESSAGE:
+            self.take(record.topic, record.offset, position)
+            self.found.newest = max(self.found.newest, record.time)
+            self.found.carried += bool(record.flags & _CARRIED)
+            if record.flags & _HAS_BLOB:
+                use(self.found.uses, record.body, record.topic, record.offset, record.time)
+        elif record.kind == _STATE and on_state is not None:
+            on_state(record)
+        return True
+
+
+def read_headers(
+    memory: memoryview,
+    first: int,
+    *,
+    until: int | None = None,
+    on_state: Callable[[Record], object] | None = None,
+) -> Contents:
+    """What the records say, up to the first one that does not follow the one before, or that has the sequence
+    `until`. Of plain messages only the headers are read; all else is checked. on_state: gets the state.
+    """
+    reader = _Reader(first)
+    found, take, unpack = reader.found, reader.take, _MESSAGE.unpack_from
+    position, sequence, size = 0, first, len(memory)
+    while position + HEADER_SIZE <= size and sequence != until:
+        magic, length, topic, its, offset, time, kind, flags = unpack(memory, position)
+        end = position + HEADER_SIZE + length
+        if magic != MAGIC or its != sequence or end > size:
+            break
+        if kind == _A_MESSAGE and not flags:
+            take(topic, offset, position)
+            found.newest = max(found.newest, time)
+        elif not reader.take_rarer(memory, position, on_state):
+            break
+        found.last, position, sequence = position, end, sequence + 1
+    found.end, found.following = position, sequence
+    return found
+
+
+def encode(contents: Contents) -> bytes:
+    """The index file's bytes."""
+    runs = [run for run in contents.runs if len(run.positions)]
+    rows = [_RUN.pack(run.topic, len(run.positions), run.first) for run in runs]
+    rows += [_USE.pack(first, topic, 0, *said) for (first, topic), said in contents.uses.items()]
+    rows += [bytes(memoryview(run.positions)) for run in runs]  # type: ignore[arg-type]
+    head = _HEAD.pack(
+        _MAGIC, 0, len(runs), len(contents.uses), contents.carried, contents.first, contents.following,
+        contents.end, contents.last, contents.newest,
+    )  # fmt: skip
+    data = bytearray(b"".join((head, *rows)))
+    struct.pack_into("=I", data, 8, zlib.crc32(memoryview(data)[_CHECKED:]))
+    return bytes(data)
+
+
+def decode_index(data: memoryview) -> Contents | None:
+    """What an index file says, with views of it; None: it is damaged."""
+    if len(data) < _HEAD.size:
+        return None
+    magic, crc, runs, uses, carried, first, following, end, last, newest = _HEAD.unpack_from(data)
+    if magic != _MAGIC or zlib.crc32(data[_CHECKED:]) != crc:
+        return None
+    found = Contents(first, following, end, last, newest, carried)
+    at = _HEAD.size + runs * _RUN.size
+    for number in range(uses):
+        segment, topic, _, *said = _USE.unpack_from(data, at + number * _USE.size)
+        found.uses[segment, topic] = Use(*said)
+    positions = data[at + uses * _USE.size :].cast("I")
+    begin = 0
+    for number in range(runs):
+        topic, count, offset = _RUN.unpack_from(data, _HEAD.size + number * _RUN.size)
+        found.runs.append(Run(topic, first, offset, positions[begin : begin + count]))
+        begin += count
+    return found
+
+
+def load(folder: Path, first: int) -> Contents | None:
+    """What the index of a segment says; None: there is none, or it is damaged. Maps the file."""
+    try:
+        fd = os.open(path_of(folder, first, INDEX), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        size = os.fstat(fd).st_size
+        data = memoryview(Mapping(fd, size, private=True) if size else b"").toreadonly()
+    finally:
+        os.close(fd)
+    found = decode_index(data)
+    return found if found is not None and found.first == first else None
+
+
+def is_of(contents: Contents, memory: memoryview) -> bool:
+    """True if the last one of these records is the one that the contents name."""
+    record = decode(memory, contents.last)
+    return record is not None and record.end == contents.end and record.sequence + 1 == contents.following
+
+
+def store(folder: Path, contents: Contents) -> int:
+    """Writes the index of a segment: its bytes. It is not synced: what a crash leaves of it is checked.
+
+    Raises OSError; nothing is left of it then. One that is mapped stays as it is.
+    """
+    path = path_of(folder, contents.first, INDEX)
+    data = encode(contents)
+    beside = path.with_suffix(INDEX + ".new")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    return len(data)
+
+
+def follow(all_of_them: Iterable[Contents]) -> dict[int, list[Run]]:
+    """The runs of all segments by topic, the oldest segment's first. Raises LogDamaged: one is missing."""
+    runs: dict[int, list[Run]] = {}
+    following = -1
+    for contents in all_of_them:
+        if following not in (-1, contents.first):
+            raise LogDamaged(
+                f"segment {contents.first} follows record {following - 1}: a file is missing, or cut short",
+                hint="restore it; opening with repair=True drops what follows",
+            )
+        following = contents.following
+        for run in contents.runs:
+            runs.setdefault(run.topic, []).append(run)
+    return runs

@@ -1,0 +1,95 @@
+"""State of the log's own: topics, how far groups have come, which blobs were discarded. Pure.
+
+The keys begin with a zero, and no user's does.
+"""
+
+from __future__ import annotations
+
+from transfer.log.index import Topic
+from transfer.log.record import Flag, Record, state_of
+
+#: topics by number, offsets of groups by number and name, ends of ranges of offsets whose blobs were
+#: discarded by number and begin
+TOPIC, GROUP, DISCARDED = b"\0t", b"\0g", b"\0d"
+#: the highest number that a topic ever had, as far as it was dropped
+HIGHEST = b"\0n"
+
+
+def topic_key(number: int) -> bytes:
+    """The key of a topic's state."""
+    return TOPIC + number.to_bytes(4, "little")
+
+
+def topic_value(topic: Topic) -> bytes:
+    """Its value: the next offset and the name."""
+    return topic.end.to_bytes(8, "little") + topic.name.encode()
+
+
+def group_key(number: int, group: str) -> bytes:
+    """The key of a group's offset in a topic."""
+    return GROUP + number.to_bytes(4, "little") + group.encode()
+
+
+def discarded_key(number: int, begin: int) -> bytes:
+    """The key of a range of a topic's offsets whose blobs are not needed any more; its value is the end."""
+    return DISCARDED + number.to_bytes(4, "little") + begin.to_bytes(8, "little")
+
+
+def forget_topic(state: dict[bytes, bytes], number: int) -> None:
+    """What state tells of a topic that was dropped is gone with it, without records of its own."""
+    its = number.to_bytes(4, "little")
+    for key in [key for key in state if key[:2] in (GROUP, DISCARDED) and key[2:6] == its]:
+        del state[key]
+
+
+def number_of(key: bytes) -> int:
+    """The number of the topic that a key of the log's own is about."""
+    return int.from_bytes(key[2:6], "little")
+
+
+def discard_of(record: Record) -> tuple[int, int, int] | None:
+    """(topic, begin, end) of the blobs that a record of state discards."""
+    key, value = state_of(record.body)
+    if record.flags & Flag.REMOVED:
+        return (number_of(key), 0, 1 << 64) if key.startswith(TOPIC) else None
+    if not key.startswith(DISCARDED):
+        return None
+    return number_of(key), int.from_bytes(key[6:], "little"), int.from_bytes(value, "little")
+
+
+def take_state(record: Record, state: dict[bytes, bytes], topics: dict[int, Topic]) -> None:
+    """What a record says of state and of topics, when they are gathered again from records."""
+    key, value = state_of(record.body)
+    removed = bool(record.flags & Flag.REMOVED)
+    if key.startswith(TOPIC):
+        number, end = number_of(key), int.from_bytes(value[:8], "little")
+        if removed:
+            forget_topic(state, number)
+            topics.pop(number, None)
+        else:
+            topic = topics.setdefault(number, Topic(value[8:].decode(), number))
+            topic.end = max(topic.end, end)
+        return
+    if removed:
+        state.pop(key, None)
+    else:
+        state[key] = value
+    if key.startswith(GROUP):
+        groups, group = topics[number_of(key)].groups, key[6:].decode()
+        if removed:
+            groups.pop(group, None)
+        else:
+            groups[group] = int.from_bytes(value, "little")
+
+
+def take_discarded(state: dict[bytes, bytes], topics: dict[int, Topic]) -> None:
+    """What state tells of discarded blobs, merged; a crash may have left ranges within others."""
+    ranges = {key: value for key, value in state.items() if key.startswith(DISCARDED)}
+    for key, value in ranges.items():
+        del state[key]
+        topic = topics[number_of(key)]
+        begin, end = int.from_bytes(key[6:], "little"), int.from_bytes(value, "little")
+        topic.discarded = topic.discarded.joined(begin, min(end, topic.end))
+    for topic in topics.values():
+        for begin, end in topic.discarded:
+            state[discarded_key(topic.number, begin)] = end.to_bytes(8, "little")

@@ -1,0 +1,128 @@
+"""Whether all that a log holds is what was written: every record, every blob, every index file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from transfer.log.contents import Contents, load, read_headers
+from transfer.log.record import BLOB, Flag, Kind, Record, decode
+from transfer.log.segment import Segment
+from transports.core import crc32c
+
+_A_MESSAGE, _HAS_BLOB = int(Kind.MESSAGE), int(Flag.HAS_BLOB)
+#: bytes of a blob that are read at a time, so that few of its pages are in memory
+_PIECE = 16 << 20
+#: (topic's number, offset): True if the message's blob is to be whole
+Wanted = Callable[[int, int], bool]
+
+
+@dataclass
+class Verified:
+    """What was found. records, blobs: that were read. nbytes: of both. damages: what is wrong, in words."""
+
+    records: int = 0
+    blobs: int = 0
+    nbytes: int = 0
+    damages: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        return not self.damages
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is to be read of a segment: its records, from sequence `first` on to `following`."""
+
+    segment: Segment
+    memory: memoryview
+    following: int
+    sealed: bool
+
+
+def to_verify(segments: Sequence[Segment], written: int) -> list[Part]:
+    """What there is to verify: all records before `written`. With the journal's lock."""
+    parts = [Part(one, one.memory, next_.first, sealed=True) for one, next_ in pairwise(segments)]
+    return [*parts, Part(segments[-1], segments[-1].memory, written, sealed=False)]
+
+
+def verify(
+    parts: Iterable[Part],
+    segments: Mapping[int, Segment],
+    wanted: Wanted,
+    progress: Callable[[int], object] | None = None,
+) -> Verified:
+    """Reads all of it. A segment that is removed meanwhile counts as far as it was read. Needs no lock.
+
+    progress: is told how many bytes were read, segment by segment.
+    """
+    verified = Verified()
+    for part in parts:
+        _verify_records(verified, part, segments, wanted)
+        if part.sealed:
+            _verify_index(verified, part)
+        if progress is not None:
+            progress(verified.nbytes)
+    return verified
+
+
+def _verify_records(verified: Verified, part: Part, segments: Mapping[int, Segment], wanted: Wanted) -> None:
+    position, name = 0, part.segment.path.name
+    for sequence in range(part.segment.first, part.following):
+        record = decode(part.memory, position)
+        if record is None or record.sequence != sequence:
+            verified.damages.append(f"record {sequence} of {name} is damaged at byte {position}")
+            return
+        verified.records += 1
+        verified.nbytes += record.end - position
+        position = record.end
+        if record.kind == _A_MESSAGE and record.flags & _HAS_BLOB:
+            _verify_blob(verified, record, segments, wanted)
+
+
+def _verify_blob(verified: Verified, record: Record, segments: Mapping[int, Segment], wanted: Wanted) -> None:
+    first, position, nbytes, crc = BLOB.unpack_from(record.body)
+    segment = segments.get(first)
+    if segment is None or not wanted(record.topic, record.offset):
+        return
+    blob = segment.blob(position, nbytes)
+    found = 0
+    for at in range(0, nbytes if blob is not None else 0, _PIECE):
+        # Each piece is a mapping of its own: what was read before leaves the memory.
+        piece = segment.blob(position + at, min(_PIECE, nbytes - at), of=position)
+        found = crc32c(piece, found) if piece is not None else -1
+        if found < 0:
+            break
+    # Asked again: it may have been discarded, or its segment removed, while it was read.
+    if segment.removed or segment.closed or not wanted(record.topic, record.offset):
+        return
+    verified.blobs += 1
+    verified.nbytes += nbytes
+    if blob is None or found != crc:
+        name = segment.path.with_suffix(".blobs").name
+        verified.damages.append(
+            f"the blob of message {record.offset} (topic {record.topic}) at byte {position} of {name} is "
+            "not what was written"
+        )
+
+
+def _verify_index(verified: Verified, part: Part) -> None:
+    """One that is missing is made by the next start; one that says something else is told."""
+    segment = part.segment
+    said = load(segment.folder, segment.first)
+    if said is None or segment.removed:
+        return
+    found = read_headers(part.memory, segment.first)
+    if _facts(said) != _facts(found):
+        verified.damages.append(f"the index of {segment.path.name} is not that of its records")
+
+
+def _facts(contents: Contents) -> tuple[object, ...]:
+    positions = {
+        (run.topic, run.first + at): position
+        for run in contents.runs
+        for at, position in enumerate(run.positions)
+    }
+    return contents.following, contents.end, contents.last, contents.uses, positions
