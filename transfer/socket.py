@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from patterns import PATTERNS, Replier, Requester, Router, Subscriber
 from patterns.base import ReceiveMode, SendMode
 from transfer.constants import POLLIN, POLLOUT
+from transfer.forwarding import Forwarding
 from transfer.links import Links
 from transfer.monitor import Monitor
 from transfer.options import SocketOptions
@@ -61,7 +62,7 @@ class Binding:
         return f"<{self.kind} {self.addr}>"
 
 
-class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods):
+class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding):
     """All of a socket except the core's fast path. Safe to use from any thread; the parts of a
     message sent with SNDMORE belong together by thread. Not usable in a forked child.
 

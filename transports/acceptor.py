@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 from transports.address import Address
@@ -84,18 +85,37 @@ class SocketAcceptor:
             accepted = self._listener.accept()
             if accepted is None:
                 return False
-            connection, peer = accepted
-            try:
-                hello = wished(self._owner.hello(), self.address, self._base)
-                upgrades = self._owner.upgrades
-                handshake = Handshake(hello, connecting=False, base=self._base, upgrades=upgrades)
-                exchange = Exchange(self._reactor, connection, handshake, peer, self._ended)
-                exchange.start(self._timeout)
-            except BaseException:
-                connection.close()
-                raise
-            self._exchanges.add(exchange)
+            self._begin(*accepted)
             return True
+
+    def adopt(self, connection: socket.socket, peer: str) -> None:
+        """See `connection.Acceptor`."""
+        self._reactor.call_soon(self._adopt, connection, peer)
+
+    def _adopt(self, connection: socket.socket, peer: str) -> None:
+        with self._lock:
+            if self._closed:
+                connection.close()
+                return
+            try:
+                self._begin(connection, peer)
+            except TransferError as error:
+                refused = error
+            else:
+                return
+        self._owner.on_failed(refused, peer)
+
+    def _begin(self, connection: socket.socket, peer: str) -> None:
+        try:
+            hello = wished(self._owner.hello(), self.address, self._base)
+            upgrades = self._owner.upgrades
+            handshake = Handshake(hello, connecting=False, base=self._base, upgrades=upgrades)
+            exchange = Exchange(self._reactor, connection, handshake, peer, self._ended)
+            exchange.start(self._timeout)
+        except BaseException:
+            connection.close()
+            raise
+        self._exchanges.add(exchange)
 
     def _ended(self, exchange: Exchange, outcome: Agreement | HandshakeError, made: Made | None) -> None:
         with self._lock:

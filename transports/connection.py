@@ -13,6 +13,7 @@ of the reactor, of the acceptor and of the connector.
 from __future__ import annotations
 
 import os
+import socket
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,6 +100,12 @@ class Acceptor(Protocol):
 
     #: the endpoint as bound, with the real port
     address: Address
+
+    def adopt(self, connection: socket.socket, peer: str) -> None:
+        """Shakes hands on a connection that somebody else accepted, in non-blocking mode, and of which
+        nothing was read; peer: "host:port". It is the acceptor's from now on. Raises NotSupported where
+        connections are no sockets.
+        """
 
     def close(self) -> None:
         """Stops listening at once and ends unfinished handshakes; what was handed out lives on.

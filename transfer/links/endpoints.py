@@ -33,12 +33,15 @@ from transports.errors import (
     HandshakeError,
     ProtocolError,
     TransferError,
+    UsageError,
 )
 from transports.identity import make_hello
 from transports.upgrade import Surroundings, Upgrade
 from transports.wire import CREDIT, Control
 
 if TYPE_CHECKING:
+    import socket
+
     from transfer.socket import SocketMethods
     from transports.hello import Agreement
 
@@ -84,6 +87,16 @@ class Links(Arrivals):
         self.emit(EventKind.LISTENING, str(record.address))
         self.schedule_heartbeat()
         return str(record.address)
+
+    def adopt(self, connection: socket.socket, peer: str) -> None:
+        """Gives a connection that was accepted elsewhere to the oldest endpoint that is bound. Raises
+        UsageError if there is none, and closes it."""
+        with self._lock:
+            acceptors = [record.acceptor for record in self.endpoints if record.acceptor is not None]
+        if not acceptors:
+            connection.close()
+            raise UsageError("no endpoint is bound that could take the connection", hint="bind first")
+        acceptors[0].adopt(connection, peer)
 
     def connect(self, endpoint: str) -> Endpoint:
         """Begins to connect. Waits only under the policy `require`; then raises Fatal or Again."""

@@ -1,0 +1,125 @@
+"""Messages that are passed on as they came, and connections that were accepted elsewhere."""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+import pytest
+
+import transfer
+from transports.errors import NotSupported, UsageError
+
+
+def bound(context, kind, endpoint="tcp://127.0.0.1:0"):
+    made = context.socket(kind)
+    made.rcvtimeo = made.sndtimeo = 10_000
+    made.bind(endpoint)
+    return made
+
+
+def connected(context, kind, endpoint):
+    made = context.socket(kind)
+    made.rcvtimeo = made.sndtimeo = 10_000
+    made.connect(endpoint)
+    return made
+
+
+def passed_on(source, target):
+    """One message from a socket to another, as it came."""
+    frames = source.recv_frames()
+    target.send_frames([(frame.topic, frame.meta, frame.flags, frame.data) for frame in frames])
+
+
+@pytest.fixture
+def line(context):
+    """push, in, out, pull: what is pushed comes in, and what goes out is pulled."""
+    inner, outer = bound(context, transfer.PULL), bound(context, transfer.PUSH)
+    return (
+        connected(context, transfer.PUSH, inner.last_endpoint),
+        inner,
+        outer,
+        connected(context, transfer.PULL, outer.last_endpoint),
+    )
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 4), (300, 300), (1, 2, 3, 4, 5)])
+def test_a_tensor_is_the_same_behind_a_broker(line, shape):
+    push, inner, outer, pull = line
+    tensor = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
+    push.send_tensor(tensor)
+    passed_on(inner, outer)
+    got = pull.recv_tensor()
+    assert got.dtype == tensor.dtype
+    np.testing.assert_array_equal(got, tensor)
+
+
+def test_a_dict_of_tensors_with_its_words_is_the_same(line):
+    push, inner, outer, pull = line
+    push.send_tensors({"a": np.ones((2, 2)), "b": np.zeros(70_000, np.int8)}, meta={"step": 7})
+    passed_on(inner, outer)
+    tensors, meta = pull.recv_tensors()
+    assert meta == {"step": 7}
+    assert {name: (one.shape, one.dtype) for name, one in tensors.items()} == {
+        "a": ((2, 2), np.dtype(np.float64)),
+        "b": ((70_000,), np.dtype(np.int8)),
+    }
+
+
+def test_parts_and_topics_are_the_same(line):
+    push, inner, outer, pull = line
+    push.send_multipart([b"one", b"", bytes(100_000)])
+    passed_on(inner, outer)
+    assert pull.recv_multipart() == [b"one", b"", bytes(100_000)]
+    push.send_tensor(np.ones(3), topic="weights")
+    passed_on(inner, outer)
+    assert pull.recv_multipart()[0] == b"weights"
+
+
+def test_what_was_compressed_stays_so(line):
+    pytest.importorskip("lz4")
+    push, inner, outer, pull = line
+    push.compression = "lz4"
+    push.send(bytes(200_000))
+    frames = inner.recv_frames()
+    assert len(frames[0].data) < 10_000
+    outer.send_frames([(frame.topic, frame.meta, frame.flags, frame.data) for frame in frames])
+    assert pull.recv() == bytes(200_000)
+
+
+def accepted_elsewhere(listener):
+    connection, address = listener.accept()
+    connection.setblocking(False)
+    return connection, f"{address[0]}:{address[1]}"
+
+
+def test_a_connection_that_was_accepted_elsewhere_is_a_peer_like_others(context):
+    pull = bound(context, transfer.PULL)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        push = connected(context, transfer.PUSH, f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+        pull.adopt(*accepted_elsewhere(listener))
+        push.wait_for_peers(1, 10)
+        push.send(b"by another door")
+        assert pull.recv() == b"by another door"
+
+
+def test_one_that_speaks_something_else_is_refused(context):
+    pull = bound(context, transfer.PULL)
+    monitor = pull.get_monitor()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_connection(listener.getsockname(), 10) as stranger:
+            pull.adopt(*accepted_elsewhere(listener))
+            stranger.sendall(bytes(64))
+            assert monitor.recv(10).reason == "magic"
+
+
+def test_only_a_bound_socket_over_tcp_adopts(context):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for made, error in (
+            (context.socket(transfer.PULL), UsageError),
+            (bound(context, transfer.PULL, "inproc://adopting"), NotSupported),
+        ):
+            with socket.create_connection(listener.getsockname(), 10) as stranger:
+                with pytest.raises(error):
+                    made.adopt(*accepted_elsewhere(listener))
+                assert stranger.recv(1) == b""

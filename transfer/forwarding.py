@@ -1,0 +1,72 @@
+"""Messages as they arrived, for programs that pass them on: topics, tensor headers and payloads untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from transports.wire import Flag
+
+if TYPE_CHECKING:
+    import socket
+
+    from patterns.base import OutFrame
+    from transfer.links import Links
+    from transfer.tracker import Tracker
+    from transports.core_contract import Frame
+
+#: what says how a frame's own bytes are to be read, and so travels with them
+_KEPT = int(Flag.TENSOR | Flag.EXTENDED | Flag.LZ4)
+
+
+class Forwarding:
+    """What a socket has for brokers and proxies."""
+
+    if TYPE_CHECKING:
+        _links: Links
+
+        def _streams(self) -> list[Any]: ...
+        def _recv_frames(self, flags: int = 0) -> list[Any]: ...
+        def _send_outframes(
+            self, frames: list[OutFrame], flags: int = 0, track: bool = False, copy: bool | None = None
+        ) -> Tracker | None: ...
+
+    def adopt(self, connection: socket.socket, peer: str) -> None:
+        """Takes a TCP connection that the program accepted itself, in non-blocking mode, and of which
+        nothing was read, as if it had come by the oldest endpoint that is bound. peer: "host:port". It is
+        the socket's from now on. Raises UsageError if none is bound, NotSupported.
+        """
+        self._links.adopt(connection, peer)
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether somebody is connected. Costs less than `peers()`."""
+        return bool(self._streams())
+
+    def recv_frames(self, flags: int = 0) -> list[Frame | bytes]:
+        """Receives one whole message as its frames: with topics, tensor headers, and compressed as they came.
+
+        What the pattern put before them (a ROUTER's identity) are plain bytes. `data` of a frame is bytes,
+        or a lease whose memory is the caller's as long as there is a view of it. Raises as `recv`.
+        """
+        return self._recv_frames(flags)
+
+    def send_frames(
+        self,
+        frames: Sequence[tuple[bytes | None, bytes | None, int, Any]],
+        flags: int = 0,
+        *,
+        copy: bool | None = None,
+        track: bool = False,
+    ) -> Tracker | None:
+        """Sends one message of frames: (topic or None, tensor header or None, the frame's flags, data) each.
+
+        Topic and tensor header are those of a frame that `recv_frames` gave. copy, track: as in `send`; None:
+        memory is held only until this returns. Raises as `send_multipart`.
+        """
+        return self._send_outframes(
+            [(flags_ & _KEPT, 0, topic, meta, data) for topic, meta, flags_, data in frames],
+            flags,
+            track,
+            copy,
+        )
