@@ -16,16 +16,23 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client import REGISTRY, CollectorRegistry, multiprocess, start_http_server, values
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    generate_latest,
+    multiprocess,
+    start_http_server,
+    values,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from transfer.families import FAMILIES, Family
 from transfer.tally import Key, LatencyCounts, Tally, peer_counts, peer_gauges, socket_counts
 from transports.errors import AddressInUse, AddressNotAvailable, OptionError
 from transports.turn import Turn
@@ -35,66 +42,6 @@ if TYPE_CHECKING:
 
 #: how old the files of a process may be, seconds
 PUBLISH_INTERVAL: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One metric: its type, its help text, the names of its labels."""
-
-    kind: str  # counter, gauge, histogram
-    text: str
-    labels: tuple[str, ...] = ()
-
-
-FAMILIES: Final[Mapping[str, Family]] = {
-    "transfer_messages_sent_total": Family("counter", "Messages taken from callers.", ("socket",)),
-    "transfer_messages_received_total": Family("counter", "Messages handed to callers.", ("socket",)),
-    "transfer_bytes_sent_total": Family("counter", "Payload bytes taken from callers.", ("socket",)),
-    "transfer_bytes_received_total": Family("counter", "Payload bytes handed to callers.", ("socket",)),
-    "transfer_drops_total": Family("counter", "Messages dropped.", ("socket", "reason")),
-    "transfer_unconfirmed_total": Family(
-        "counter", "Messages written to a peer that went before it confirmed them.", ("socket",)
-    ),
-    "transfer_resent_total": Family("counter", "Messages sent again after their peer went.", ("socket",)),
-    "transfer_redistributed_total": Family(
-        "counter", "Messages not yet written to a peer that went, given to another.", ("socket",)
-    ),
-    "transfer_connections_total": Family("counter", "Connections made, both ways.", ("socket",)),
-    "transfer_disconnections_total": Family("counter", "Connections that ended.", ("socket",)),
-    "transfer_reconnects_total": Family("counter", "Further attempts to connect.", ("socket",)),
-    "transfer_silent_peers_total": Family("counter", "Peers given up because they were silent.", ("socket",)),
-    "transfer_handshake_failures_total": Family("counter", "Peers refused, or that refused us.", ("reason",)),
-    "transfer_protocol_errors_total": Family("counter", "Connections ended for invalid bytes.", ("reason",)),
-    "transfer_fallback_total": Family(
-        "counter", "Peers reached by a lesser transport than wished.", ("from", "to", "reason")
-    ),
-    "transfer_transport_unused_total": Family(
-        "counter", "Peers where both sides have a better transport than was asked for.", ("transport",)
-    ),
-    "transfer_send_blocked_seconds_total": Family("counter", "Time senders waited for room.", ("socket",)),
-    "transfer_receive_wait_seconds_total": Family("counter", "Time receivers waited for data.", ("socket",)),
-    "transfer_peer_send_blocked_seconds_total": Family(
-        "counter", "Time senders waited for room, by the peer that had none.", ("socket", "peer")
-    ),
-    "transfer_peer_receive_wait_seconds_total": Family(
-        "counter", "Time receivers waited, by the peer that sent next.", ("socket", "peer")
-    ),
-    "transfer_registration_seconds_total": Family("counter", "Time spent registering memory with a device."),
-    "transfer_local_refused_total": Family(
-        "counter", "Large payloads that shared memory had no place for.", ("socket", "reason")
-    ),
-    "transfer_local_bytes": Family("gauge", "Shared memory: for copies, or of empty().", ("kind",)),
-    "transfer_sockets": Family("gauge", "Open sockets.", ("socket",)),
-    "transfer_peers": Family("gauge", "Connections now.", ("socket", "peer", "transport")),
-    "transfer_queue_messages": Family(
-        "gauge", "Messages taken and not yet given to the kernel.", ("socket",)
-    ),
-    "transfer_queue_bytes": Family("gauge", "Their payload bytes.", ("socket",)),
-    "transfer_in_flight_messages": Family("gauge", "Messages written and not yet confirmed.", ("socket",)),
-    "transfer_pool_bytes": Family("gauge", "Receive buffers: on lease, or kept for reuse.", ("state",)),
-    "transfer_core_info": Family("gauge", "Contexts by the core in use.", ("implementation",)),
-    "transfer_request_seconds": Family("histogram", "Round trip of a request: from send to the reply."),
-}
 
 
 def register(context: Context, registry: CollectorRegistry | None = None) -> None:
@@ -206,6 +153,38 @@ class ContextCollector(Collector):
                 )
             else:
                 yield _family(name, spec, by_name[name])
+
+
+class _Given(Collector):
+    """Numbers that somebody else has counted, of families that are theirs."""
+
+    def __init__(self, families: Mapping[str, Family], numbers: Mapping[Key, float]) -> None:
+        self._families = families
+        self._numbers = numbers
+
+    def collect(self) -> Iterator[Metric]:
+        by_name: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
+        for (name, labels), value in self._numbers.items():
+            by_name[name][labels] = value
+        for name, spec in self._families.items():
+            yield _family(name, spec, by_name[name])
+
+
+def exposition(context: Context, families: Mapping[str, Family], numbers: Mapping[Key, float]) -> bytes:
+    """A context's numbers and those of others, in Prometheus' text format. Any thread.
+
+    families: counters and gauges by name; numbers: by name and labels, each of one of them. Of this process
+    alone, whatever PROMETHEUS_MULTIPROC_DIR says.
+    """
+    registry = CollectorRegistry()
+    collector = ContextCollector()
+    collector.add(context)
+    registry.register(collector)
+    registry.register(_Given(families, numbers))
+    try:
+        return generate_latest(registry)
+    finally:
+        collector.remove(context)
 
 
 def _family(name: str, spec: Family, samples: Mapping[tuple[str, ...], float]) -> Metric:

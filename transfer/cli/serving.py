@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 import signal
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.cli import EXIT_INTERRUPTED
 from transfer.cli.options import show_size
+from transfer.cli.service import is_loopback, logged
+from transfer.spool.address import rows_beside
 from transports.errors import (
     AddressError,
     InternalError,
@@ -47,9 +48,9 @@ def serve(
 ) -> int:
     """Serves until SIGTERM (0) or Ctrl-C (130). Raises InternalError when the log failed: begin it anew."""
     endpoint = _endpoint("--bind", bind)
-    rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else _next_port(endpoint)
+    rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else rows_beside(endpoint)
     ended = threading.Event()
-    with _logging(), _ended_by(signal.SIGTERM, ended):
+    with logged(), _ended_by(signal.SIGTERM, ended):
         try:
             with _opened(folder, endpoint, rows_endpoint, retention_bytes, retention_age, metrics) as spool:
                 _announce(spool, folder, as_json)
@@ -125,7 +126,7 @@ def _announce(spool: Spool, folder: Path, as_json: bool) -> None:
     size = show_size(sum(run.nbytes for run in runs))
     _log.info("%d runs with %s in %s; rows come in at %s", len(runs), size, folder, spool.rows_endpoint)
     for endpoint in (spool.endpoint, spool.rows_endpoint):
-        if not _is_loopback(endpoint):
+        if not is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0]):
             _log.warning(
                 "%s is open to other machines, and there is no authentication yet: whoever reaches it can "
                 "read, write and delete runs",
@@ -143,20 +144,6 @@ def _endpoint(option: str, text: str) -> str:
     return endpoint
 
 
-def _next_port(endpoint: str) -> str:
-    """Rows come in beside: 5571 for 5570, so that both can be named to a firewall."""
-    host, _, port = endpoint.rpartition(":")
-    return f"{host}:{int(port) + 1 if port.isdecimal() and 0 < int(port) < 65535 else 0}"
-
-
-def _is_loopback(endpoint: str) -> bool:
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 @contextmanager
 def _ended_by(number: signal.Signals, ended: threading.Event) -> Iterator[None]:
     """In the meantime this signal only says that the end is wished for."""
@@ -165,19 +152,3 @@ def _ended_by(number: signal.Signals, ended: threading.Event) -> Iterator[None]:
         yield
     finally:
         signal.signal(number, before)
-
-
-@contextmanager
-def _logging() -> Iterator[None]:
-    """What the library logs goes to standard error, one line each with its time."""
-    logger = logging.getLogger("transfer")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)

@@ -36,3 +36,9 @@ def parse(text: str) -> RunAddress:
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
         raise AddressError(f"{text!r} has no port that can be connected to")
     return RunAddress(f"tcp://{name}:{port or DEFAULT_PORT}", unquote(path))
+
+
+def rows_beside(endpoint: str) -> str:
+    """Where rows come in, if nobody says it: 5571 for 5570, so that both can be named to a firewall."""
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + 1 if port.isdecimal() and 0 < int(port) < 65535 else 0}"

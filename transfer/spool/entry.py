@@ -101,6 +101,14 @@ def state_of(entry: Entry) -> tuple[bytes, bytes]:
     return run_key(entry), json.dumps(value).encode()
 
 
+def number_of(topic: str) -> int | None:
+    """The number of the run that a topic of the log belongs to; None: it is somebody else's."""
+    for prefix in (_RUN_TOPIC, _LINEAGE_TOPIC):
+        if topic.startswith(prefix):
+            return int(topic[len(prefix) :])
+    return None
+
+
 def run_key(entry: Entry) -> bytes:
     """The key of its state."""
     return RUN_KEY + str(entry.number).encode()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import transfer
+from transfer.log import Log
 from transfer.runs import Begin, End, Rows, fits, from_meta as message_of
 from transfer.spool.address import RunAddress
 from transfer.spool.answers import Answers
@@ -51,19 +52,19 @@ _TICK = 0.5
 
 
 class Spool:
-    """A spool in this process, on a folder of its own.
+    """A spool in this process, on a folder of its own, or on a log that others use too.
 
-    endpoint: where it is asked, by readers and writers. rows_endpoint: where tasks push rows; by default the
-    same host and a free port. Port 0 takes a free one; the attributes tell which. retention_bytes: what its
-    folder may take; beyond that writers wait. retention_age: seconds after which a sealed run goes that all
-    its groups have read. metrics_port: as a Context has it.
+    endpoint: where it is asked, by readers and writers. rows_endpoint: where tasks push rows; by default
+    the same host and a free port. Port 0 takes a free one; the attributes tell which. retention_bytes: what
+    its folder may take (a log has limits of its own); beyond that writers wait. retention_age: seconds
+    after which a sealed run goes that all its groups have read. metrics_port: as a Context has it.
 
     Raises AddressInUse, LogInUse, LogDamaged. `close` ends it; rows that were acknowledged are kept.
     """
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        folder: str | os.PathLike[str] | Log,
         endpoint: str = "tcp://127.0.0.1:0",
         rows_endpoint: str | None = None,
         *,
@@ -71,7 +72,9 @@ class Spool:
         retention_age: float | None = None,
         metrics_port: int | str | None = None,
     ) -> None:
-        self.store = Store(Path(folder), retention_bytes=retention_bytes)
+        self.store = Store(
+            folder if isinstance(folder, Log) else Path(folder), retention_bytes=retention_bytes
+        )
         try:
             self._context = transfer.Context(metrics_port=metrics_port)
         except BaseException:

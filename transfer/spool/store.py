@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer import rows as row_layouts
 from transfer.log import Log, Retention
+from transfer.log.ranges import consecutive
 from transfer.runs import (
     Abort,
     Begin,
@@ -31,7 +32,18 @@ from transfer.runs import (
     to_meta,
     to_table,
 )
-from transfer.spool.entry import GROUP_KEY, RUN_KEY, Booked, Entry, Group, Seen, group_key, run_key, state_of
+from transfer.spool.entry import (
+    GROUP_KEY,
+    RUN_KEY,
+    Booked,
+    Entry,
+    Group,
+    Seen,
+    group_key,
+    number_of,
+    run_key,
+    state_of,
+)
 from transfer.spool.ledger import Attempt, Run
 from transfer.spool.protocol import Delivery, Kind
 from transfer.spool.replay import INDEX, keep_attempt, layouts_of, replay
@@ -58,11 +70,17 @@ class Store:
 
     Methods that change something return the sequence to wait for: when the log has committed it, `kept` makes
     visible what was booked up to there. Only that: what is booked behind it may be lost in a crash.
+
+    where: a folder of its own, or a log that is somebody else's too, who closes it.
     """
 
-    def __init__(self, folder: Path, *, retention_bytes: int | None = None) -> None:
+    def __init__(self, where: Path | Log, *, retention_bytes: int | None = None) -> None:
         self.lock = threading.RLock()
-        self.log = Log(folder, retention=Retention(bytes=retention_bytes, acknowledged=True))
+        self._owns_log = isinstance(where, Path)
+        if isinstance(where, Path):
+            self.log = Log(where, retention=Retention(bytes=retention_bytes, acknowledged=True))
+        else:
+            self.log = where
         self.entries: dict[str, Entry] = {}
         self._frames: OrderedDict[tuple[int, int], Arrays] = OrderedDict()
         self._booked: deque[Booked] = deque()
@@ -70,12 +88,13 @@ class Store:
         try:
             self._recover()
         except BaseException:
-            self.log.close()
+            self.close()
             raise
 
     def close(self) -> None:
         self._frames.clear()
-        self.log.close()
+        if self._owns_log:
+            self.log.close()
 
     def entry(self, run: str) -> Entry:
         """Raises OptionError: there is no such run."""
@@ -342,7 +361,7 @@ class Store:
         offsets = [*offsets]
         for offset in offsets:
             self._frames.pop((entry.number, offset), None)  # a view would keep its room on the disk
-        for begin, end in _ranges(sorted(offsets)):
+        for begin, end in consecutive(sorted(offsets)):
             self.log.discard(entry.topic, begin, end)
 
     def _put(self, entry: Entry) -> None:
@@ -375,7 +394,8 @@ class Store:
                 entry.index, entry.tidy, entry.aborted = told["index"], told["tidy"], told["aborted"]
                 self.entries[run.name] = numbers[entry.number] = entry
         for topic in self.log.topics:  # a crash came while a run was made, or after it was deleted
-            if int(topic.rpartition("/")[2]) not in numbers:
+            of_run = number_of(topic)
+            if of_run is not None and of_run not in numbers:
                 self.log.drop(topic)
         for entry in numbers.values():
             if not (entry.tidy and self._read_index(entry)):
@@ -428,16 +448,3 @@ def _integers(column: Any) -> Array:
     import numpy as np
 
     return np.array(column, dtype=np.int64)
-
-
-def _ranges(offsets: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Consecutive numbers as [begin, end)."""
-    begin = end = None
-    for offset in offsets:
-        if begin is None or offset != end:
-            if begin is not None and end is not None:
-                yield begin, end
-            begin = offset
-        end = offset + 1
-    if begin is not None and end is not None:
-        yield begin, end
