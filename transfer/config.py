@@ -4,6 +4,24 @@
 |---|---|
 | TRANSFER_EXIT_LINGER | seconds that interpreter exit waits at most for unsent messages (default 2) |
 | MOONCAKE_ALLOW_PICKLE | 1: `send_pyobj` and `recv_pyobj` work (default: they refuse) |
+
+Of the broker, see docs/broker.md; each is one of its options by another name:
+
+| variable | meaning |
+|---|---|
+| TRANSFER_BROKER__SECTION__KEY | the option `section.key` of its file |
+| TRANSFER_BROKER_CONFIG | the file |
+| WAL_PATH | `broker.data`, the folder |
+| WAL_ENABLED | `topics.keep` |
+| ROUTE_CATALOG_PATH | `routes.catalog` |
+| ADMIN_TOKEN | `http.token` |
+| DELIVERY_TIMEOUT_MS | `direct.ack_timeout`, in milliseconds |
+| MAX_INFLIGHT_PER_CONSUMER, MAX_PER_TOPIC_QUEUE | the same in `direct`, in small letters |
+| MAX_QUEUED_DIRECT, MAX_GLOBAL_INGRESS | the same in `direct`, in small letters |
+| FASTPATH_CUTOVER_BYTES | `large.cutover` |
+| FASTPATH_FALLBACK_TO_GO | `large.in_place` |
+| FASTPATH_REQUIRE | true: `large.in_place` is false, whatever the one before says |
+| FASTPATH_SIDECAR_ENABLED, FASTPATH_SOCKET_PATH | nothing any more; told once |
 """
 
 from __future__ import annotations
@@ -58,6 +76,55 @@ def exit_linger(environ: Mapping[str, str] | None = None) -> float:
     if not 0 <= seconds < 3600:
         raise OptionError(f"TRANSFER_EXIT_LINGER is {text!r}", hint="a number of seconds, 0 to 3600")
     return seconds
+
+
+#: names by which other brokers are configured, and the options that they are here
+BROKER_NAMES: Mapping[str, str] = {
+    "WAL_PATH": "broker.data",
+    "WAL_ENABLED": "topics.keep",
+    "ROUTE_CATALOG_PATH": "routes.catalog",
+    "ADMIN_TOKEN": "http.token",
+    "DELIVERY_TIMEOUT_MS": "direct.ack_timeout",
+    "MAX_INFLIGHT_PER_CONSUMER": "direct.max_inflight_per_consumer",
+    "MAX_PER_TOPIC_QUEUE": "direct.max_per_topic_queue",
+    "MAX_QUEUED_DIRECT": "direct.max_queued_direct",
+    "MAX_GLOBAL_INGRESS": "direct.max_global_ingress",
+    "FASTPATH_CUTOVER_BYTES": "large.cutover",
+    "FASTPATH_FALLBACK_TO_GO": "large.in_place",
+}
+#: what they had and we have not: large payloads need no process of their own
+BROKER_IDLE_NAMES = ("FASTPATH_SIDECAR_ENABLED", "FASTPATH_SOCKET_PATH")
+# Two underscores: Kubernetes gives each container TRANSFER_BROKER_PORT and more of a service of that name.
+_BROKER = "TRANSFER_BROKER__"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerEnvironment:
+    """What the environment says of a broker. options: (variable, option, text), the later ones count.
+    file: of its configuration. idle: variables that are set and mean nothing here."""
+
+    options: tuple[tuple[str, str, str], ...]
+    file: str | None
+    idle: tuple[str, ...]
+
+
+def broker_environment(environ: Mapping[str, str] | None = None) -> BrokerEnvironment:
+    """Variables that are empty are as if they were not there."""
+    environ = os.environ if environ is None else environ
+    given = {name: text.strip() for name, text in environ.items() if text.strip()}
+    options = [(name, option, given[name]) for name, option in BROKER_NAMES.items() if name in given]
+    options = [
+        (name, option, f"{text}ms" if name == "DELIVERY_TIMEOUT_MS" else text)
+        for name, option, text in options
+    ]
+    if given.get("FASTPATH_REQUIRE", "").lower() in ("1", "true", "yes", "on"):
+        options.append(("FASTPATH_REQUIRE", "large.in_place", "false"))
+    for name in sorted(given):
+        if name.startswith(_BROKER):
+            option = name.removeprefix(_BROKER).lower().replace("__", ".")
+            options.append((name, option, given[name]))
+    idle = tuple(name for name in BROKER_IDLE_NAMES if name in given)
+    return BrokerEnvironment(tuple(options), given.get("TRANSFER_BROKER_CONFIG"), idle)
 
 
 def pickle_allowed(environ: Mapping[str, str] | None = None) -> bool:

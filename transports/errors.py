@@ -145,7 +145,7 @@ class ProtocolError(PeerError):
     """Bytes that are no valid frame. `reason` is a short constant word, used as a metric label:
     magic, version, length, topic, tensor, shape, dtype, flags, checksum, compression, control,
     truncated, stalled, too_large, no_memory (not the peer's fault); of rows from Spark: run, recut,
-    lost_rows, doubled_rows."""
+    lost_rows, doubled_rows; and those of the broker's fronts in docs/errors.md."""
 
     def __init__(self, reason: str, message: str = "", *, hint: str = "") -> None:
         self.reason = reason

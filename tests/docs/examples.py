@@ -32,7 +32,7 @@ _BLOCK = re.compile(
 )
 _NOTE = re.compile(r"<!--\s*(not run|spark|before|after|prints)(?::(.*?))?\s*-->", re.DOTALL)
 #: ports that examples name, for which the tests take free ones
-_PORTS = ("5555", "5570", "9100")
+_PORTS = ("5555", "5570", "5580", "9100")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from transfer.cli import EXIT_INTERRUPTED, options, runs
+from transfer.cli import EXIT_INTERRUPTED, audit, broker, dlq, options, runs
 from transfer.cli.options import Asked, Kept, Shown, Sink, Source, Where
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(runs.app, name="runs")
+app.add_typer(broker.app, name="broker")
+app.add_typer(dlq.app, name="dlq")
+app.add_typer(audit.app, name="audit")
 
 
 def _report_bound(endpoint: str) -> None:
@@ -222,7 +225,11 @@ def demo(context: typer.Context) -> None:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
 def bench(context: typer.Context) -> None:
-    """Measure this machine against pyzmq and others (needs the repository)."""
+    """Measure a broker (`bench broker`), or this machine against pyzmq and others (needs the repository)."""
+    if context.args[:1] == ["broker"]:
+        from transfer.cli.bench import app as bench_broker
+
+        bench_broker(context.args[1:], prog_name="transfer bench broker")
     from transfer.cli.tools import run_bench
 
     raise typer.Exit(run_bench(context.args))

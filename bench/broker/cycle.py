@@ -1,0 +1,100 @@
+"""Durable publish → consume → acknowledge: who plays it with whom, and how long it takes.
+
+A peer is a module with three parts for processes: `publish`, `consume`, `together` (both in one process),
+each called with (stage, address, Cycle). They say `ready`, wait for the word, and return (begin, end).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.broker.case import Place, Sample
+from bench.broker.servers import Server
+from transfer.broker.bench.crew import PATIENCE, Crew, Stage, until_done
+from transfer.broker.bench.target import started
+from transfer.broker.bench.usage import of_process
+
+#: seconds that one run may take
+LONGEST = 300.0
+
+#: plays until all messages are done; (when it began, when it ended)
+Part = Callable[[Stage, str | int, "Cycle"], tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """size: bytes of a message. in_flight: messages that are not acknowledged yet, at most."""
+
+    size: int
+    count: int
+    in_flight: int
+    topics: int = 1
+
+    @property
+    def payload(self) -> bytes:
+        """Bytes that do not pack."""
+        return os.urandom(self.size)
+
+    @property
+    def topic_names(self) -> list[str]:
+        """All topics."""
+        return [f"bench-{number}" for number in range(self.topics)]
+
+
+def begin(stage: Stage) -> None:
+    """Says that everything is ready, and waits until all others are."""
+    stage.tell("ready")
+    stage.hear()
+
+
+def measure_ours(place: Place, cycle: Cycle, parts: tuple[Part, ...]) -> Sample:
+    """The broker in a process of its own."""
+    with Crew() as crew:
+        target = started(crew, place.folder, transient=())
+        target.begin()
+        before = target.usage()
+        seconds = _play(crew, parts, target.requests, cycle)
+        after = target.usage()
+        target.end()
+    assert before.cpu is not None and after.cpu is not None
+    return _sample(cycle, seconds, after.cpu - before.cpu) | {"peak_mb": (after.peak or 0) / 1e6}
+
+
+def measure_server(
+    place: Place,
+    cycle: Cycle,
+    parts: tuple[Part, ...],
+    server: Callable[[Path], AbstractContextManager[Server]],
+) -> Sample:
+    """Another server."""
+    with server(place.folder) as running, Crew() as crew:
+        before = of_process(running.pid).cpu
+        seconds = _play(crew, parts, running.port, cycle)
+        after = of_process(running.pid).cpu
+    assert before is not None and after is not None
+    return _sample(cycle, seconds, after - before)
+
+
+def _play(crew: Crew, parts: tuple[Part, ...], address: str | int, cycle: Cycle) -> float:
+    """Seconds from the first publish until everything is acknowledged."""
+    members = []
+    for part in parts:  # one after the other: consumers make what publishers need
+        members.append(crew.add(part, address, cycle))
+        members[-1].hear(PATIENCE)
+    for member in members:
+        member.tell("go")
+    until_done(members, LONGEST)
+    return max(one.result[1] for one in members) - min(one.result[0] for one in members)
+
+
+def _sample(cycle: Cycle, seconds: float, cpu: float) -> Sample:
+    return {
+        "seconds": seconds,
+        "msg_s": cycle.count / seconds,
+        "gb_s": cycle.count * cycle.size / seconds / 1e9,
+        "cpu_us": cpu / cycle.count * 1e6,
+    }

@@ -1,0 +1,139 @@
+"""What a broker has to carry: a long log when it starts, and connections that say nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import transfer
+from bench.broker.case import Place, Sample
+from bench.broker.cycle import LONGEST
+from bench.work import KIB
+from transfer.broker.bench.crew import PATIENCE, Crew, Stage, until_done
+from transfer.broker.bench.target import Started, started
+from transfer.clients.own import BrokerClient
+from transfer.protocols.ttp import HEADER_SIZE, WANTED, Kind, encode_head
+
+_PROCESSES = 10
+_BATCH = 64
+_TOPICS = 100
+
+
+def recovery(place: Place, total: int = 10_000_000_000, size: int = 64 * KIB) -> Sample:
+    """A log is written through a broker, which is then killed. Another one opens it, from the disk. total,
+    size: bytes of the log and of a message."""
+    if place.quick:
+        total //= 20
+    with Crew() as crew:
+        target = started(crew, place.folder, transient=())
+        writer = crew.add(_write, target.requests, total, size)
+        until_done([writer], 4 * LONGEST)
+        target.kill()
+    _forget(place.folder)
+    begun = time.monotonic()
+    with Crew() as crew:
+        target = started(crew, place.folder, transient=())
+        seconds = time.monotonic() - begun
+        resident = target.usage().resident or 0
+        with BrokerClient(target.requests) as client:
+            consumer = client.consume("bench-0", "bench", begin="old")
+            assert consumer.recv().data.nbytes == size
+            first = time.monotonic() - begun
+        target.end()
+    return {
+        "opened_s": target.opened,
+        "process_s": seconds,
+        "first_message_s": first,
+        "rss_mb": resident / 1e6,
+        "gb": total / 1e9,
+    }
+
+
+def _write(stage: Stage, endpoint: str, total: int, size: int) -> None:
+    payload, batch = os.urandom(size), _BATCH
+    with BrokerClient(endpoint) as client:
+        for number in range(total // (size * batch) + 1):
+            client.wait_room(batch)
+            client.publish_many(f"bench-{number % _TOPICS}", [payload] * batch, wait=False)
+        client.flush()
+
+
+def _forget(folder: Path) -> None:
+    """The system drops what it has of these files in memory."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+
+
+def idle_ttp(place: Place) -> Sample:
+    """Connections of TTP, each with a subscription."""
+    return _idle(place, "ttp")
+
+
+def idle_own(place: Place) -> Sample:
+    """DEALERs of transfer's own front, over TCP as from other machines."""
+    return _idle(place, "own")
+
+
+def _idle(place: Place, kind: str) -> Sample:
+    count = place.count(10_000, 500)
+    _raise_limit()
+    with Crew() as crew:
+        target: Started = started(crew, place.folder)
+        before = target.usage()
+        address = target.ttp if kind == "ttp" else target.requests
+        part = _connect_ttp if kind == "ttp" else _connect_own
+        begun = time.monotonic()
+        members = [crew.add(part, address, count // _PROCESSES) for _ in range(_PROCESSES)]
+        for member in members:
+            member.hear(LONGEST)
+        seconds = time.monotonic() - begun
+        after = target.usage()
+        for member in members:
+            member.tell("end")
+        until_done(members, PATIENCE)
+        target.end()
+    assert before.resident is not None and after.resident is not None
+    return {
+        "rss_mb": after.resident / 1e6,
+        "kib_each": (after.resident - before.resident) / count / KIB,
+        "connected_s": seconds,
+        "connections": count,
+    }
+
+
+def _connect_ttp(stage: Stage, address: tuple[str, int], count: int) -> None:
+    _raise_limit()
+    wish = encode_head(Kind.SUBSCRIBE, f"bench/{os.getpid()}".encode(), flags=WANTED, stream_id=1)
+    with ExitStack() as stack:
+        for _ in range(count):
+            one = stack.enter_context(socket.create_connection(address, PATIENCE))
+            one.sendall(wish)
+            answer = one.recv(HEADER_SIZE, socket.MSG_WAITALL)
+            assert answer[6] == Kind.ACK
+        stage.tell("connected")
+        stage.hear()
+
+
+def _connect_own(stage: Stage, endpoint: str, count: int) -> None:
+    _raise_limit()
+    os.environ["TRANSFER_LOCAL"] = "off"  # of this process, which ends with this
+    with transfer.Context() as context, ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(BrokerClient(endpoint, context=context))
+        stage.tell("connected")
+        stage.hear()
+
+
+def _raise_limit() -> None:
+    """As many descriptors as this process, and those that it starts, may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

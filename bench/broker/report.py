@@ -1,0 +1,94 @@
+"""What a run found, as tables and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.broker.case import Case, Goal, Sample
+from bench.report import number
+from bench.stats import Spread, ratio
+from transfer.cli.tables import show_table
+
+#: by case and peer; a text says why it was not measured
+Found = Mapping[str, Mapping[str, Sequence[Sample] | str]]
+
+_PEERS = ("case", "peer", "median", "low", "high", "unit", "broker µs/msg")
+_GOALS = ("case", "against", "wanted", "measured", "verdict")
+_OURS = "transfer"
+
+
+def peer_rows(case: Case, found: Found) -> list[tuple[str, ...]]:
+    """One row for each peer."""
+    rows = []
+    for peer in case.peers:
+        samples = found[case.name].get(peer.name, "not run")
+        if isinstance(samples, str):
+            rows.append((case.name, peer.name, samples, "", "", "", ""))
+            continue
+        spread = Spread.of([sample[case.key] for sample in samples])
+        cpu = [sample["cpu_us"] for sample in samples if "cpu_us" in sample]
+        each = number(Spread.of(cpu).median) if cpu else ""
+        cells = (number(value) for value in (spread.median, spread.low, spread.high))
+        rows.append((case.name, peer.name, *cells, case.unit, each))
+    return rows
+
+
+def goal_rows(case: Case, cases: Mapping[str, Case], found: Found) -> list[tuple[str, ...]]:
+    """One row for each goal that can be judged."""
+    rows = []
+    for goal in case.goals:
+        measured = _measured(case, goal, cases, found)
+        if measured is None:
+            continue
+        value = measured.median
+        hit = value >= goal.limit if goal.at_least else value <= goal.limit
+        wanted = f"{'≥' if goal.at_least else '≤'} {number(goal.limit)} {goal.unit}"
+        shown = f"{number(value)} ({number(measured.low)}–{number(measured.high)})"
+        against = f"{goal.against}{f' of {goal.of}' * bool(goal.of)}"
+        rows.append((case.name, against, wanted, shown, "hit" if hit else "missed"))
+    return rows
+
+
+def _measured(case: Case, goal: Goal, cases: Mapping[str, Case], found: Found) -> Spread | None:
+    ours = _best(case, _OURS, goal, found)
+    if not goal.against:
+        return Spread.of(ours) if ours else None
+    other = cases[goal.of or case.name]
+    return ratio(ours, _best(other, goal.against, goal, found)) if ours else None
+
+
+def _best(case: Case, family: str, goal: Goal, found: Found) -> list[float]:
+    """Of each round, the better one of all peers of a family."""
+    runs = []
+    for peer in case.peers:
+        samples = found.get(case.name, {}).get(peer.name, "not run")
+        if peer.family == family and not isinstance(samples, str):
+            runs.append([sample[goal.key] for sample in samples])
+    better = max if goal.at_least else min
+    return [better(values) for values in zip(*runs, strict=False)]
+
+
+def show(cases: Sequence[Case], found: Found) -> None:
+    """Both tables on standard output."""
+    by_name = {case.name: case for case in cases}
+    done = [case for case in cases if case.name in found]
+    rows = [row for case in done for row in peer_rows(case, found)]
+    show_table(_PEERS, rows, right=("median", "low", "high", "broker µs/msg"))
+    print()
+    show_table(_GOALS, [row for case in done for row in goal_rows(case, by_name, found)])
+
+
+def write(file: Path, machine: Mapping[str, Any], cases: Sequence[Case], found: Found) -> None:
+    """All samples and verdicts as JSON."""
+    by_name = {case.name: case for case in cases}
+    goals = [
+        dict(zip(_GOALS, row, strict=True))
+        for case in cases
+        if case.name in found
+        for row in goal_rows(case, by_name, found)
+    ]
+    data = {"format": 1, "machine": machine, "cases": found, "goals": goals}
+    file.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,182 @@
+"""Single fronts over a real hub, on a loop in a thread or turn by turn, for tests of one protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from transfer.broker.engine.grammar import Kind, pattern
+from transfer.broker.hub import Hub
+from transfer.broker.line import Lines
+from transfer.broker.listener import Listener
+from transfer.broker.store import Store
+from transfer.broker.subscriber import Subscriber
+from transfer.log import Log
+from transports.core import Pool
+
+#: seconds that anything may take
+PATIENCE = 10.0
+
+
+def _hub(loop, log, durable, most):
+    store = Store(log, durable, most=most)
+    return Hub(loop, store, delay=lambda attempt: 1.0, bury=lambda dead, message, told: told(None))
+
+
+class Alone:
+    """Fronts on free ports of this machine. fronts, ports: in the order in which they were given."""
+
+    def __init__(self, folder, makers, durable, most, log):
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._log = Log(folder, **log)
+        self._pool = Pool()
+        self.call(self._start, makers, durable, most)
+        self.ports = [listener.port for listener in self._listeners]
+        self.port = self.ports[0]
+        self.front = self.fronts[0]
+
+    def _start(self, makers, durable, most):
+        self.hub = _hub(self._loop, self._log, durable, most)
+        lines = Lines(self._loop, self._pool)
+        self.fronts = [make(self.hub, lines) for make in makers]
+        self._listeners = [Listener(self._loop, "127.0.0.1", 0, front.connected) for front in self.fronts]
+
+    def call(self, function, *arguments):
+        """What the function answers when it is called on the loop."""
+        answer: Future = Future()
+
+        def run():
+            try:
+                answer.set_result(function(*arguments))
+            except BaseException as error:  # noqa: BLE001 - raised in the test
+                answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return answer.result(PATIENCE)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Waits until it holds, looking at it on the loop."""
+        deadline = time.monotonic() + PATIENCE
+        pause = threading.Event()
+        while not self.call(condition):
+            assert time.monotonic() < deadline, "it does not happen"
+            pause.wait(0.002)
+
+    def tick(self, seconds: float) -> None:
+        """As if so many seconds had gone by."""
+        for front in self.fronts:
+            self.call(front.tick, self._loop.time() + seconds)
+
+    def connect(self, index: int = 0) -> socket.socket:
+        """A plain connection to one of the fronts."""
+        return socket.create_connection(("127.0.0.1", self.ports[index]), PATIENCE)
+
+    def close(self):
+        for end in (*self._listeners, *self.fronts, self.hub):
+            self.call(end.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        self._loop.close()
+        self._log.close()
+        self._pool.close()
+
+
+@contextmanager
+def alone(folder, *makers, durable=lambda name: True, most=1000, **log) -> Iterator[Alone]:
+    """Runs fronts, each made by a function of hub and lines. log: how the log is opened."""
+    broker = Alone(folder, makers, durable, most, log)
+    try:
+        yield broker
+    finally:
+        broker.close()
+
+
+def ended(connection: socket.socket) -> bool:
+    """Waits until the other side has ended the connection; False if it says something instead."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def receive(connection: socket.socket, nbytes: int) -> bytes:
+    """So many bytes, or fewer if the other side ends the connection before."""
+    data = b""
+    while len(data) < nbytes and (more := connection.recv(nbytes - len(data))):
+        data += more
+    return data
+
+
+class Recorder(Subscriber):
+    """Subscribes to everything, and remembers (topic, payload) of what came whole or in pieces."""
+
+    def __init__(self):
+        self.heard = []
+        self._pieces = []
+        self._topic = ""
+
+    queued = 0
+
+    def offer(self, message):
+        self.heard.append((message.topic, bytes(message.payload)))
+
+    def begin(self, message, nbytes):
+        self._topic, self._pieces = message.topic, []
+        return True
+
+    def piece(self, data):
+        self._pieces.append(bytes(data))
+
+    def finish(self):
+        self.heard.append((self._topic, b"".join(self._pieces)))
+
+    def close(self, reason):
+        self.heard.append((self._topic, reason))
+
+
+class Turns:
+    """One connection of a front, served turn by turn in the test's own thread. Nothing is kept on disk."""
+
+    def __init__(self, folder, make):
+        self._loop = asyncio.new_event_loop()
+        self._log = Log(folder)
+        self._pool = Pool()
+        self._hub = _hub(self._loop, self._log, lambda name: False, 1000)
+        self._front = make(self._hub, Lines(self._loop, self._pool))
+
+    def heard(self, pieces: list[bytes]) -> tuple[list[tuple[str, bytes]], bool]:
+        """(what subscribers are told when these bytes come piece by piece; whether the connection stays)."""
+        recorder = Recorder()
+        self._hub.subscribe(recorder, pattern(Kind.PREFIX, ""))
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        self._front.connected(theirs, "peer")
+        with ours:
+            ours.setblocking(False)
+            for piece in pieces:
+                while piece and self._front.connections:
+                    piece = piece[ours.send(piece) :]
+                    self._turn()
+            self._turn()
+            stays = self._front.connections > 0
+            self._front.close()
+        self._hub.leave(recorder)
+        return recorder.heard, stays
+
+    def _turn(self):
+        self._loop.call_soon(self._loop.stop)
+        self._loop.run_forever()
+
+    def close(self):
+        self._hub.close()
+        self._turn()
+        self._loop.close()
+        self._log.close()
+        self._pool.close()

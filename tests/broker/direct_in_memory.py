@@ -1,0 +1,84 @@
+"""Direct delivery without a disk: the desk, and somebody who does what it wants, on a loop."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from transfer.broker.engine.direct import DirectDesk, Rules
+from transfer.broker.engine.direct_actions import (
+    Admitted,
+    Answer,
+    Audit,
+    DeadLetter,
+    Dispatch,
+    Now,
+    Persist,
+)
+from transfer.broker.engine.direct_events import Finished, Ref, encode
+from transfer.broker.engine.direct_routes import TableRoutes
+from transfer.broker.engine.grammar import Kind, pattern
+from transfer.broker.engine.routes import Route, RouteTable, RouteType
+from transfer.broker.fronts.abtp_direct import Sent
+
+
+class InMemory:
+    """A `DirectDriver`. letters, audits, lost: what it was told to keep."""
+
+    def __init__(self, loop, rules=None, routes=()):
+        self._loop = loop
+        self.table = RouteTable()
+        for number, (text, destination) in enumerate(routes):
+            dots = pattern(Kind.DOTS, text)
+            self.table.add(Route(f"r{number}", "", dots, RouteType.DIRECT, destination))
+        self.desk = DirectDesk(TableRoutes(self.table), rules or Rules())
+        self.written, self.letters, self.audits, self.lost = [], [], [], []
+        self._messages = []
+        self._timer = None
+
+    def attach(self, courier):
+        self._courier = courier
+        self._tick()
+
+    def close(self):
+        self._timer.cancel()
+
+    @property
+    def now(self):
+        return Now(self._loop.time(), int(time.time() * 1000))
+
+    def publish_direct(self, message, facts, told):
+        verdict = self.desk.admit(facts)
+        if isinstance(verdict, Admitted):
+            self._messages.append(message)
+            self._do(self.desk.accept(verdict, Ref("memory", len(self._messages) - 1), self.now))
+            self._loop.call_soon(told, None)
+        return verdict
+
+    def unroutable(self, message, facts, reason):
+        self.lost.append((facts.topic, facts.message_id, reason))
+
+    def request(self, peer, control):
+        self._do(self.desk.request(peer, control, self.now))
+
+    def _do(self, actions):
+        actions = deque(actions)
+        while actions:
+            match actions.popleft():
+                case Persist(event):
+                    self.written.append(encode(event))
+                    assert not isinstance(event, Finished) or event.number < self.desk.books.next_number
+                case Dispatch(peer, _, delivery, parcel) as action:
+                    sent = self._courier.dispatch(action, self._messages[parcel.ref.offset])
+                    if sent is not Sent.YES:
+                        actions += self.desk.unsent(delivery, peer, self.now, gone=sent is Sent.GONE)
+                case Answer(peer, reply):
+                    self._courier.answer(peer, reply)
+                case DeadLetter() as letter:
+                    self.letters.append(letter)
+                case Audit() as audit:
+                    self.audits.append(audit)
+
+    def _tick(self):
+        self._do(self.desk.tick(self.now))
+        self._timer = self._loop.call_later(0.005, self._tick)

@@ -1,0 +1,89 @@
+"""A direct desk with a clock of its own, for tests."""
+
+from __future__ import annotations
+
+import itertools
+
+from transfer.broker.engine.direct import DirectDesk, Rules
+from transfer.broker.engine.direct_actions import (
+    Admitted,
+    Answer,
+    Dispatch,
+    Now,
+    Persist,
+    Register,
+)
+from transfer.broker.engine.direct_events import (
+    Facts,
+    Ref,
+    encode,
+)
+from transfer.broker.engine.direct_routes import TableRoutes
+from transfer.broker.engine.grammar import Kind, pattern
+from transfer.broker.engine.routes import Route, RouteTable, RouteType
+
+START_MS = 1_700_000_000_000
+
+
+class Shop:
+    """A desk with a clock, over a real table of routes; it does what the desk wants and remembers it."""
+
+    def __init__(self, rules=None, routes=(), books=None):
+        self.table = RouteTable()
+        for number, (text, destination) in enumerate(routes):
+            dots = pattern(Kind.DOTS, text)
+            self.table.add(Route(f"r{number}", "", dots, RouteType.DIRECT, destination))
+        ids = itertools.count(1)
+        self.desk = DirectDesk(
+            TableRoutes(self.table),
+            rules or Rules(),
+            new_id=lambda: f"s{next(ids)}-{id(self)}",
+            random=lambda: 0.0,
+        )
+        self.seconds = 100.0
+        self.done = []
+        self.written = []
+        self.offsets = itertools.count()
+
+    @property
+    def now(self):
+        return Now(self.seconds, START_MS + round((self.seconds - 100.0) * 1000))
+
+    def do(self, actions):
+        for action in actions:
+            self.done.append(action)
+            if isinstance(action, Persist):
+                self.written.append(encode(action.event))
+        return actions
+
+    def publish(self, topic="t", message_id="m", destination="", **facts):
+        verdict = self.desk.admit(Facts("", topic, message_id, "p", **facts), destination)
+        if isinstance(verdict, Admitted):
+            self.do(self.desk.accept(verdict, Ref("log", next(self.offsets)), self.now))
+        return verdict
+
+    def ask(self, request, peer=b"w"):
+        return self.do(self.desk.request(peer, request, self.now))
+
+    def register(self, consumer="w", peer=b"w", subscriptions=("t",), **more):
+        actions = self.ask(Register(consumer, subscriptions=subscriptions, **more), peer)
+        return next(a.reply for a in actions if isinstance(a, Answer))
+
+    def wait(self, seconds):
+        self.seconds += seconds
+        return self.do(self.desk.tick(self.now))
+
+    def of(self, kind):
+        return [action for action in self.done if isinstance(action, kind)]
+
+    @property
+    def sent(self):
+        """(consumer, message id, attempt) of all that was dispatched."""
+        return [(a.session.consumer_id, a.delivery.message_id, a.delivery.attempt) for a in self.of(Dispatch)]
+
+    @property
+    def last(self):
+        return self.of(Dispatch)[-1].delivery
+
+    def events(self):
+        return [action.event for action in self.of(Persist)]

@@ -1,0 +1,99 @@
+"""Large messages are read beside the loop, in place when that fails, and in their order all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+
+import pytest
+
+from tests.broker.asking import look, until
+from tests.broker.running import running
+from transfer.broker.beside import Beside
+from transfer.broker.settings import AbtpEndpoints, FastPath
+from transports.errors import InternalError, UsageError
+
+HERE = threading.current_thread
+
+
+def answers(settings, *works, closed=False):
+    """What each piece of work came to, and what was counted."""
+
+    async def run():
+        counts = Counter()
+        beside = Beside(asyncio.get_running_loop(), settings, counts)
+        if closed:
+            beside.close()
+        ends = [asyncio.get_running_loop().create_future() for _ in works]
+        for work, end in zip(works, ends, strict=True):
+            beside.run(work, end.set_result)
+        try:
+            return await asyncio.wait_for(asyncio.gather(*ends), 20), counts
+        finally:
+            beside.close()
+
+    return asyncio.run(run())
+
+
+def breaks_beside():
+    if HERE().name.startswith("transfer-broker-beside"):
+        raise MemoryError("no room there")
+    return "in place"
+
+
+def refuses():
+    raise UsageError("not so")
+
+
+def test_work_is_done_on_another_thread_in_its_order():
+    told, counts = answers(FastPath(), lambda: HERE().name, lambda: 2)
+    assert told[0].startswith("transfer-broker-beside") and told[1] == 2
+    assert counts == {"beside": 2}
+
+
+def test_what_the_work_refuses_is_its_answer():
+    (told,), counts = answers(FastPath(), refuses)
+    assert isinstance(told, UsageError) and counts == {"beside": 1}
+
+
+def test_the_loop_does_it_when_the_thread_cannot():
+    assert answers(FastPath(), breaks_beside) == (["in place"], {"beside_in_place": 1})
+    assert answers(FastPath(), lambda: HERE().name, closed=True) == ([HERE().name], {"beside_in_place": 1})
+    (told,), _ = answers(FastPath(), refuses, closed=True)
+    assert isinstance(told, UsageError)
+    (told,), _ = answers(FastPath(), lambda: 1 // 0)
+    assert isinstance(told, InternalError)
+
+
+def test_it_is_refused_where_the_loop_may_not():
+    (told,), counts = answers(FastPath(in_place=False), breaks_beside)
+    assert isinstance(told, InternalError) and counts == {"beside_failed": 1}
+
+
+def test_only_large_ones_go_there():
+    beside = Beside(asyncio.new_event_loop(), FastPath(cutover=100), Counter())
+    assert [beside.takes(99), beside.takes(100)] == [False, True]
+    beside.close()
+    beside._loop.close()
+
+
+def test_large_messages_of_abtp_come_in_their_order(tmp_path):
+    pytest.importorskip("zmq", reason="pip install 'tensor-transfer[fronts]'")
+    from transfer.clients.abtp import AbtpProducer
+
+    where = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
+    payloads = [bytes([number]) * (5000 if number % 3 else 50) for number in range(30)]
+    with (
+        running(tmp_path, http=0, abtp=where, fast_path=FastPath(cutover=2000)) as broker,
+        AbtpProducer(broker.endpoints["abtp router"]) as producer,
+    ):
+        headers = {"delivery_mode": "fanout"}
+        for number, payload in enumerate(payloads):
+            producer.publish("t", payload, headers=headers, compress=number % 2 == 0, wait=False)
+        producer.publish("t", payloads[0], headers=headers)
+        events = look(broker.ports["http"], "overview")["events"]
+        assert events["beside"] == 10, "those that are large as they came, compressed or not"
+        until(lambda: look(broker.ports["http"], "topics?contains=t")["topics"][0]["end"], 31)
+        kept = broker.hub.store.read(broker.hub.store.topics["t"], 0)
+        assert [bytes(one.payload) for one in kept] == [*payloads, payloads[0]]

@@ -1,0 +1,139 @@
+"""Direct delivery through a whole broker: log, database, audit, and real ZeroMQ clients."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.broker.running import running
+from transfer.broker.settings import AbtpEndpoints
+from transfer.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
+from transfer.clients.own import BrokerClient
+from transfer.clients.pybroker import PyBrokerClient
+from transfer.clients.rqueue import RqueueClient
+from transports.errors import Again, ProtocolError
+
+ANYWHERE = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
+
+
+def abtp(folder, **changes):
+    return running(folder, abtp=ANYWHERE, **changes)
+
+
+def producer(broker):
+    return AbtpProducer(broker.endpoints["abtp router"])
+
+
+def consumer(broker, name="worker", subscriptions=("orders.*",), **more):
+    return AbtpConsumer(name, subscriptions, broker.endpoints["abtp router"], **more)
+
+
+def eventually(done, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it did not come in time"
+        time.sleep(0.01)
+
+
+def test_a_message_goes_to_one_consumer_and_is_done(tmp_path):
+    with abtp(tmp_path) as broker, consumer(broker) as worker, producer(broker) as maker:
+        maker.publish("orders.created", {"id": 7}, message_id="m-1")
+        got = worker.recv(10)
+        assert (got.message_id, got.topic, got.payload, got.attempt) == (
+            "m-1",
+            "orders.created",
+            {"id": 7},
+            1,
+        )
+        worker.ack(got, confirm=True)
+    with abtp(tmp_path) as broker, consumer(broker) as worker, pytest.raises(Again):
+        worker.recv(0.5)
+
+
+def test_what_was_not_acknowledged_comes_again_after_a_restart(tmp_path):
+    with abtp(tmp_path) as broker:
+        with consumer(broker) as worker, producer(broker) as maker:
+            maker.publish("orders.created", b"raw", message_id="m-2")
+            first = worker.recv(10)
+            session = worker.session_id
+        assert first.attempt == 1
+    with abtp(tmp_path) as broker, consumer(broker, session_id=session) as worker:
+        again = worker.recv(10)
+        assert (again.message_id, again.payload, again.attempt) == ("m-2", b"raw", 2)
+        worker.ack(again, confirm=True)
+
+
+def test_a_route_of_the_catalog_leads_to_a_consumer_that_is_away(tmp_path):
+    file = tmp_path / "routes.toml"
+    file.write_text(
+        'version = 1\n[[routes]]\nid = "late"\npattern = "orders.*"\ndestination = "worker"\n', "utf-8"
+    )
+    with abtp(tmp_path / "data", catalog=str(file)) as broker, producer(broker) as maker:
+        maker.publish("orders.late", b"one")
+    with abtp(tmp_path / "data") as broker, consumer(broker, subscriptions=()) as worker:
+        assert worker.recv(10).payload == b"one"
+
+
+def test_one_that_nobody_can_process_becomes_a_dead_letter(tmp_path):
+    with abtp(tmp_path, first_delay=0.01) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        heard = client.consume("_dlq.orders.bad", "operators", begin="old")
+        with consumer(broker) as worker, producer(broker) as maker:
+            maker.publish("orders.bad", b"poison", message_id="m-3")
+            for attempt in (1, 2, 3):
+                got = worker.recv(10)
+                assert got.attempt == attempt
+                worker.nack(got, f"failed {attempt}")
+            assert bytes(heard.recv(10).data) == b"poison"
+        [letter] = broker.letters.find("m-3")
+        assert (letter.consumer, letter.topic, letter.attempts) == ("worker", "orders.bad", 3)
+        assert (letter.reason, letter.last_error, letter.payload) == ("exhausted", "failed 3", b"poison")
+
+
+def test_a_late_acknowledgement_is_refused_and_audited(tmp_path):
+    with abtp(tmp_path, ack_timeout=0.2, first_delay=0.01) as broker:
+        with consumer(broker) as worker, producer(broker) as maker:
+            maker.publish("orders.slow", b"x", message_id="m-4")
+            late = worker.recv(10)
+            assert worker.recv(10).attempt == 2
+            with pytest.raises(ProtocolError, match="delivery"):
+                worker.ack(late, confirm=True)
+        eventually(lambda: any(event.action.operation == "stale_ack" for event in broker.audit.events()))
+
+
+def test_every_protocol_hears_of_what_another_publishes(tmp_path):
+    with (
+        abtp(tmp_path) as broker,
+        consumer(broker, subscriptions=("news.*",)) as worker,
+        AbtpSubscriber(("weather",), broker.endpoints["abtp pub"]) as listener,
+        RqueueClient("127.0.0.1", broker.ports["rqueue"]) as queue,
+        PyBrokerClient("127.0.0.1", broker.ports["pybroker"]) as files,
+        producer(broker) as maker,
+        BrokerClient(broker.endpoints["requests"]) as client,
+    ):
+        queue.subscribe("news.today")
+        queue.subscribe("weather")
+        queue.publish("news.today", b"by rqueue")
+        assert queue.recv(10).content == b"by rqueue"
+        got = worker.recv(10)
+        assert got.payload == b"by rqueue"
+        worker.ack(got)
+        maker.publish("news.today", b"by abtp")
+        assert queue.recv(10).content == b"by abtp"
+        assert worker.recv(10).payload == b"by abtp"
+        client.publish("news.today", b"by a socket")
+        assert queue.recv(10).content == b"by a socket"
+        eventually(lambda: files.fetch("news.today", 0) == b"by rqueueby abtpby a socket")
+        client.publish("weather", b"rain")
+        assert queue.recv(10).content == b"rain"
+        assert listener.recv(10).payload == b"rain"
+
+
+def test_topics_that_keep_nothing_still_keep_direct_messages(tmp_path):
+    with abtp(tmp_path, keep=False) as broker:
+        with consumer(broker) as worker, producer(broker) as maker:
+            maker.publish("orders.created", b"kept", message_id="m-5")
+            worker.recv(10)
+            session = worker.session_id
+    with abtp(tmp_path, keep=False) as broker, consumer(broker, session_id=session) as worker:
+        assert worker.recv(10).payload == b"kept"

@@ -1,0 +1,201 @@
+"""The index finds what `Pattern.matches` says, whatever came and went, in steps that do not grow."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from transfer.broker.engine.grammar import Kind, Pattern, pattern
+from transfer.broker.engine.index import Index
+from transfer.broker.engine.tree import Tree
+from transports.errors import UsageError
+
+TOPICS = st.text(alphabet="ab.*>/", min_size=1, max_size=7)
+
+
+def _pattern(kind: Kind, text: str) -> Pattern | None:
+    try:
+        return pattern(kind, text)
+    except UsageError:
+        return None
+
+
+def _joined(mark, segments):
+    return st.lists(st.sampled_from(segments), min_size=1, max_size=5).map(mark.join)
+
+
+PATTERNS = (
+    st.one_of(
+        st.tuples(st.just(Kind.DOTS), _joined(".", ["a", "b", "a/b", "*", ">"])),
+        st.tuples(st.just(Kind.PATHS), _joined("/", ["a", "b", "a.b", "*", ">", ""])),
+        st.tuples(st.sampled_from([Kind.EXACT, Kind.PREFIX]), st.text(alphabet="ab./*", max_size=4)),
+    )
+    .map(lambda found: _pattern(*found))
+    .filter(lambda found: found is not None)
+)
+
+
+class Machine(RuleBasedStateMachine):
+    """An index beside a list of pairs of pattern and value."""
+
+    def __init__(self):
+        super().__init__()
+        self.index = Index()
+        self.pairs = []
+
+    @rule(wanted=PATTERNS, value=st.integers(0, 12))
+    def add(self, wanted, value):
+        version = self.index.version
+        new = (wanted, value) not in self.pairs
+        assert self.index.add(wanted, value) is new
+        assert self.index.version == version + new
+        if new:
+            self.pairs.append((wanted, value))
+
+    @rule(wanted=PATTERNS, value=st.integers(0, 12))
+    def discard(self, wanted, value):
+        self.drop(wanted, value)
+
+    @rule(data=st.data())
+    def discard_one_that_is_there(self, data):
+        if self.pairs:
+            self.drop(*data.draw(st.sampled_from(self.pairs)))
+
+    def drop(self, wanted, value):
+        version = self.index.version
+        known = (wanted, value) in self.pairs
+        assert self.index.discard(wanted, value) is known
+        assert self.index.version == version + known
+        if known:
+            self.pairs.remove((wanted, value))
+
+    @rule(topic=st.one_of(TOPICS, _joined(".", ["a", "b"]), _joined("/", ["a", "b", "a.b"])))
+    def match(self, topic):
+        meant = [(wanted, value) for wanted, value in self.pairs if wanted.matches(topic)]
+        found = self.index.match(topic)
+        assert sorted(found) == sorted(value for _, value in meant)
+        ranks = [sorted(wanted.rank for wanted, value in meant if value == one) for one in found]
+        lowest = [min(some) for some in ranks]
+        assert len(lowest) == len(found)
+        if len(set(found)) == len(found):
+            assert lowest == sorted(lowest), "closer patterns come first"
+
+    @invariant()
+    def counts(self):
+        assert len(self.index) == len(self.pairs)
+
+
+TestIndex = Machine.TestCase
+TestIndex.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+SEGMENTS = st.lists(st.sampled_from(["a", "b", "c", "*"]), max_size=5).map(tuple)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(SEGMENTS, st.booleans()), unique=True, max_size=12),
+    st.randoms(use_true_random=False),
+    st.data(),
+)
+def test_a_tree_depends_on_its_patterns_only(patterns, random, data):
+    kept = data.draw(st.sets(st.sampled_from(patterns))) if patterns else set()
+    first, second = Tree(), Tree()
+    for number, (segments, rest) in enumerate(patterns):
+        first.put(segments, number, rest=rest)
+    gone = [one for one in patterns if one not in kept]
+    random.shuffle(gone)
+    for segments, rest in gone:
+        first.remove(segments, rest=rest)
+        assert first.get(segments, rest=rest) is None
+    left = list(kept)
+    random.shuffle(left)
+    for segments, rest in left:
+        second.put(segments, patterns.index((segments, rest)), rest=rest)
+    assert list(first.shape()) == list(second.shape())
+    assert len(first) == len(second) == len(kept)
+    for segments, rest in patterns:
+        assert first.get(segments, rest=rest) == second.get(segments, rest=rest)
+
+
+def test_segments_without_a_fork_stand_in_one_node():
+    tree = Tree()
+    tree.put(("a", "b", "*", "c"), 1)
+    assert list(tree.shape()) == [(0, ("",)), (1, ("a", "b", "*", "c"))]
+    tree.put(("a", "b", "*", "d"), 2)
+    assert (1, ("a", "b", "*")) in list(tree.shape())
+    tree.put(("a", "b"), 3, rest=True)
+    assert [label for _, label in tree.shape()] == [("",), ("a", "b"), ("*",), ("d",), ("c",)]
+    for segments, rest in ((("a", "b"), True), (("a", "b", "*", "d"), False)):
+        tree.remove(segments, rest=rest)
+    assert list(tree.shape()) == [(0, ("",)), (1, ("a", "b", "*", "c"))]
+    tree.remove(("a", "b", "*", "c"))
+    tree.remove(("a", "b", "*", "c"))
+    assert list(tree.shape()) == [(0, ("",))] and not len(tree)
+
+
+def test_removing_what_is_not_there_changes_nothing():
+    tree = Tree()
+    tree.put(("a", "b"), 1)
+    for segments, rest in (
+        ((), False),
+        (("a",), False),
+        (("a", "b"), True),
+        (("a", "b", "c"), False),
+        (("x",), True),
+    ):
+        tree.remove(segments, rest=rest)
+    assert tree.get(("a", "b")) == 1 and len(tree) == 1
+
+
+def test_values_come_in_the_order_in_which_they_were_added():
+    index = Index()
+    wanted = pattern(Kind.DOTS, "a.*")
+    for value in range(20, 0, -1):
+        assert index.add(wanted, value)
+    assert index.discard(wanted, 7)
+    assert index.match("a.b") == [value for value in range(20, 0, -1) if value != 7]
+
+
+def test_one_value_under_two_patterns_leaves_one_by_one():
+    index = Index()
+    for kind in (Kind.EXACT, Kind.DOTS, Kind.PATHS):
+        assert index.add(pattern(kind, "a"), "somebody")
+    assert index.match("a") == ["somebody"] * 3
+    assert index.discard(pattern(Kind.DOTS, "a"), "somebody")
+    assert index.match("a") == ["somebody"] * 2
+
+
+@pytest.mark.parametrize("many", [10_000])
+def test_steps_do_not_grow_with_the_number_of_patterns(many):
+    shapes = {
+        "a.{0}.c.d": ("a.5.c.d", Kind.DOTS),
+        "a.{0}.*.d": ("a.5.c.d", Kind.DOTS),
+        "b.*.{0}": ("b.c.5", Kind.DOTS),
+        "c.{0}.>": ("c.5.x.y", Kind.DOTS),
+        "d/{0}/*": ("d/5/x", Kind.PATHS),
+    }
+    few, all_ = Index(), Index()
+    for number, (shape, (_, kind)) in itertools.product(range(many), shapes.items()):
+        wanted = pattern(kind, shape.format(number))
+        all_.add(wanted, number)
+        if number < 10:
+            few.add(wanted, number)
+    for topic, _ in shapes.values():
+        small, large = few.match_counted(topic), all_.match_counted(topic)
+        assert small[0] == large[0] != []
+        assert small[1] == large[1] <= 16
+
+
+def test_prefixes_cost_a_step_for_each_length_in_use():
+    index = Index()
+    for number in range(1000):
+        index.add(pattern(Kind.PREFIX, f"{number:04d}"), number)
+    assert index.match_counted("0042.and.more") == ([42], 1)
+    index.add(pattern(Kind.PREFIX, ""), -1)
+    assert index.match_counted("0042.and.more") == ([-1, 42], 2)
+    assert index.match_counted("00") == ([-1], 1)
+    index.discard(pattern(Kind.PREFIX, ""), -1)
+    assert index.match_counted("0042.and.more") == ([42], 1)

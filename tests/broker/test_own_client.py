@@ -1,0 +1,120 @@
+"""The client of the broker's own front: a broker that goes and comes again, and waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from tests.broker.own_peers import receive, wait_for
+from tests.broker.running import running
+from transfer.broker.fronts.own import OwnSettings
+from transfer.clients.own import BrokerClient
+from transports.errors import Again, Broken, Closed, TransferError
+
+FREE = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with running(tmp_path) as broker:
+        yield broker
+
+
+@pytest.fixture
+def client(broker):
+    with BrokerClient(broker.endpoints["requests"], timeout=10) as client:
+        yield client
+
+
+def test_a_broker_that_is_gone_is_broken(tmp_path):
+    with running(tmp_path) as broker:
+        client = BrokerClient(broker.endpoints["requests"], timeout=5)
+        consumer = client.consume("t", "g")
+        client.publish("t", b"kept")
+        assert bytes(consumer.recv().data) == b"kept"
+    with client:
+        for call in (consumer.recv, lambda: client.publish("t", b"x"), lambda: client.consume("t", "h")):
+            begin = time.monotonic()
+            with pytest.raises(Broken):
+                call()
+            assert time.monotonic() - begin < 2
+    with pytest.raises(Closed):
+        client.publish("t", b"x")
+    client.close()
+
+
+def test_what_was_delivered_before_the_end_is_given(tmp_path):
+    with running(tmp_path) as broker:
+        client = BrokerClient(broker.endpoints["requests"], timeout=5)
+        client.publish_many("t", [b"x"] * 50)
+        consumer = client.consume("t", "g", begin="old")
+        wait_for(lambda: broker.hub.counts["dispatched"] == 50)
+        assert consumer.recv().offset == 0
+    with client:
+        found = []
+        with pytest.raises(Broken):
+            while True:
+                found += consumer.recv_many()
+        assert len(found) <= 49
+
+
+def test_nobody_is_there():
+    begin = time.monotonic()
+    with pytest.raises(Again):
+        BrokerClient("tcp://127.0.0.1:9", timeout=0.3)
+    assert time.monotonic() - begin < 5
+
+
+def test_time_outs_are_kept(client):
+    consumer = client.consume("t", "g")
+    for seconds in (0.0, 0.05, 0.3):
+        begin = time.monotonic()
+        with pytest.raises(Again, match="no message came"):
+            consumer.recv(timeout=seconds)
+        assert seconds <= time.monotonic() - begin < seconds + 1
+
+
+def test_closing_wakes_who_waits(broker):
+    client = BrokerClient(broker.endpoints["requests"])
+    consumer = client.consume("t", "g")
+    raised = []
+
+    def wait():
+        with pytest.raises(TransferError) as error:
+            consumer.recv(timeout=20)
+        raised.append(error.type)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    client.publish("other", b"x")
+    client.close()
+    thread.join(5)
+    assert raised == [Closed]
+
+
+def test_a_client_that_reconnects(tmp_path):
+    """The broker goes and comes again: what was not acknowledged comes again, and calls go on."""
+    with running(tmp_path) as broker:
+        endpoint = broker.endpoints["requests"]
+        client = BrokerClient(endpoint, timeout=20, reconnect=True)
+        consumer = client.consume("t", "g", window=2)
+        client.publish_many("t", [b"1", b"2", b"3"])
+        first = receive(consumer, 2)
+        consumer.ack(first[0], wait=True)
+        assert bytes(consumer.recv().data) == b"3"
+    with client:
+        client._timeout = 0.5  # how long it waits for the broker to come back
+        for _ in range(2):
+            with pytest.raises(Broken):
+                client.publish("t", b"to nobody")
+        client._timeout = 20
+        with running(tmp_path, own=OwnSettings(endpoint, FREE, FREE)):
+            messages = receive(consumer, 2)
+            assert [(bytes(one.data), one.attempt) for one in messages] == [(b"2", 2), (b"3", 2)]
+            consumer.ack(first[1])  # of the earlier connection
+            consumer.ack(*messages, wait=True)
+            assert list(consumer.stale) == [(1, 1)]
+            client.publish("t", b"4")
+            assert bytes(consumer.recv().data) == b"4"

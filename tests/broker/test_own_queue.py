@@ -1,0 +1,94 @@
+"""PULL out of the broker: each message to one who pulls, and to another if that one dies first."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import transfer
+from tests.broker.running import ANYWHERE, FREE, running
+from tests.broker.test_direct_delivery import eventually
+from transfer.clients.own import BrokerClient
+from transports.errors import Again, UsageError
+
+
+def with_queue(folder, **changes):
+    own = replace(ANYWHERE.own, queues={"orders": FREE})
+    return running(folder, own=own, **changes)
+
+
+def pulling(connected, broker):
+    return connected(transfer.PULL, broker.endpoints["queue orders"])
+
+
+def numbers(pull, count):
+    return [int(pull.recv_multipart()[1]) for _ in range(count)]
+
+
+def cursor(broker):
+    [served] = broker.hub.groups.served
+    return served.group.cursor
+
+
+@pytest.fixture
+def connected():
+    """Makes sockets that are connected."""
+    with ExitStack() as open_until_the_end:
+        context = transfer.Context()
+        open_until_the_end.callback(context.destroy, 0)
+
+        def make(kind, endpoint):
+            made = open_until_the_end.enter_context(context.socket(kind))
+            made.rcvtimeo = made.sndtimeo = 10_000
+            made.connect(endpoint)
+            return made
+
+        yield make
+
+
+def test_messages_wait_for_who_pulls_and_come_once(tmp_path, connected):
+    with with_queue(tmp_path) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        client.publish_many("orders", [b"%d" % number for number in range(100)])
+        pull = pulling(connected, broker)
+        assert numbers(pull, 100) == list(range(100))
+        eventually(lambda: cursor(broker) == 100)
+        client.publish("orders", b"100")
+        assert numbers(pull, 1) == [100]
+        eventually(lambda: cursor(broker) == 101)
+    with with_queue(tmp_path) as broker:
+        pull = pulling(connected, broker)
+        pull.rcvtimeo = 300
+        with pytest.raises(Again):
+            pull.recv()
+
+
+def test_what_one_had_not_taken_goes_to_another(tmp_path, connected):
+    with with_queue(tmp_path) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        first = pulling(connected, broker)
+        client.publish_many("orders", [b"%d" % number for number in range(300)])
+        taken = numbers(first, 120)
+        eventually(lambda: cursor(broker) == 120)
+        first.close(0)
+        second = pulling(connected, broker)
+        rest = set()
+        while len(rest) < 180:
+            rest.update(numbers(second, 1))
+        assert sorted(taken) == list(range(120))
+        assert rest == set(range(120, 300))
+        eventually(lambda: cursor(broker) == 300)
+
+
+def test_a_tensor_by_any_way_in_comes_out(tmp_path, connected):
+    with with_queue(tmp_path) as broker:
+        push = connected(transfer.PUSH, broker.endpoints["pushes"])
+        push.send_tensor(np.arange(6.0).reshape(2, 3), topic="orders")
+        pull = pulling(connected, broker)
+        np.testing.assert_array_equal(pull.recv_tensor(), np.arange(6.0).reshape(2, 3))
+
+
+def test_a_topic_that_keeps_nothing_has_no_queue(tmp_path):
+    with pytest.raises(UsageError), with_queue(tmp_path, keep=False):
+        pass

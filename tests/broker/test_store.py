@@ -1,0 +1,265 @@
+"""Topics over the log: messages byte for byte, and streams of bytes whose positions never move."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from tests.broker.heart import Ear, heart
+from transfer.broker.message import Front, Message
+from transfer.broker.store import Store
+from transfer.broker.stored import BLOB_FROM, message_of, record_of
+from transfer.log import Log, Message as Kept, Retention
+from transports.errors import LogDamaged, LogFull, UsageError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def opened(folder, durable=lambda name: True, most=1000, **log):
+    return Store(Log(folder, **log), durable, most=most)
+
+
+def reopened(store, **log):
+    folder = store.log.folder
+    store.log.close()
+    return opened(folder, **log)
+
+
+def remember(store):
+    """As the hub does once a second."""
+    found = store.remember()
+    if found is not None:
+        store.log.commit(found[0])
+        store.remembered(found[1])
+
+
+def put(store, name, *parts, front=Front.OWN, head=b"", headers=None):
+    topic = store.topic(name)
+    store.append(topic, Message(name, parts, front, head, headers))
+    store.log.commit()
+    topic.kept = store.range(topic)[1]
+    return topic
+
+
+def flat(parts):
+    return b"".join(map(bytes, parts))
+
+
+@given(
+    st.sampled_from(Front),
+    st.lists(st.binary(max_size=50), min_size=1, max_size=4),
+    st.binary(max_size=40),
+    st.none() | st.dictionaries(st.text(max_size=5), JSON, min_size=1, max_size=4),
+    st.integers(0, 2**64 - 1),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_record_is_read_as_it_was_written(front, parts, head, headers, position):
+    message = Message("t", tuple(parts), front, head, headers)
+    body = record_of(message, position, blob=False)
+    read = message_of("t", Kept(7, 0, memoryview(body), None))
+    assert bytes(read.payload) == b"".join(parts)
+    assert (read.front, read.head, read.headers, read.offset) == (front, head, headers, 7)
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOB_FROM - 1, BLOB_FROM, BLOB_FROM + 1, 3 << 20])
+def test_all_sizes_come_back(tmp_path, size):
+    store = opened(tmp_path)
+    parts = (np.random.default_rng(size).bytes(size // 3), bytes(size - size // 3))
+    topic = put(store, "t", *map(memoryview, parts), head=b"head", headers={"dtype": "f4", "shape": [1, 2]})
+    [message] = store.read(topic, 0)
+    assert bytes(message.payload) == b"".join(parts)
+    assert (message.head, message.headers) == (b"head", {"dtype": "f4", "shape": [1, 2]})
+    assert flat(store.stream(topic, 0, 10 << 20)) == b"".join(parts)
+    store.log.close()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\1", bytes(20), b"\1\77" + bytes(18), b"\1\1\0\0\377\377\377\377" + bytes(12)]
+)
+def test_what_is_none_of_the_brokers_is_told(body):
+    with pytest.raises(LogDamaged, match="message 3 of topic 't'"):
+        message_of("t", Kept(3, 0, memoryview(body), None))
+
+
+def test_a_payload_that_retention_took_is_not_an_empty_one():
+    body = record_of(Message("t", (bytes(BLOB_FROM),), Front.OWN), 0, blob=True)
+    with pytest.raises(LogDamaged, match="not kept any more"):
+        message_of("t", Kept(3, 0, memoryview(body), None, True))
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.binary(max_size=300).map(lambda data: ("put", data)),
+        st.just(("put", b"L" * BLOB_FROM)),
+        st.tuples(st.just("read"), st.tuples(st.floats(0, 1), st.integers(1, 1000))),
+        st.just(("restart", None)),
+        st.just(("remember", None)),
+    ),
+    max_size=30,
+)
+
+
+@given(STEPS)
+@settings(max_examples=25, deadline=None)
+def test_the_stream_is_all_payloads(tmp_path_factory, steps):
+    quick = {"fsync": "never", "segment_bytes": 1 << 20}
+    store = opened(tmp_path_factory.mktemp("log"), **quick)
+    model = b""
+    for step, what in steps:
+        topic = store.topic("t")
+        if step == "put":
+            put(store, "t", what)
+            put(store, "other", b"between")
+            model += what
+        elif step == "read":
+            position, limit = int(what[0] * len(model)), what[1]
+            assert flat(store.stream(topic, position, limit)) == model[position : position + limit]
+        elif step == "remember":
+            remember(store)
+        else:
+            store = reopened(store, **quick)
+        assert store.topic("t").position == len(model)
+    topic = store.topic("t")
+    assert store.stream(topic, len(model), 10) == []
+    with pytest.raises(UsageError, match="which ends at"):
+        store.stream(topic, len(model) + 1, 10)
+    store.log.close()
+
+
+def test_positions_stay_when_all_messages_are_gone(tmp_path):
+    """Retention takes a topic's messages as soon as their position is kept, and the next one stands behind
+    them all the same."""
+    limits = {"segment_bytes": 4096, "retention": Retention(bytes=16384)}
+    store = opened(tmp_path, **limits)
+    for _ in range(10):
+        put(store, "old", bytes(100))
+    for round_ in range(3):
+        remember(store)
+        for _ in range(20):
+            put(store, "busy", bytes(1000))
+            remember(store)
+        low, end = store.range(store.topic("old"))
+        assert low == end == 10 + round_
+        store = reopened(store, **limits)
+        topic = store.topic("old")
+        assert topic.position == 1000 + 50 * round_
+        assert store.oldest(topic) == topic.position
+        put(store, "old", b"x" * 50)
+        assert flat(store.stream(topic, topic.position - 50, 100)) == b"x" * 50
+        with pytest.raises(UsageError, match=f"the oldest that is there is {1000 + 50 * round_}"):
+            store.stream(topic, 3, 100)
+    store.log.close()
+
+
+def test_what_is_not_remembered_is_not_removed(tmp_path):
+    """A crash behind the removal would lose the position."""
+    store = opened(tmp_path, segment_bytes=4096, retention=Retention(bytes=16384))
+    put(store, "old", bytes(100))
+    with pytest.raises(LogFull, match="have to acknowledge"):
+        for _ in range(20):
+            put(store, "busy", bytes(1000))
+    assert store.range(store.topic("old")) == (0, 1)
+    remember(store)
+    put(store, "busy", bytes(1000))
+    store.log.close()
+
+
+def test_retention_never_skips_bytes_in_a_stream(tmp_path):
+    with heart(tmp_path, segment_bytes=4096, retention=Retention(bytes=20_000)) as beating:
+        sent = b""
+        for n in range(100):
+            payload = n.to_bytes(2, "big") * 200
+            sent += payload
+            beating.kept("t", payload)
+            if n % 5 == 0:
+                beating.hub.tick(0.0)
+        oldest = beating.hub.oldest("t")
+        assert 0 < oldest < len(sent)
+        found = flat(beating.hub.stream("t", oldest, len(sent)))
+        assert found == sent[oldest:]
+        with pytest.raises(UsageError, match="not kept any more"):
+            beating.hub.stream("t", oldest - 1, 10)
+
+
+def test_too_many_topics(tmp_path):
+    store = opened(tmp_path, durable=lambda name: name.startswith("kept"), most=5)
+    for n in range(3):
+        put(store, f"kept{n}", b"1")
+    for n in range(100):
+        store.topic(f"passing{n}")
+    assert len(store.topics) == 5
+    heard = store.topic("heard")
+    heard.listeners.append(Ear())
+    put(store, "kept3", b"1")
+    with pytest.raises(UsageError, match="one more than the 5"):
+        store.topic("kept4")
+    with pytest.raises(UsageError, match="one more than the 5"):
+        store.topic("passing")
+    assert store.topic("kept1") is not None
+    store = reopened(store)
+    assert sorted(store.topics) == ["kept0", "kept1", "kept2", "kept3"]
+    store.log.close()
+
+
+def test_nobody_acknowledges_where_nothing_is_kept(tmp_path):
+    store = opened(tmp_path, durable=lambda name: False)
+    with pytest.raises(UsageError, match="keeps nothing"):
+        store.durable_topic("t")
+    assert store.stream(store.topic("t"), 0, 10) == []
+    store.log.close()
+
+
+def damage(folder, data):
+    for path in [*folder.glob("*.log"), *folder.glob("*.blobs")]:
+        at = path.read_bytes().find(data)
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(b"\xff")
+            return
+    raise AssertionError("it is not there")
+
+
+@pytest.mark.parametrize("size", [100, BLOB_FROM])
+@pytest.mark.parametrize("which", [0, 3, 7])
+def test_damage_is_told_and_the_rest_is_served(tmp_path, caplog, size, which):
+    store = opened(tmp_path)
+    payloads = [bytes([65 + n]) * size for n in range(8)]
+    for payload in payloads:
+        topic = put(store, "t", payload)
+    damage(tmp_path, payloads[which])
+    before = store.read(topic, 0) if which else []
+    assert [bytes(one.payload) for one in before] == payloads[:which][: len(before)]
+    assert bool(before) == bool(which)
+    with pytest.raises(LogDamaged):
+        store.read(topic, which)
+    if which < 7:
+        assert [bytes(one.payload) for one in store.read(topic, which + 1)] == payloads[which + 1 :]
+    for n in range(8):
+        if n == which:
+            with pytest.raises(LogDamaged):
+                store.stream(topic, n * size + 3, 10)
+        else:
+            assert flat(store.stream(topic, n * size + 3, 10)) == payloads[n][3:13]
+    if which:
+        assert flat(store.stream(topic, (which - 1) * size, 2 * size)) == payloads[which - 1]
+    caplog.clear()
+    store.log.close()
+
+
+def test_a_damaged_payload_does_not_keep_the_broker_from_starting(tmp_path):
+    store = opened(tmp_path)
+    topic = put(store, "t", b"A" * BLOB_FROM)
+    position = topic.position
+    store.log.close()
+    damage(tmp_path, b"A" * BLOB_FROM)
+    store = opened(tmp_path)
+    assert store.topic("t").position == position
+    topic = put(store, "t", b"next")
+    assert flat(store.stream(topic, position, 10)) == b"next"
+    store.log.close()

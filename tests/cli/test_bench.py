@@ -1,0 +1,67 @@
+"""`transfer bench broker`."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from tests.broker.running import running
+from transfer import cli
+from transfer.broker.bench.plan import CLASSES, Mode
+
+
+def test_help(capsys):
+    assert cli.run(["bench", "broker", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "Usage: transfer bench broker" in told
+    for option in ("--mode", "--payload-class", "--compress", "--duration", "--connections", "matrix"):
+        assert option in told
+    assert cli.run(["bench", "broker", "matrix", "--help"]) == 0
+    assert "--in-flight" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--mode", "sideways"),
+        ("--payload-class", "huge"),
+        ("--connections", "0"),
+        ("--ttp", "127.0.0.1:1", "--data", "."),
+        ("--duration", "soon"),
+    ],
+)
+def test_wrong_usage(wrong, capsys):
+    assert cli.run(["bench", "broker", *wrong]) == 2
+    assert capsys.readouterr().err
+
+
+def test_a_table(capsys, tmp_path):
+    options = ["--duration", "0.2s", "--mode", "direct-ack", "--data", str(tmp_path)]
+    assert cli.run(["bench", "broker", *options]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["what", "messages/s"] and line.startswith("direct-ack 1, small")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broker_that_runs(capsys, tmp_path):
+    with running(tmp_path) as broker:
+        options = ["--requests", broker.endpoints["requests"], "--ttp", f"127.0.0.1:{broker.ports['ttp']}"]
+        options += ["--duration", "0.2s", "--mode", "fanout", "--fanout-subs", "2", "--json"]
+        assert cli.run(["bench", "broker", *options]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert told["plan"]["mode"] == "fanout" and told["delivered"] == 2 * told["messages"] > 0
+    assert told["broker"]["cpu_seconds"] is None
+
+
+def test_ctrl_c_shows_what_there_is(start, tmp_path):
+    command = start("bench", "broker", "matrix", "--duration", "0.2s", "--json", "--data", tmp_path)
+    first = json.loads(command.first_line())
+    command.process.send_signal(signal.SIGINT)
+    code, output, errors = command.end()
+    assert code == 130 and "stopped by Ctrl-C" in errors and "Traceback" not in errors
+    assert first["plan"]["mode"] == Mode.DIRECT_ACK and first["plan"]["payload_class"] == next(iter(CLASSES))
+    assert 1 <= len(output.splitlines()) < 9
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,65 @@
+"""The payloads of a measurement: when they were published, by whom, for what, and something behind it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable
+from importlib import import_module
+
+from transports.errors import NotSupported
+
+#: nanoseconds of the monotonic clock, which all processes of one machine share; the measurement's number, and
+#: the publisher's
+_HEAD = struct.Struct("<QQH")
+_SCALE = 2  # a payload packs to about the half
+
+
+class Payloads:
+    """Makes payloads of one publisher in a measurement, both by number. nbytes: of each, before it is packed.
+    Raises NotSupported."""
+
+    def __init__(self, run: int, publisher: int, nbytes: int, *, compress: bool) -> None:
+        self._names = (run, publisher)
+        size = nbytes - _HEAD.size
+        self._rest = os.urandom(size // _SCALE) + bytes(size - size // _SCALE)
+        self._pack = _lz4("compress") if compress else None
+
+    def next(self) -> bytes:
+        """One of this moment."""
+        made = _HEAD.pack(time.monotonic_ns(), *self._names) + self._rest
+        return made if self._pack is None else self._pack(made)
+
+
+class Opened:
+    """Looks into payloads of a measurement. Raises NotSupported."""
+
+    def __init__(self, run: int, *, compress: bool) -> None:
+        self._run = run
+        self._unpack = _lz4("decompress") if compress else None
+
+    def look(self, payload: bytes | memoryview) -> tuple[int, int] | None:
+        """(nanoseconds that it took to come here, the publisher's number). None: it is left over of another
+        measurement. It is unpacked as a whole."""
+        now = time.monotonic_ns()
+        if self._unpack is not None:
+            try:
+                payload = self._unpack(payload)
+            except RuntimeError:  # one that was not packed
+                return None
+        published, run, publisher = _HEAD.unpack_from(payload)
+        return (now - published, publisher) if run == self._run else None
+
+
+def check_compression() -> None:
+    """Raises NotSupported when there is no LZ4."""
+    _lz4("compress")
+
+
+def _lz4(name: str) -> Callable[[bytes | memoryview], bytes]:
+    try:
+        found: Callable[[bytes | memoryview], bytes] = getattr(import_module("lz4.frame"), name)
+    except ModuleNotFoundError as error:
+        raise NotSupported("packing needs lz4", hint="pip install 'tensor-transfer[lz4]'") from error
+    return found

@@ -1,0 +1,157 @@
+"""All that can be chosen of a broker: what it is called, where it goes in `Settings`, how it is read. Pure.
+
+A choice is called `section.key`, as in the file: `ttp.port` is `port` under `[ttp]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transfer.broker import values
+from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.settings import Settings
+from transfer.broker.values import Reader, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """name: `section.key`. path: of the field in Settings. text: what it means, for people."""
+
+    name: str
+    path: tuple[str, ...]
+    read: Reader
+    text: str
+
+
+_HIGHEST = 1 << 40
+_LARGEST = "bytes of a payload at most"
+_STALLED = "seconds that a peer may stop in the middle of a message"
+
+CHOICES = (
+    Choice("broker.host", ("host",), values.text, "where the fronts on plain TCP listen"),
+    Choice("broker.drain", ("drain",), values.seconds, "what a clean stop gives to what has begun"),
+    Choice("own.requests", ("own", "requests"), values.endpoint_or_off, "where DEALER and REQ connect"),
+    Choice("own.pushes", ("own", "pushes"), values.endpoint_or_off, "where PUSH connects"),
+    Choice("own.subscriptions", ("own", "subscriptions"), values.endpoint_or_off, "where SUB connects"),
+    Choice("own.queues", ("own", "queues"), values.endpoints, "by topic, where PULL connects"),
+    Choice("own.largest", ("own", "largest"), values.size, "bytes of a message at most"),
+    Choice("ttp.port", ("ttp",), values.port, "of TTP v2"),
+    Choice("ttp.most_meta", ("ttp_limits", "most_meta"), values.size, "bytes of a frame's metadata"),
+    Choice("ttp.most_data", ("ttp_limits", "most_data"), values.size, "bytes of a frame's data"),
+    Choice(
+        "ttp.most_gathered",
+        ("ttp_limits", "most_gathered"),
+        values.size,
+        "bytes of a stream that does not say how many it has",
+    ),
+    Choice(
+        "ttp.most_gathered_together",
+        ("ttp_limits", "most_gathered_together"),
+        values.size,
+        "of all such streams",
+    ),
+    Choice(
+        "ttp.most_streams", ("ttp_limits", "most_streams"), values.number(1), "that a connection has open"
+    ),
+    Choice("ttp.idle", ("ttp_limits", "idle"), values.seconds, "silence after which a connection ends"),
+    Choice("pybroker.port", ("pybroker",), values.port, "of PyBroker's protocol"),
+    Choice("pybroker.largest", ("pybroker_limits", "largest"), values.size, _LARGEST),
+    Choice("pybroker.stalled", ("pybroker_limits", "stalled"), values.seconds, _STALLED),
+    Choice("pybroker.answers", ("pybroker_limits", "answers"), values.size, "answers that wait for a peer"),
+    Choice("rqueue.port", ("rqueue",), values.port, "of rqueue's protocol"),
+    Choice("rqueue.largest", ("rqueue_limits", "largest"), values.size, _LARGEST),
+    Choice("rqueue.stalled", ("rqueue_limits", "stalled"), values.seconds, _STALLED),
+    Choice("rqueue.limit", ("rqueue_limits", "limit"), values.size, "bytes that wait for a subscriber"),
+    Choice("rqueue.overflow", ("rqueue_limits", "overflow"), values.overflow, "what happens beyond them"),
+    Choice(
+        "rqueue.subscriptions", ("rqueue_limits", "subscriptions"), values.number(1), "that a connection has"
+    ),
+    Choice("abtp.router", ("abtp", "router"), values.endpoint_or_off, "where abtp's DEALER and REQ connect"),
+    Choice("abtp.pub", ("abtp", "pub"), values.endpoint, "where abtp's SUB connects"),
+    Choice("spool.endpoint", ("spool",), values.or_none(values.endpoint), "of the spool for Spark's rows"),
+    Choice("http.port", ("http",), values.port, "of health, metrics, the console and operators"),
+    Choice("http.host", ("http_host",), values.or_none(values.text), "where that listens, if elsewhere"),
+    Choice("http.token", ("token",), values.or_none(values.text), "what operators have to say"),
+    Choice("topics.keep", ("keep",), values.flag, "whether topics keep their messages"),
+    Choice("topics.transient", ("transient",), values.patterns, "topics that do not"),
+    Choice("topics.most", ("most_topics",), values.number(1), "names that may be known at once"),
+    Choice("retention.bytes", ("retention_bytes",), values.or_none(values.size), "what the log may take"),
+    Choice("retention.age", ("retention_age",), values.or_none(values.seconds), "how long messages stay"),
+    Choice("delivery.attempts", ("attempts",), values.number(1, 1000), "until a message is a dead letter"),
+    Choice("delivery.first_delay", ("first_delay",), values.seconds, "behind the first attempt"),
+    Choice(
+        "delivery.patience", ("patience",), values.seconds, "with who holds up a large message for others"
+    ),
+    Choice("direct.ack_timeout", ("ack_timeout",), values.seconds, "that a consumer has for its ACK"),
+    Choice(
+        "direct.max_inflight_per_consumer",
+        ("direct", "max_inflight_per_consumer"),
+        values.number(1, _HIGHEST),
+        "dispatched and not acknowledged",
+    ),
+    Choice(
+        "direct.max_per_topic_queue",
+        ("direct", "max_per_topic_queue"),
+        values.number(1, _HIGHEST),
+        "messages of a topic that wait for one destination",
+    ),
+    Choice(
+        "direct.max_queued_direct",
+        ("direct", "max_queued_direct"),
+        values.number(1, _HIGHEST),
+        "messages that wait in all",
+    ),
+    Choice(
+        "direct.max_global_ingress",
+        ("direct", "max_global_ingress"),
+        values.number(1, _HIGHEST),
+        "messages taken and not finished",
+    ),
+    Choice(
+        "direct.tenant_quota",
+        ("direct", "tenant_quota"),
+        values.number(1, _HIGHEST),
+        "the same of one tenant",
+    ),
+    Choice("direct.tenant_quotas", ("direct", "tenant_quotas"), values.quotas, "of tenants with another one"),
+    Choice("routes.catalog", ("catalog",), values.text, "a file of routes for direct delivery"),
+    Choice(
+        "large.cutover", ("fast_path", "cutover"), values.size, "bytes from which abtp reads beside the loop"
+    ),
+    Choice("large.in_place", ("fast_path", "in_place"), values.flag, "and on the loop when that fails"),
+)
+BY_NAME = {choice.name: choice for choice in CHOICES}
+
+
+def settings_of(chosen: dict[str, Value]) -> Settings:
+    """The settings with these choices, and all else as it is by default.
+
+    Raises OptionError for values that do not go together.
+    """
+    changes: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in chosen.items():
+        first, *rest = BY_NAME[name].path
+        if rest:
+            parts.setdefault(first, {})[rest[0]] = value
+        else:
+            changes[first] = value
+    base = Settings()
+    for name, fields in parts.items():
+        changes[name] = replace(getattr(base, name), **fields)
+    own: OwnSettings | None = changes.get("own", base.own)
+    if own is not None and not (own.requests or own.pushes or own.subscriptions):
+        changes["own"] = None
+    if "abtp" in changes and not changes["abtp"].router:
+        changes["abtp"] = None
+    return replace(base, **changes)
+
+
+def default_of(choice: Choice) -> Value:
+    """What it is unless somebody chooses."""
+    value: Any = Settings()
+    for name in choice.path:
+        value = getattr(value, name)
+    found: Value = value
+    return found

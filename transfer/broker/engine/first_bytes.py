@@ -1,0 +1,51 @@
+"""Whose protocol a connection speaks, by its first bytes. Pure.
+
+transfer's own frames and TTP begin with a magic number, HTTP with a method. PyBroker and rqueue have no mark.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from transports.wire import HEADER, HEADER_SIZE, MAGIC, SocketType
+
+#: bytes that are enough to tell
+ENOUGH = HEADER_SIZE
+_OWN = MAGIC.to_bytes(4, "little")
+_TTP = b"TMQP"
+_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
+
+
+class Speech(Enum):
+    """OWN: transfer's frames, of the socket type that is told beside it."""
+
+    OWN = "own"
+    TTP = "ttp"
+    HTTP = "http"
+    FOREIGN = "foreign"
+
+
+class Guess(NamedTuple):
+    """speech: None as long as more bytes are needed. peer: whose frames they are."""
+
+    speech: Speech | None
+    peer: SocketType | None = None
+
+
+def guess(first: bytes) -> Guess:
+    """What the first bytes of a connection tell."""
+    if first[:4] == _OWN:
+        if len(first) < HEADER_SIZE:
+            return Guess(None)
+        kind = HEADER.unpack_from(first)[2]
+        try:
+            return Guess(Speech.OWN, SocketType(kind & 0x7F))
+        except ValueError:
+            return Guess(Speech.FOREIGN)
+    if first[:4] == _TTP:
+        return Guess(Speech.TTP)
+    if any(first.startswith(method) for method in _METHODS):
+        return Guess(Speech.HTTP)
+    undecided = any(mark.startswith(first) for mark in (_OWN, _TTP, *_METHODS))
+    return Guess(None if undecided else Speech.FOREIGN)

@@ -1,0 +1,207 @@
+"""Who is told of a message as it comes, and what becomes of those who cannot follow."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from transfer.broker.engine.index import Index
+from transfer.broker.subscriber import Overflow, Subscriber
+from transports.errors import LogDamaged
+
+if TYPE_CHECKING:
+    from transfer.broker.engine.grammar import Pattern
+    from transfer.broker.message import Message
+    from transfer.broker.store import Store
+    from transfer.broker.topic import Topic
+
+_log = logging.getLogger("transfer.broker")
+#: bytes that one look into the log reads for a subscriber that is behind
+_READ = 1 << 20
+#: damaged messages that are passed over at once; the others at the next occasion
+_MOST_DAMAGED = 100
+
+
+class _Behind:
+    """Where a subscriber reads a topic. offset: of its next message. given: offsets of messages behind it
+    that it was given already, in pieces, as they came."""
+
+    __slots__ = ("given", "offset")
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.given: set[int] = set()
+
+
+class Fanout:
+    """The subscriptions of all fronts. On the broker's loop.
+
+    A subscriber without room is behind on a durable topic if it wants to spill: from that message on it
+    reads the topic from the log, until it has come to the end.
+    """
+
+    def __init__(self, store: Store, counts: Counter[str]) -> None:
+        self._store = store
+        self._counts = counts
+        self._index: Index[Subscriber] = Index()
+        self._patterns: dict[Subscriber, set[Pattern]] = {}
+        self._behind: dict[Subscriber, dict[Topic, _Behind]] = {}
+        self._reading: set[Subscriber] = set()
+
+    # -- subscriptions -----------------------------------------------------------------------------------
+
+    def subscribe(self, subscriber: Subscriber, pattern: Pattern) -> None:
+        """The same twice is harmless."""
+        patterns = self._patterns.setdefault(subscriber, set())
+        if pattern not in patterns:
+            patterns.add(pattern)
+            self._index.add(pattern, subscriber)
+
+    def unsubscribe(self, subscriber: Subscriber, pattern: Pattern) -> bool:
+        """Whether it had subscribed so."""
+        patterns = self._patterns.get(subscriber, set())
+        if pattern not in patterns:
+            return False
+        patterns.discard(pattern)
+        self._index.discard(pattern, subscriber)
+        for topic in list(self._behind.get(subscriber, ())):
+            if not any(one.matches(topic.name) for one in patterns):
+                self._caught_up(subscriber, topic)
+        return True
+
+    def leave(self, subscriber: Subscriber) -> None:
+        """It has gone."""
+        for pattern in self._patterns.pop(subscriber, ()):
+            self._index.discard(pattern, subscriber)
+        self._behind.pop(subscriber, None)
+
+    def subscriptions(self) -> dict[Subscriber, set[Pattern]]:
+        """Who has subscribed to what."""
+        return self._patterns
+
+    def listeners(self, topic: Topic) -> list[Subscriber]:
+        """Who is told of this topic's messages, each once."""
+        if topic.version != self._index.version:
+            topic.listeners = list(dict.fromkeys(self._index.match(topic.name)))
+            topic.version = self._index.version
+        return topic.listeners
+
+    # -- messages ----------------------------------------------------------------------------------------
+
+    def tell(self, topic: Topic, message: Message) -> None:
+        """Offers a whole message to all who subscribed."""
+        nbytes = message.nbytes
+        for subscriber in self.listeners(topic):
+            if self.is_behind(subscriber, topic):
+                continue
+            if subscriber.queued and subscriber.queued + nbytes > subscriber.limit:
+                self.left_out(subscriber, topic, message.offset)
+            else:
+                subscriber.offer(message)
+
+    def is_behind(self, subscriber: Subscriber, topic: Topic) -> bool:
+        """It reads this topic from the log."""
+        return bool(self._behind) and topic in self._behind.get(subscriber, ())
+
+    def left_out(self, subscriber: Subscriber, topic: Topic, offset: int | None) -> None:
+        """A subscriber had no room for a message. offset: in the log; None: it is not kept."""
+        if not self._wants(subscriber, topic):
+            return
+        overflow = subscriber.overflow
+        if overflow is Overflow.SPILL and offset is not None:
+            self._counts["spilled"] += 1
+            topics = self._behind.setdefault(subscriber, {})
+            if topic not in topics:
+                topics[topic] = _Behind(offset)
+        elif overflow is Overflow.CLOSE:
+            self._counts["closed_slow"] += 1
+            subscriber.close("it did not take its messages as fast as they came")
+        else:
+            subscriber.dropped += 1
+            self._counts["dropped"] += 1
+
+    def given(self, subscriber: Subscriber, topic: Topic, offset: int) -> None:
+        """A message that came in pieces has its offset now: whoever was given them, and is behind, does not
+        want it from the log again."""
+        if self.is_behind(subscriber, topic):
+            self._behind[subscriber][topic].given.add(offset)
+
+    def _wants(self, subscriber: Subscriber, topic: Topic) -> bool:
+        """It is still there, and still subscribes."""
+        return any(one.matches(topic.name) for one in self._patterns.get(subscriber, ()))
+
+    # -- who is behind -----------------------------------------------------------------------------------
+
+    @property
+    def behind(self) -> int:
+        """Subscribers that are behind."""
+        return len(self._behind)
+
+    def kept(self) -> None:
+        """More is on the disk, and can be read."""
+        for subscriber in list(self._behind):
+            self.relieved(subscriber)
+
+    def relieved(self, subscriber: Subscriber) -> None:
+        """It has room again: what it missed comes from the log."""
+        if subscriber not in self._behind or subscriber in self._reading:
+            return  # what it is offered may relieve it at once, in the middle of `_read_on`
+        self._reading.add(subscriber)
+        try:
+            for topic in list(self._behind[subscriber]):
+                if not self._read_on(subscriber, topic):
+                    return
+        finally:
+            self._reading.discard(subscriber)
+
+    def _read_on(self, subscriber: Subscriber, topic: Topic) -> bool:
+        """Whether there is room for more."""
+        damaged = 0
+        while (behind := self._behind.get(subscriber, {}).get(topic)) is not None:
+            if subscriber.queued * 2 > subscriber.limit:
+                return False
+            low, end = self._store.range(topic)
+            self._missed(subscriber, low - behind.offset)  # retention was faster
+            behind.offset = max(behind.offset, low)
+            try:
+                messages = self._store.read(topic, behind.offset, nbytes=min(_READ, subscriber.limit // 2))
+            except LogDamaged as error:
+                _log.error("%s", error)
+                self._counts["damaged"] += 1
+                self._missed(subscriber, 1)
+                behind.offset += 1
+                damaged += 1
+                if damaged >= _MOST_DAMAGED:
+                    return True
+                continue
+            if messages:
+                self._give(subscriber, topic, behind, messages)
+            elif behind.offset >= end:
+                self._caught_up(subscriber, topic)
+            else:
+                return True  # the rest is not on the disk yet; `kept` comes back
+        return True
+
+    def _give(self, subscriber: Subscriber, topic: Topic, behind: _Behind, messages: list[Message]) -> None:
+        for message in messages:
+            if not self.is_behind(subscriber, topic):  # it has gone by what it was given before
+                return
+            offset = message.offset or 0
+            self._missed(subscriber, offset - behind.offset)
+            behind.offset = offset + 1
+            if offset in behind.given:
+                behind.given.discard(offset)
+            else:
+                subscriber.offer(message)
+
+    def _missed(self, subscriber: Subscriber, messages: int) -> None:
+        if messages > 0:
+            subscriber.dropped += messages
+            self._counts["dropped"] += messages
+
+    def _caught_up(self, subscriber: Subscriber, topic: Topic) -> None:
+        topics = self._behind[subscriber]
+        del topics[topic]
+        if not topics:
+            del self._behind[subscriber]

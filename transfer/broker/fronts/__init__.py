@@ -1,0 +1,1 @@
+"""The protocols that the broker speaks, one module each."""

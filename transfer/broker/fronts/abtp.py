@@ -1,0 +1,382 @@
+"""The abtp front: a ROUTER for producers and consumers, and a PUB for fan-out, on the broker's loop.
+
+libzmq's descriptor tells of changes only, so each turn reads until nothing is there, or comes back soon;
+and each send may swallow a change, so it looks again, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from transfer.broker.engine.direct_actions import Admitted, Dispatch, Full, NoRoute, Reply
+from transfer.broker.engine.direct_events import Facts
+from transfer.broker.fronts.abtp_direct import DirectDriver, Sent
+from transfer.broker.fronts.abtp_pub import PubSubscriber, envelope_of
+from transfer.broker.message import Front, Message
+from transfer.protocols.abtp import (
+    PUB_ENDPOINT,
+    ROUTER_ENDPOINT,
+    Limits,
+    Published,
+    Rejected,
+    Request,
+    encode_accepted,
+    encode_error,
+    encode_reply,
+    read_frames,
+)
+from transfer.protocols.abtp_envelope import Envelope, write_envelope
+from transfer.protocols.abtp_media import compress
+from transfer.protocols.abtp_words import CONTROL, DEAD_LETTERS, Code
+from transports.errors import AddressError, AddressInUse, InternalError, LogFull, TransferError, UsageError
+
+if TYPE_CHECKING:
+    from transfer.broker.beside import Beside
+    from transfer.broker.durability import Told
+    from transfer.broker.hub import Hub
+
+#: says whether a producer may publish this: None, or the code of the refusal
+Policy = Callable[[Envelope], Code | None]
+
+#: bytes that a frame may have beyond the largest payload: the rest of its envelope
+_ENVELOPE_ROOM = 1 << 20
+#: plain integers: with pyzmq's enums each frame costs a microsecond more
+_NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+#: milliseconds that answers have to leave when the broker ends
+_LINGER = 200
+
+
+@dataclass(frozen=True, slots=True)
+class AbtpSettings:
+    """router, pub: endpoints; port 0 is a free one. largest: bytes of a payload. batch: messages of one
+    turn.
+
+    unkept, unkept_bytes: what may wait for the disk; beyond it producers are throttled. peer_queue,
+    sub_queue: messages that may wait in the sockets for one peer. peer_unread: those of one peer that
+    libzmq reads before the broker does.
+    """
+
+    router: str = ROUTER_ENDPOINT
+    pub: str = PUB_ENDPOINT
+    largest: int = 16 << 20
+    batch: int = 128
+    unkept: int = 8192
+    unkept_bytes: int = 256 << 20
+    peer_queue: int = 8192
+    sub_queue: int = 1000
+    peer_unread: int = 256
+
+
+class AbtpFront:
+    """Used on the broker's loop only, where it is made. endpoints: where it listens, by "router" and
+    "pub". connections: that are open at both.
+
+    policy: says what may be published. beside: reads large messages. counters: what happened, by name.
+    Raises AddressInUse, AddressError.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        loop: asyncio.AbstractEventLoop,
+        direct: DirectDriver,
+        settings: AbtpSettings | None = None,
+        *,
+        policy: Policy | None = None,
+        beside: Beside | None = None,
+    ) -> None:
+        self.settings = settings or AbtpSettings()
+        self.counters: Counter[str] = Counter()
+        self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy
+        self._limits = Limits(self.settings.largest)
+        self._unkept = self._unkept_bytes = 0
+        self._scheduled = False
+        self._beside = beside
+        self._away = False  # a large message is read beside the loop, and others come behind it
+        self.connections = 0
+        self._monitors: list[zmq.Socket[bytes]] = []
+        self._context = zmq.Context()
+        try:
+            self._open()
+        except BaseException:
+            self._context.destroy(0)
+            raise
+        self.subscriber = PubSubscriber(hub, self._tell, self.settings.largest)
+        for socket in (self._router, self._pub, *self._monitors):
+            loop.add_reader(socket.fileno(), self._turn)
+        direct.attach(self)
+        self._soon()
+
+    def _open(self) -> None:
+        settings = self.settings
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # A client that comes back with its identity is not shut out by its own dead connection.
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._router.setsockopt(zmq.SNDHWM, settings.peer_queue)
+        self._router.setsockopt(zmq.RCVHWM, settings.peer_unread)
+        self._pub = self._context.socket(zmq.XPUB)
+        self._pub.setsockopt(zmq.SNDHWM, settings.sub_queue)
+        self.endpoints: dict[str, str] = {}
+        for name, socket, endpoint in (
+            ("router", self._router, settings.router),
+            ("pub", self._pub, settings.pub),
+        ):
+            socket.setsockopt(zmq.MAXMSGSIZE, settings.largest + _ENVELOPE_ROOM)
+            socket.setsockopt(zmq.HEARTBEAT_IVL, 10_000)  # a peer whose machine is gone is noticed
+            socket.setsockopt(zmq.LINGER, _LINGER)
+            try:
+                socket.bind(endpoint)
+            except zmq.ZMQError as error:
+                raise _address_error(endpoint, error) from error
+            self._monitors.append(socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
+            self.endpoints[name] = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def tick(self, now: float) -> None:
+        """Looks once more; about once a second."""
+        self._soon()
+
+    def close(self) -> None:
+        """Ends both sockets; answers have a moment to leave. Idempotent."""
+        if self._context.closed:
+            return
+        for socket in (self._router, self._pub, *self._monitors):
+            self._loop.remove_reader(socket.fileno())
+        self._hub.fanout.leave(self.subscriber)
+        self._context.destroy()
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def _soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._context.closed:
+            return
+        for _ in range(self.settings.batch):
+            if self._away:
+                break
+            try:
+                frames = self._router.recv_multipart(_NOW)
+            except zmq.Again:
+                break
+            self._take(frames)
+        else:
+            self._soon()
+        self._hear()
+
+    def _hear(self) -> None:
+        """What SUB sockets want, and who has come and gone."""
+        for socket in (self._pub, *self._monitors):
+            for _ in range(self.settings.batch):
+                try:
+                    frames = socket.recv_multipart(_NOW)
+                except zmq.Again:
+                    break
+                if socket is self._pub:
+                    self.subscriber.heard(frames[0])
+                else:
+                    came = parse_monitor_message(frames)["event"] == zmq.EVENT_ACCEPTED
+                    self.connections += 1 if came else -1
+            else:
+                self._soon()
+
+    def _take(self, frames: list[bytes]) -> None:
+        read = partial(read_frames, frames, int(time.time() * 1000), secrets.token_hex(16), self._limits)
+        if self._beside is None or not self._beside.takes(sum(map(len, frames))):
+            self._do(frames[0], read())
+            return
+        self._away = True
+        self._beside.run(read, partial(self._come_back, frames[0]))
+
+    def _come_back(self, peer: bytes, request: Request | TransferError) -> None:
+        """A large message was read: those behind it are heard again."""
+        self._away = False
+        if self._context.closed:
+            return
+        if isinstance(request, TransferError):
+            self._refuse(peer, Code.UNAVAILABLE, str(request), "")
+        else:
+            self._do(peer, request)
+        self._soon()
+
+    def _do(self, peer: bytes, request: Request) -> None:
+        match request:
+            case Published(envelope, answer):
+                self.counters["ingress"] += 1
+                self._publish(peer, envelope, answer)
+            case Rejected(code, text, message_id):
+                self._refuse(peer, code, text, message_id)
+            case _:
+                self.counters["control"] += 1
+                try:
+                    self._direct.request(peer, request)
+                except TransferError as error:
+                    self._refuse(peer, Code.UNAVAILABLE, str(error), "")
+
+    # -- publishing --------------------------------------------------------------------------------------
+
+    def _publish(self, peer: bytes, envelope: Envelope, answer: bool) -> None:
+        refused = self._denied(envelope)
+        if refused is not None:
+            self._refuse(peer, *refused, envelope.message_id)
+            return
+        message = Message(
+            envelope.topic,
+            (envelope.payload,),
+            Front.ABTP,
+            envelope.head,
+            {**envelope.headers, "message_id": envelope.message_id},
+        )
+        told = self._told(peer, envelope.message_id, message.nbytes, answer)
+        try:
+            if envelope.delivery_mode == "fanout" or not self._gave(peer, envelope, message, told):
+                self._fan_out(envelope, message, told)
+        except TransferError as error:  # nothing was taken
+            told(error)
+
+    def _gave(self, peer: bytes, envelope: Envelope, message: Message, told: Told) -> bool:
+        """Gives a message to direct delivery. False: no direct route is there, and none was asked for."""
+        facts = Facts(
+            envelope.tenant,
+            envelope.topic,
+            envelope.message_id,
+            envelope.producer_id,
+            message.nbytes,
+            envelope.priority,
+            envelope.expires_ms,
+            envelope.due_ms,
+        )
+        match self._direct.publish_direct(message, facts, told):
+            case Admitted():
+                self.counters["direct"] += 1
+                return True
+            case Full(limit):
+                self._forget(message.nbytes)
+                self._refuse(peer, limit.outcome, f"{limit} is reached", envelope.message_id)
+                return True
+            case NoRoute() if envelope.delivery_mode == "direct":
+                self._forget(message.nbytes)
+                self._direct.unroutable(message, facts, Code.NO_ROUTE)
+                text = f"no direct route for {envelope.topic}"
+                self._refuse(peer, Code.NO_ROUTE, text, envelope.message_id)
+                return True
+        return False
+
+    def _fan_out(self, envelope: Envelope, message: Message, told: Told) -> None:
+        if 0 < envelope.expires_ms <= time.time() * 1000:
+            self.counters["expired"] += 1
+            told(None)
+            return
+        self.counters["fanout"] += 1
+        if envelope.tenant:  # topics of tenants stand apart
+            topic = f"{envelope.tenant}/{envelope.topic}"
+            message = Message(topic, message.parts, message.front, message.head, message.headers)
+        self._hub.publish(message, told)
+
+    def _denied(self, envelope: Envelope) -> tuple[Code, str] | None:
+        """Why a message may not be published."""
+        if envelope.topic.startswith((DEAD_LETTERS, "_system.")) or envelope.topic.encode() == CONTROL:
+            return Code.POLICY_DENIED, f"only the broker publishes on {envelope.topic}"
+        if envelope.delivery_mode == "bridge":
+            return Code.POLICY_DENIED, "this broker has no bridges"
+        code = self._policy(envelope) if self._policy is not None else None
+        if code is not None:
+            return code, f"{envelope.producer_id} may not publish on {envelope.topic}"
+        settings = self.settings
+        if self._unkept >= settings.unkept or self._unkept_bytes >= settings.unkept_bytes:
+            self.counters["throttled"] += 1
+            return Code.THROTTLED, "too much waits for the disk: come again"
+        return None
+
+    def _told(self, peer: bytes, message_id: str, nbytes: int, answer: bool) -> Told:
+        """What is called when a message is kept, or is not."""
+        self._unkept += 1
+        self._unkept_bytes += nbytes
+
+        def told(error: TransferError | None) -> None:
+            self._forget(nbytes)
+            if error is None:
+                if answer:
+                    self._say(peer, encode_accepted(message_id))
+                return
+            code = Code.UNAVAILABLE
+            if isinstance(error, LogFull):
+                code = Code.THROTTLED
+            elif isinstance(error, UsageError):
+                code = Code.POLICY_DENIED
+            self._refuse(peer, code, str(error), message_id)
+
+        return told
+
+    def _forget(self, nbytes: int) -> None:
+        self._unkept -= 1
+        self._unkept_bytes -= nbytes
+
+    # -- sending -----------------------------------------------------------------------------------------
+
+    def dispatch(self, action: Dispatch, message: Message) -> Sent:
+        """Sends a message to a consumer, in an envelope that says which delivery it is."""
+        delivery = action.delivery
+        envelope = write_envelope(
+            *envelope_of(message),
+            attempt=delivery.attempt,
+            delivery_id=delivery.delivery_id,
+            session_id=delivery.session_id,
+        )
+        if action.session.capabilities.supports_compression:
+            envelope = compress(envelope)
+        return self._send([action.peer, b"", delivery.topic.encode(), envelope])
+
+    def answer(self, peer: bytes, reply: Reply) -> None:
+        """Answers a consumer."""
+        self._say(peer, encode_reply(reply))
+
+    def _refuse(self, peer: bytes, code: str, text: str, message_id: str) -> None:
+        self.counters["refused"] += 1
+        self.counters[f"refused_{code}"] += 1
+        self._say(peer, encode_error(code, text, message_id))
+
+    def _say(self, peer: bytes, answer: bytes) -> None:
+        if self._send([peer, b"", CONTROL, answer]) is not Sent.YES:
+            self.counters["unanswered"] += 1
+
+    def _send(self, frames: list[bytes]) -> Sent:
+        if self._context.closed:
+            return Sent.GONE
+        self._soon()
+        try:
+            for frame in frames[:-1]:
+                self._router.send(frame, _MORE)
+            self._router.send(frames[-1], _NOW)
+        except zmq.Again:
+            return Sent.BUSY
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return Sent.GONE
+            raise InternalError(f"the ROUTER cannot send: {error}") from error
+        return Sent.YES
+
+    def _tell(self, topic: bytes, envelope: bytes) -> None:
+        self._soon()
+        self._pub.send(topic, _MORE)
+        self._pub.send(envelope, _NOW)
+
+
+def _address_error(endpoint: str, error: zmq.ZMQError) -> TransferError:
+    if error.errno == zmq.EADDRINUSE:
+        return AddressInUse(f"{endpoint}: {error}", hint="end who has it, or name another port")
+    return AddressError(f"{endpoint}: {error}", hint="tcp://host:port of this machine")

@@ -1,0 +1,54 @@
+"""What the abtp front asks of direct delivery, and what it does for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from transfer.broker.engine.direct_actions import Control, Dispatch, Reply, Verdict
+    from transfer.broker.engine.direct_events import Facts
+    from transfer.broker.message import Message
+    from transports.errors import TransferError
+
+
+class Sent(Enum):
+    """What became of a message that was to be sent. YES: the socket has it. BUSY: too much waits for its
+    consumer already. GONE: nobody is there any more."""
+
+    YES = "yes"
+    BUSY = "busy"
+    GONE = "gone"
+
+
+class Courier(Protocol):
+    """Who brings messages and answers to peers: the front."""
+
+    def dispatch(self, action: Dispatch, message: Message) -> Sent:
+        """Sends a message, and what the action says of its delivery. Not YES: tell `DirectDesk.unsent`."""
+
+    def answer(self, peer: bytes, reply: Reply) -> None:
+        """Answers a consumer; one that is gone, or does not read, is left without."""
+
+
+class DirectDriver(Protocol):
+    """Direct delivery over a log and a database: a `DirectDesk`, and somebody who does its actions.
+
+    On the broker's loop; nothing waits. The front calls `attach` once, before anything else.
+    """
+
+    def attach(self, courier: Courier) -> None:
+        """Messages and answers go this way from now on."""
+
+    def publish_direct(
+        self, message: Message, facts: Facts, told: Callable[[TransferError | None], None]
+    ) -> Verdict:
+        """A message for one consumer. told: called when it is synced, or with the reason why it is not
+        kept, if the verdict is `Admitted`; else never. Raises LogFull: nothing was taken."""
+
+    def unroutable(self, message: Message, facts: Facts, reason: str) -> None:
+        """Nobody was ever told to get it: `_system.unroutable` hears of it."""
+
+    def request(self, peer: bytes, control: Control) -> None:
+        """What a consumer asks; it is answered by the courier."""

@@ -1,0 +1,122 @@
+"""Fan-out of abtp/1: all that somebody on the PUB socket subscribed to, as envelopes."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from transfer.broker.engine.grammar import MAX_BYTES, Kind, Pattern, pattern
+from transfer.broker.message import Front
+from transfer.broker.subscriber import Overflow, Subscriber
+from transfer.protocols.abtp_envelope import is_json, make_head, write_envelope
+
+if TYPE_CHECKING:
+    from transfer.broker.hub import Hub
+    from transfer.broker.message import Buffer, Message
+
+#: prefixes that are told apart; with more of them the broker's hub is asked for everything
+MOST_PREFIXES = 10_000
+_JSON = "application/json"
+
+
+def envelope_of(message: Message) -> tuple[bytes, bytes, str]:
+    """Head, payload and codec of a message, whichever protocol it came by."""
+    payload, headers = bytes(message.payload), message.headers or {}
+    if message.front is Front.ABTP and message.head:
+        return message.head, payload, str(headers.get("codec", "json"))
+    codec = "json" if headers.get("content_type") == _JSON and is_json(payload) else "raw"
+    said = {name: value for name, value in headers.items() if name not in ("message_id", "compression")}
+    said["codec"] = codec
+    message_id = headers.get("message_id")
+    if not isinstance(message_id, str) or not message_id:
+        kept = message.offset is not None
+        message_id = f"{message.topic}/{message.offset}" if kept else uuid.uuid4().hex
+    producer = message.front.name.lower()
+    return make_head(message_id, producer, message.topic, int(time.time() * 1000), said), payload, codec
+
+
+class PubSubscriber(Subscriber):
+    """Stands for all SUB sockets. send: puts topic and envelope on the PUB socket, which drops what a SUB
+    has no room for, and does not say so.
+
+    A large message that comes in pieces is gathered, one at a time; another one meanwhile is read from
+    the log if its topic is kept, else dropped and counted. largest: bytes of a payload; larger ones are
+    dropped. told: messages that were put on the socket.
+    """
+
+    overflow = Overflow.SPILL
+    queued = 0
+
+    def __init__(self, hub: Hub, send: Callable[[bytes, bytes], None], largest: int) -> None:
+        self._hub = hub
+        self._send = send
+        self._largest = largest
+        self._prefixes: dict[bytes, Pattern] = {}
+        self._wanted: dict[Pattern, int] = {}
+        self._gathered: tuple[Message, bytearray] | None = None
+        self.told = 0
+
+    # -- subscriptions -----------------------------------------------------------------------------------
+
+    def heard(self, frame: bytes) -> None:
+        """What the PUB socket says of its SUB sockets: 1 or 0, and a prefix that somebody wants, or
+        nobody does any more."""
+        wanted, prefix = frame[:1] == b"\x01", frame[1:]
+        if wanted and prefix not in self._prefixes:
+            found = _pattern_of(prefix) if len(self._prefixes) < MOST_PREFIXES else pattern(Kind.PREFIX, "")
+            self._prefixes[prefix] = found
+            self._wanted[found] = self._wanted.get(found, 0) + 1
+            self._hub.fanout.subscribe(self, found)
+        elif not wanted and prefix in self._prefixes:
+            found = self._prefixes.pop(prefix)
+            self._wanted[found] -= 1
+            if not self._wanted[found]:
+                del self._wanted[found]
+                self._hub.fanout.unsubscribe(self, found)
+
+    # -- messages ----------------------------------------------------------------------------------------
+
+    def offer(self, message: Message) -> None:
+        if message.nbytes > self._largest:
+            self.dropped += 1
+            return
+        self._tell(message, *envelope_of(message))
+
+    def begin(self, message: Message, nbytes: int) -> bool:
+        if self._gathered is not None or nbytes > self._largest:
+            return False
+        self._gathered = message, bytearray()
+        return True
+
+    def piece(self, data: Buffer) -> None:
+        if self._gathered is not None:
+            self._gathered[1].extend(data)
+
+    def finish(self) -> None:
+        if self._gathered is None:
+            return
+        (message, data), self._gathered = self._gathered, None
+        whole = type(message)(
+            message.topic, (bytes(data),), message.front, message.head, message.headers, None, message.offset
+        )
+        self._tell(whole, *envelope_of(whole))
+
+    def close(self, reason: str) -> None:
+        """What was begun will not come whole: nobody has heard of it yet."""
+        if self._gathered is not None:
+            self._gathered = None
+            self.dropped += 1
+
+    def _tell(self, message: Message, head: bytes, payload: bytes, codec: str) -> None:
+        self.told += 1
+        self._send(message.topic.encode(), write_envelope(head, payload, codec))
+
+
+def _pattern_of(prefix: bytes) -> Pattern:
+    """Topics that could begin so; a prefix may end within a letter, and the SUB looks again."""
+    text = prefix[: MAX_BYTES - 4].decode(errors="ignore")
+    if len(text.encode()) < min(len(prefix), MAX_BYTES - 4) - 3:
+        text = ""  # no text at all: nothing that is published begins so, but the SUB may ask
+    return pattern(Kind.PREFIX, "" if "\0" in text else text)

@@ -1,0 +1,109 @@
+"""The broker's own front: transfer's sockets over any transport, with tensors as they are.
+
+PUSH or REQ give messages of two parts and more: topic, payload. SUB receives the topics that begin with
+what it subscribed to. DEALER speaks the protocol of `transfer.protocols.own`: messages are acknowledged
+when they are kept, and consumers of a group acknowledge what they have processed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import transfer
+from transfer.broker.engine.grammar import Kind, pattern
+from transfer.broker.fronts.own_heard import Heard, Pushes
+from transfer.broker.fronts.own_pub import OwnPublisher
+from transfer.broker.fronts.own_queue import OwnQueue
+from transfer.broker.fronts.own_requests import Requests
+from transports.wire import SocketType
+
+if TYPE_CHECKING:
+    from transfer.broker.hub import Hub
+    from transfer.broker.listener import Accepted
+    from transfer.socket import SocketMethods
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSettings:
+    """Endpoints; "" for none. requests: where DEALER and REQ connect; pushes: PUSH; subscriptions: SUB.
+    queues: by topic, where PULL connects. largest: bytes of a message at most."""
+
+    requests: str = "tcp://127.0.0.1:5580"
+    pushes: str = "tcp://127.0.0.1:5581"
+    subscriptions: str = "tcp://127.0.0.1:5582"
+    largest: int = 4 << 30
+    queues: Mapping[str, str] = field(default_factory=dict)
+
+
+class OwnFront:
+    """The sockets of this front. On the broker's loop."""
+
+    def __init__(
+        self, hub: Hub, loop: asyncio.AbstractEventLoop, context: transfer.Context, settings: OwnSettings
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._hub = hub
+        self._loop = loop
+        self._sockets: list[Heard] = []
+        self._publisher: OwnPublisher | None = None
+        self._queues: list[OwnQueue] = []
+        self.endpoints: dict[str, str] = {}
+        try:
+            if settings.requests:
+                self._add("requests", Requests(hub, loop, context, self.counters), settings)
+            if settings.pushes:
+                self._add("pushes", Pushes(hub, loop, context, self.counters), settings)
+            if settings.subscriptions:
+                self._publisher = OwnPublisher(context, settings.subscriptions, settings.largest)
+                self.endpoints["subscriptions"] = self._publisher.endpoint
+                hub.subscribe(self._publisher, pattern(Kind.PREFIX, ""))
+            for topic, endpoint in settings.queues.items():
+                queue = OwnQueue(hub, loop, context, self.counters, topic, endpoint)
+                self._queues.append(queue)
+                self.endpoints[f"queue {topic}"] = queue.endpoint
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, name: str, heard: Heard, settings: OwnSettings) -> None:
+        self._sockets.append(heard)
+        self.endpoints[name] = heard.listen(getattr(settings, name), settings.largest)
+
+    @property
+    def takers(self) -> dict[SocketType, Accepted]:
+        """Who takes a connection that was accepted elsewhere, by the socket type of its peer."""
+        found: dict[SocketType, Accepted] = {}
+        for heard in self._sockets:
+            found |= dict.fromkeys(heard.peers, heard.socket.adopt)
+        if self._publisher is not None:
+            found[SocketType.SUB] = self._publisher.socket.adopt
+        return found
+
+    @property
+    def connections(self) -> int:
+        """Peers that are connected."""
+        return sum(len(one.peers()) for one in self._all_sockets())
+
+    def _all_sockets(self) -> list[SocketMethods]:
+        return [heard.socket for heard in self._sockets] + [queue.socket for queue in self._queues]
+
+    def tick(self, now: float) -> None:
+        """About once a second: who has gone."""
+        for heard in self._sockets:
+            heard.tick()
+
+    def close(self) -> None:
+        """Ends the sockets. Idempotent."""
+        for queue in self._queues:
+            queue.close()
+        self._queues.clear()
+        for heard in self._sockets:
+            heard.close()
+        self._sockets.clear()
+        if self._publisher is not None:
+            self._hub.leave(self._publisher)
+            self._publisher.socket.close(0)

@@ -1,0 +1,107 @@
+"""Sockets of the broker's own front that are heard on its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import transfer
+from transfer.broker.fronts.own_parts import message_of, topic_and_rest
+from transports.errors import Again, Closed, ProtocolError, TransferError
+from transports.wire import SocketType
+
+if TYPE_CHECKING:
+    from transfer.broker.hub import Hub
+
+_log = logging.getLogger("transfer.broker")
+
+#: messages that one socket is heard for before others come to their turn
+_AT_ONCE = 256
+
+
+class Heard(ABC):
+    """A socket that is heard on the loop. peers: the socket types that talk to it."""
+
+    kind: int
+    peers: tuple[SocketType, ...]
+
+    def __init__(
+        self, hub: Hub, loop: asyncio.AbstractEventLoop, context: transfer.Context, counters: Counter[str]
+    ) -> None:
+        self.socket = context.socket(self.kind)
+        self._hub = hub
+        self._loop = loop
+        self._counters = counters
+        self._paused = 0
+
+    def listen(self, endpoint: str, largest: int) -> str:
+        """Binds; the endpoint with its real port."""
+        self.socket.maxmsgsize = largest
+        self.socket.bind(endpoint)
+        self._loop.add_reader(self.socket.fd, self._hear)
+        return str(self.socket.last_endpoint)
+
+    def tick(self) -> None:
+        """About once a second."""
+
+    def close(self) -> None:
+        self._loop.remove_reader(self.socket.fd)
+        self.socket.close(0)
+
+    def pause(self) -> None:
+        """Hears nothing until `resume` was called as often; senders wait by the sockets' own limits."""
+        self._paused += 1
+        self._loop.remove_reader(self.socket.fd)
+
+    def resume(self) -> None:
+        """See `pause`."""
+        self._paused -= 1
+        if not self._paused and not self.socket.closed:
+            self._loop.add_reader(self.socket.fd, self._hear)
+            self._loop.call_soon(self._hear)
+
+    def _hear(self) -> None:
+        for _ in range(_AT_ONCE):
+            if self._paused or self.socket.closed:
+                return
+            try:
+                frames = self.socket.recv_frames(transfer.DONTWAIT)
+            except (Again, Closed):
+                return
+            except ProtocolError as error:
+                self._refused(error)
+                continue
+            try:
+                self.take(frames)
+            except ProtocolError as error:
+                self._refused(error)
+            except Exception:  # noqa: BLE001 - of this message; others go on
+                _log.exception("a message could not be taken")
+                self._counters["failed"] += 1
+        self._loop.call_soon(self._hear)
+
+    def _refused(self, error: ProtocolError) -> None:
+        self._counters["refused"] += 1
+        _log.warning("a message was refused: %s", error)
+
+    @abstractmethod
+    def take(self, frames: list[Any]) -> None:
+        """One message as it came. Raises ProtocolError."""
+
+
+class Pushes(Heard):
+    """PULL: whoever pushes is not told whether a message is kept."""
+
+    kind = transfer.PULL
+    peers = (SocketType.PUSH,)
+
+    def take(self, frames: list[Any]) -> None:
+        topic, rest = topic_and_rest(frames)
+        try:
+            self._hub.publish(message_of(topic, rest))
+        except TransferError as error:
+            raise ProtocolError("publish", str(error)) from error
+        self._hub.pressed(self)

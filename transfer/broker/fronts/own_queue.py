@@ -1,0 +1,128 @@
+"""PULL out: a PUSH socket that gives a topic's messages to whoever pulls, each to one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import transfer
+from transfer.broker.fronts.own_parts import parts_of
+from transports.errors import Again, Closed, LogFull
+
+if TYPE_CHECKING:
+    from transfer.broker.engine.groups import Delivery
+    from transfer.broker.groups import Served
+    from transfer.broker.hub import Hub
+    from transfer.broker.message import Message
+    from transfer.tracker import Tracker
+
+_log = logging.getLogger("transfer.broker")
+
+#: the group of all who pull
+GROUP = "pull"
+#: messages that may be on their way
+_WINDOW = 1000
+#: seconds between two looks at what was consumed: receivers tell it every 20 ms
+_LOOK = 0.02
+
+
+class OwnQueue:
+    """A topic at an endpoint of its own. On the broker's loop.
+
+    A PULL says nothing, but its socket tells how many messages its program has taken: that acknowledges
+    them. What a PULL that dies had not taken goes to others. Messages wait in the log as long as nobody
+    pulls.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        loop: asyncio.AbstractEventLoop,
+        context: transfer.Context,
+        counters: Counter[str],
+        topic: str,
+        endpoint: str,
+    ) -> None:
+        self._hub = hub
+        self._loop = loop
+        self._counters = counters
+        self._topic = topic
+        self._served: Served = hub.groups.served_for(topic, GROUP, "old")
+        self._sent: deque[tuple[int, int, Tracker]] = deque()
+        self._joined = False
+        self._due: asyncio.TimerHandle | None = None
+        self.socket = context.socket(transfer.PUSH)
+        self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # the window bounds what is on its way
+        self.socket.bind(endpoint)
+        self.endpoint: str = self.socket.last_endpoint
+        self._look()
+
+    def __str__(self) -> str:
+        return f"PULL of {self._topic}"
+
+    def deliver(self, messages: Sequence[tuple[Delivery, Message | None]]) -> None:
+        """See groups.Consumer."""
+        for delivery, message in messages:
+            key = (delivery.offset, delivery.attempt)
+            if message is None:  # retention or damage took it
+                self._hub.groups.ack(self, self._served, [key])
+                continue
+            topic = message.topic.encode()
+            (_, meta, flags, data), *rest = parts_of(message)
+            try:
+                tracker = self.socket.send_frames(
+                    [(topic, meta, flags, data), *rest], transfer.DONTWAIT, copy=False, track=True
+                )
+            except (Again, Closed):  # the last one who pulled has just gone
+                self._loop.call_soon(self._give_back, key)
+                continue
+            assert tracker is not None
+            self._sent.append((*key, tracker))
+
+    def close(self) -> None:
+        """Ends the socket: what was not taken comes again, to who pulls next. Idempotent."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        if self._joined:
+            self._joined = False
+            self._take_stock()
+            self._hub.groups.leave(self, self._served)
+        self.socket.close(0)
+
+    def _look(self) -> None:
+        """Who is there, and what was taken."""
+        self._due = self._loop.call_later(_LOOK, self._look)
+        self._take_stock()
+        there = self.socket.has_peers
+        try:
+            if there and not self._joined:
+                self._joined = True
+                self._hub.groups.join(self, self._served, _WINDOW)
+            elif self._joined and not there:
+                self._joined = False
+                self._hub.groups.leave(self, self._served)
+        except LogFull as error:
+            _log.warning("%s", error)
+
+    def _take_stock(self) -> None:
+        taken: list[tuple[int, int]] = []
+        left: deque[tuple[int, int, Tracker]] = deque()
+        for offset, attempt, tracker in self._sent:
+            if tracker.confirmed:
+                taken.append((offset, attempt))
+            elif tracker.error is not None:
+                self._counters["unconfirmed"] += 1
+                self._give_back((offset, attempt))
+            else:
+                left.append((offset, attempt, tracker))
+        self._sent = left
+        if taken:
+            self._hub.groups.ack(self, self._served, taken)
+
+    def _give_back(self, key: tuple[int, int]) -> None:
+        """To another; that it was not taken is nobody's fault."""
+        self._hub.groups.give_back(self, self._served, key, "whoever pulled it went before taking it")

@@ -1,0 +1,134 @@
+"""The front for PyBroker: PUBLISH, which is not answered, and FETCH from a topic's stream of bytes."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import dataclass
+
+from transfer.broker.fronts.publishing import (
+    LARGE_FROM,
+    PublishingFront,
+    PublishingLine,
+    PublishingSettings,
+    Shared,
+    kept,
+)
+from transfer.broker.message import Buffer, Front, Message
+from transfer.protocols.pybroker import (
+    MAX_ANSWER,
+    Fetch,
+    Publish,
+    encode_gone,
+    encode_length,
+    read_request,
+)
+from transports.errors import LogDamaged, UsageError
+
+_log = logging.getLogger("transfer.broker")
+
+#: an answer of more buffers than this is copied into one: each costs a place in a call of the system
+_MOST_BUFFERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PyBrokerSettings(PublishingSettings):
+    """largest, stalled: see PublishingSettings; a peer that does not read its answers stalls too.
+
+    answers: bytes of answers that may wait for a peer before its next request is looked at.
+    """
+
+    answers: int = 4 << 20
+
+
+class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
+    """One connection; its requests are served in their order."""
+
+    def __init__(self, shared: Shared[PyBrokerSettings], connection: socket.socket, peer: str) -> None:
+        self._waits = False  # it reads no more until its answers are written
+        self._waiting = 0  # bytes of them at the last look
+        self._moved = 0.0  # when that was last another number
+        super().__init__(shared, connection, peer)
+
+    def take(self, data: memoryview, position: int) -> int:
+        """See PublishingLine."""
+        request = read_request(data, position)
+        if request is None:
+            return 0
+        if isinstance(request, Publish):
+            return self._publish(request, data, position)
+        self._fetch(request)
+        return request.size
+
+    def relieved(self) -> None:
+        """See Line."""
+        if self._waits:
+            self._waits = False
+            self.resume()
+
+    def is_stalled(self, now: float) -> bool:
+        """See PublishingLine."""
+        if not self._waits:
+            return super().is_stalled(now)
+        if self.queued != self._waiting:
+            self._waiting, self._moved = self.queued, now
+        return now - self._moved >= self._shared.settings.stalled
+
+    def _publish(self, request: Publish, data: memoryview, position: int) -> int:
+        topic, size, nbytes = request
+        self.check_size(nbytes)
+        if nbytes >= LARGE_FROM:
+            self.publish_large(Message(topic, (), Front.PYBROKER), nbytes)
+            return size
+        begin = position + size
+        end = begin + nbytes
+        if end > len(data):
+            return 0
+        self.publish(Message(topic, (kept(data[begin:end]),), Front.PYBROKER), nbytes)
+        return end - position
+
+    def _fetch(self, request: Fetch) -> None:
+        topic, _, offset = request
+        try:
+            parts = self._answer(topic, offset)
+        except LogDamaged as error:
+            _log.error("%s cannot be answered: %s", self.peer, error)
+            self._shared.counters["damaged"] += 1
+            self.close(str(error))
+            return
+        self._shared.counters["fetched"] += 1
+        for part in parts:
+            self.write(part)
+        if self.queued >= self._shared.settings.answers:
+            self._waits = True
+            self._waiting, self._moved = self.queued, self._loop.time()
+            self.pause()
+
+    def _answer(self, topic: str, offset: int) -> list[Buffer]:
+        """Raises LogDamaged."""
+        hub, counters = self._shared.hub, self._shared.counters
+        try:
+            parts = hub.stream(topic, offset, MAX_ANSWER)
+        except UsageError:  # there is nothing at this offset: not any more, or not yet
+            oldest = hub.oldest(topic)
+            if offset < oldest:
+                counters["gone"] += 1
+                return [encode_gone(oldest)]
+            parts = []
+        nbytes = sum(map(len, parts))
+        counters["fetched_bytes"] += nbytes
+        if len(parts) > _MOST_BUFFERS:
+            parts = [b"".join(parts)]
+        return [encode_length(nbytes), *parts]
+
+
+class PyBrokerFront(PublishingFront[PyBrokerSettings]):
+    """All connections of PyBroker's protocol. See PublishingFront."""
+
+    #: fetched, fetched_bytes: FETCH answered, and their bytes. gone: answered that the offset is not kept any
+    #: more. damaged: connections ended because what they asked for is damaged on the disk
+    names = (*PublishingFront.names, "fetched", "fetched_bytes", "gone", "damaged")
+
+    def connected(self, connection: socket.socket, peer: str) -> None:
+        """See PublishingFront."""
+        PyBrokerConnection(self._shared, connection, peer)

@@ -1,0 +1,182 @@
+"""The front for rqueue: PUBLISH, SUBSCRIBE, REMOVE, DEREGISTER; and NOTIFICATION to those who subscribed."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from dataclasses import dataclass
+
+from transfer.broker.engine.grammar import Kind, Pattern, pattern
+from transfer.broker.fronts.publishing import (
+    LARGE_FROM,
+    SMALL,
+    PublishingFront,
+    PublishingLine,
+    PublishingSettings,
+    Shared,
+    kept,
+)
+from transfer.broker.message import Buffer, Front, Message
+from transfer.broker.subscriber import Overflow, Subscriber
+from transfer.protocols.rqueue import PREAMBLE_SIZE, Head, Type, encode_notification, read_head
+from transports.errors import ProtocolError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class RqueueSettings(PublishingSettings):
+    """largest, stalled: see PublishingSettings. limit, overflow: see Subscriber.
+
+    subscriptions: topics that one connection may have subscribed to at once.
+    """
+
+    limit: int = 64 << 20
+    overflow: Overflow = Overflow.SPILL
+    subscriptions: int = 1_000_000
+
+
+class RqueueConnection(PublishingLine[RqueueSettings], Subscriber):
+    """One connection: it publishes, and is told what it subscribed to."""
+
+    queued: int = 0
+
+    def __init__(self, shared: Shared[RqueueSettings], connection: socket.socket, peer: str) -> None:
+        self.limit = shared.settings.limit
+        self.overflow = shared.settings.overflow
+        self._patterns: dict[str, Pattern] = {}
+        self._begun = False  # a payload goes out in pieces
+        self._untold = False  # that payload is too large to be told: its pieces are left out
+        self._behind: deque[Buffer] = deque()  # what goes out after that payload; `queued` has it too
+        super().__init__(shared, connection, peer)
+
+    # -- what the peer says ------------------------------------------------------------------------------
+
+    def take(self, data: memoryview, position: int) -> int:
+        """See PublishingLine."""
+        head = read_head(data, position)
+        if head is None:
+            return 0
+        if head.type is Type.PUBLISH:
+            return self._publish(head, data, position)
+        if head.type is Type.SUBSCRIBE:
+            self._subscribe(head.topic)
+        elif head.type is Type.REMOVE:
+            self._remove(head.topic)
+        elif head.type is Type.DEREGISTER:
+            for topic in list(self._patterns):
+                self._remove(topic)
+        else:
+            raise ProtocolError("type", "NOTIFICATION is the broker's word")
+        return head.size
+
+    def lost(self, reason: str) -> None:
+        """See Line."""
+        self._behind.clear()
+        self._patterns.clear()
+        self._shared.hub.leave(self)
+        super().lost(reason)
+
+    def _publish(self, head: Head, data: memoryview, position: int) -> int:
+        _, topic, size, nbytes = head
+        self.check_size(nbytes)
+        if nbytes >= LARGE_FROM:
+            self.publish_large(Message(topic, (), Front.RQUEUE), nbytes)
+            return size
+        end = position + size + nbytes
+        if end > len(data):
+            return 0
+        raw = kept(data[position + PREAMBLE_SIZE : end])  # the NOTIFICATION within
+        content = raw[size - PREAMBLE_SIZE :]
+        self.publish(Message(topic, (content,), Front.RQUEUE, raw=raw), nbytes)
+        return end - position
+
+    def _subscribe(self, topic: str) -> None:
+        if topic in self._patterns:
+            return
+        if len(self._patterns) >= self._shared.settings.subscriptions:
+            raise ProtocolError("refused", f"more than {len(self._patterns)} subscriptions")
+        try:
+            wanted = self._patterns[topic] = pattern(Kind.EXACT, topic)
+        except UsageError as error:
+            raise ProtocolError("topic", str(error)) from error
+        self._shared.hub.subscribe(self, wanted)
+
+    def _remove(self, topic: str) -> None:
+        wanted = self._patterns.pop(topic, None)
+        if wanted is not None:
+            self._shared.hub.unsubscribe(self, wanted)
+
+    # -- what it is told ---------------------------------------------------------------------------------
+
+    def offer(self, message: Message) -> None:
+        """See Subscriber."""
+        if self.closed:
+            return
+        if message.front is Front.RQUEUE and message.raw is not None:
+            self._tell(message.raw)
+        else:
+            head = self._head(message, message.nbytes)
+            if head is None:
+                return
+            if message.nbytes <= SMALL:
+                self._tell(b"".join((head, *message.parts)))
+            else:
+                self._tell(head)
+                for part in message.parts:
+                    self._tell(part)
+        self._shared.counters["notified"] += 1
+
+    def begin(self, message: Message, nbytes: int) -> bool:
+        """See Subscriber."""
+        if self._begun or self.closed:
+            return False
+        head = self._head(message, nbytes)
+        self._begun, self._untold = True, head is None
+        if head is not None:
+            self.write(head)
+        return True
+
+    def piece(self, data: Buffer) -> None:
+        """See Subscriber."""
+        if not self._untold:
+            self.write(data)
+
+    def finish(self) -> None:
+        """See Subscriber."""
+        self._begun = False
+        if not self._untold:
+            self._shared.counters["notified"] += 1
+        behind, self._behind = self._behind, deque()
+        self.queued -= sum(map(len, behind))
+        for data in behind:
+            self.write(data)
+
+    def relieved(self) -> None:
+        """See Line."""
+        self._shared.hub.relieved(self)
+
+    def _head(self, message: Message, nbytes: int) -> bytes | None:
+        """What stands in front of the content; None: 32 bits do not hold its length, and it is left out."""
+        try:
+            return encode_notification(message.topic, nbytes)
+        except UsageError:
+            self.dropped += 1
+            self._shared.counters["untold"] += 1
+            return None
+
+    def _tell(self, data: Buffer) -> None:
+        if self._begun:
+            self._behind.append(data)
+            self.queued += len(data)
+        else:
+            self.write(data)
+
+
+class RqueueFront(PublishingFront[RqueueSettings]):
+    """All connections of rqueue's protocol. See PublishingFront."""
+
+    #: notified: messages that subscribers were given. untold: that were larger than a NOTIFICATION can be
+    names = (*PublishingFront.names, "notified", "untold")
+
+    def connected(self, connection: socket.socket, peer: str) -> None:
+        """See PublishingFront."""
+        RqueueConnection(self._shared, connection, peer)

@@ -1,0 +1,98 @@
+"""The broker's front for TTP v2: its limits, its connections, what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transfer.broker.engine.grammar import Kind, check_topic
+from transfer.broker.fronts.ttp_connection import TtpConnection
+from transfer.broker.fronts.ttp_streams import Shared
+from transfer.protocols.ttp import Limits, decode_topic
+
+if TYPE_CHECKING:
+    import socket
+
+    from transfer.broker.hub import Hub
+    from transfer.broker.line import Lines
+
+#: topics that are known by their bytes
+_TOPICS = 4096
+_COUNTERS = (
+    "published",
+    "streams",
+    "chunks",
+    "subscribed",
+    "heartbeats",
+    "refused",
+    "broken",
+    "idle",
+    "stalled",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TtpSettings:
+    """The limits of the front, in bytes and seconds.
+
+    most_meta, most_data: of a frame. most_gathered: of a stream that does not say how many bytes it has;
+    most_gathered_together: of all such streams. most_streams: that one connection may have open.
+    idle: seconds of silence after which a connection ends, and a stream is given up.
+    """
+
+    most_meta: int = 64 << 10
+    most_data: int = 64 << 30
+    most_gathered: int = 64 << 20
+    most_gathered_together: int = 1 << 30
+    most_streams: int = 256
+    idle: float = 60.0
+
+
+class TtpFront:
+    """All connections that speak TTP. Used on the broker's loop only.
+
+    counters: see docs/protocols/ttp.md.
+    """
+
+    def __init__(self, hub: Hub, lines: Lines, settings: TtpSettings | None = None) -> None:
+        self.hub = hub
+        self.settings = settings or TtpSettings()
+        self.limits = Limits(meta=self.settings.most_meta, data=self.settings.most_data)
+        self.shared = Shared(self.settings.most_gathered_together)
+        self.counters = dict.fromkeys(_COUNTERS, 0)
+        #: by their bytes, so that the topic of a frame is one look
+        self.topics: dict[bytes, str] = {}
+        self._lines = lines
+        self._connections: set[TtpConnection] = set()
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
+    def connected(self, connection: socket.socket, peer: str) -> None:
+        """Takes a connection that was accepted, in non-blocking mode."""
+        self._connections.add(TtpConnection(self, self._lines, connection, peer))
+
+    def disconnected(self, connection: TtpConnection) -> None:
+        """A connection has ended."""
+        self._connections.discard(connection)
+
+    def tick(self, now: float) -> None:
+        """Ends idle connections and stalled streams, and asks silent subscribers. now: the loop's time."""
+        for connection in list(self._connections):
+            connection.tick(now)
+
+    def close(self) -> None:
+        """Ends all connections. Idempotent."""
+        for connection in list(self._connections):
+            connection.close("the broker ends")
+
+    def topic(self, name: bytes) -> str:
+        """The topic that a frame names. Raises ProtocolError, UsageError."""
+        topic = decode_topic(name)
+        check_topic(topic, Kind.PATHS)
+        if len(self.topics) >= _TOPICS:
+            self.topics.clear()
+        self.topics[name] = topic
+        return topic

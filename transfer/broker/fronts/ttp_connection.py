@@ -1,0 +1,311 @@
+"""One connection of the TTP front: the frames that its peer sends, and what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from transfer.broker.engine.grammar import Kind as Grammar, pattern
+from transfer.broker.fronts.ttp_frames import (
+    WORDS,
+    Meta,
+    headers_of,
+    publish_head,
+)
+from transfer.broker.fronts.ttp_outgoing import Outgoing
+from transfer.broker.fronts.ttp_sinks import SKIPPED, Large, Receipt, Sink
+from transfer.broker.fronts.ttp_streams import Opening, Streams
+from transfer.broker.line import Lines
+from transfer.broker.message import Buffer, Front, Message
+from transfer.protocols.ttp import (
+    HEADER,
+    HEADER_SIZE,
+    MAGIC,
+    VERSION,
+    WANTED,
+    Header,
+    Kind,
+    decode_header,
+    decode_meta,
+    decode_topic,
+    encode_error,
+    encode_head,
+    encode_meta,
+)
+from transports.errors import LogFull, ProtocolError, TransferError, UsageError
+
+if TYPE_CHECKING:
+    import socket
+
+    from transfer.broker.fronts.ttp import TtpFront
+
+_PUBLISH, _TTP = int(Kind.PUBLISH), Front.TTP  # members of an enumeration are slow to find
+#: data of so many bytes and more go on piece by piece, as they come
+LARGE = 64 << 10
+#: frames up to so many bytes are copied: a view would hold the memory of a thousand others
+_SMALL = 4 << 10
+#: bytes of answers that a peer may leave unread, beside its messages
+_ANSWERS = 4 << 20
+#: how often a silent subscriber is asked whether it is there, before it counts as idle
+_ASKED = 3
+
+
+class TtpConnection(Outgoing):
+    """A peer that speaks TTP. client: the name that it gave itself with CONNECT, or ""."""
+
+    def __init__(self, front: TtpFront, lines: Lines, connection: socket.socket, peer: str) -> None:
+        self.client = ""
+        self._front = front
+        self._hub = front.hub
+        settings = front.settings
+        self._streams = Streams(
+            front.hub, front.shared, self,
+            most=settings.most_streams, most_bytes=settings.most_data, most_gathered=settings.most_gathered,
+        )  # fmt: skip
+        self._sink: Sink | None = None  # of the data that are still to come
+        self._number = 0  # the stream id of their frame
+        self._subscriptions: set[str] = set()
+        self._asked = 0.0  # when a heartbeat was wanted last
+        super().__init__(lines, connection, peer)
+
+    # -- frames that come --------------------------------------------------------------------------------
+
+    def cut(self, data: memoryview) -> int:
+        """See Line. A small PUBLISH, the common case, is taken here."""
+        at, end = 0, len(data)
+        topics, most_meta = self._front.topics, self._front.limits.meta
+        published = 0
+        while end - at >= HEADER_SIZE and not self.closed:
+            magic, version, kind, flags, number, topic_size, meta_size, size = HEADER.unpack_from(data, at)
+            if (
+                kind != _PUBLISH or size >= LARGE or topic_size > 255 or meta_size > most_meta
+                or magic != MAGIC or version != VERSION
+            ):  # fmt: skip
+                used = self._frame(data, at, end)
+                at += used
+                if not used or self._sink is not None or self.paused:
+                    break
+                continue
+            meta_at = at + HEADER_SIZE + topic_size
+            data_at = meta_at + meta_size
+            stop = data_at + size
+            if stop > end:
+                break
+            frame: Buffer = data[at:stop]
+            if stop - at <= _SMALL:
+                frame = bytes(frame)
+            name = bytes(frame[HEADER_SIZE : meta_at - at])
+            head, headers = bytes(frame[WORDS]), None
+            if meta_size:
+                meta = bytes(frame[meta_at - at : data_at - at])
+                head, headers = head + meta, Meta(meta)
+            try:
+                topic = topics.get(name) or self._front.topic(name)
+                payload = memoryview(frame)[data_at - at :]
+                message = Message(topic, (payload,), _TTP, head, headers, frame)
+                self._hub.publish(message, self._receipt(number) if flags & WANTED else None)
+                published += 1
+            except TransferError as error:
+                self._refuse(number, error)
+            at = stop
+        if published:
+            self._front.counters["published"] += published
+            self._hub.pressed(self)
+        return at
+
+    def _frame(self, data: memoryview, at: int, end: int) -> int:
+        """Any other frame, up to its data: bytes that were taken; 0: some are missing, or it must wait."""
+        header = decode_header(data, at, self._front.limits)
+        data_at = at + header.data_at
+        if data_at > end:
+            return 0
+        meta_at = at + HEADER_SIZE + header.topic_size
+        topic, meta = bytes(data[at + HEADER_SIZE : meta_at]), bytes(data[meta_at:data_at])
+        try:
+            self._sink = _HANDLERS[header.kind](self, header, topic, meta)
+        except LogFull as error:
+            self._hub.pressed(self)
+            if self.paused:
+                return 0  # the same frame again when there is room
+            self._refuse(header.stream_id, error)
+        except TransferError as error:
+            self._refuse(header.stream_id, error)
+        if self._sink is None:
+            self._sink = SKIPPED
+        if self.closed:  # by what it was just sent itself
+            self._sink.abandon("its publisher has gone")
+            return header.data_at
+        self._number = header.stream_id
+        if header.data_size:
+            self.expect(header.data_size)
+        else:
+            self.body_ended()
+        return header.data_at
+
+    def body(self, data: memoryview) -> None:
+        """See Line."""
+        sink = self._sink or SKIPPED
+        try:
+            sink.piece(data)
+        except TransferError as error:
+            self._sink = SKIPPED  # the rest of the frame is passed over
+            self._stopped(sink, error)
+
+    def body_ended(self) -> None:
+        """See Line."""
+        sink, self._sink = self._sink or SKIPPED, None
+        try:
+            sink.finish()
+        except TransferError as error:
+            self._stopped(sink, error)
+        if not self.closed:
+            self._hub.pressed(self)
+
+    def _stopped(self, sink: Sink, error: TransferError) -> None:
+        """The hub refused in the middle of a frame, or at its end."""
+        sink.abandon(str(error))
+        self._refuse(self._number, error)
+
+    def _connect(self, header: Header, topic: bytes, meta: bytes) -> None:
+        name = (decode_meta(meta) or {}).get("client", "")
+        self.client = name[:255] if isinstance(name, str) else ""
+        settings = self._front.settings
+        limits = {"idle": settings.idle, "most_data": settings.most_data, "most_meta": settings.most_meta}
+        self._answer(encode_head(Kind.ACK, b"", encode_meta(limits), 0, 0, header.stream_id))
+
+    def _subscribe(self, header: Header, topic: bytes, meta: bytes) -> None:
+        text = decode_topic(topic)
+        wanted = pattern(Grammar.PATHS, text)
+        if (decode_meta(meta) or {}).get("unsubscribe") is True:
+            self._subscriptions.discard(text)
+            self._hub.unsubscribe(self, wanted)
+        else:
+            self._subscriptions.add(text)
+            self._hub.subscribe(self, wanted)
+            self._front.counters["subscribed"] += 1
+        if header.flags & WANTED:
+            self._acknowledge(header.stream_id, None)
+
+    def _publish(self, header: Header, topic: bytes, meta: bytes) -> Sink:
+        """A large one: small ones do not come here."""
+        name = self._front.topics.get(topic) or self._front.topic(topic)
+        receipt = self._receipt(header.stream_id, whole=False) if header.flags & WANTED else None
+        message = Message(
+            name, (), Front.TTP, publish_head(header.flags, header.stream_id, meta), headers_of(meta)
+        )  # fmt: skip
+        passage = self._hub.begin(message, header.data_size, self, receipt)
+        self._front.counters["published"] += 1
+        return Large(passage, receipt)
+
+    def _meta(self, header: Header, topic: bytes, meta: bytes) -> Sink:
+        number = header.stream_id
+        self._front.counters["streams"] += 1
+        try:
+            if header.data_size:
+                raise ProtocolError("length", "META has no data; CHUNKs carry them")
+            name = self._front.topics.get(topic) or self._front.topic(topic)
+            receipt = self._receipt(number, whole=False) if header.flags & WANTED else None
+            return self._streams.open(Opening(name, header.flags, number, meta, receipt), self._loop.time())
+        except TransferError as error:
+            self._streams.refuse(number, str(error))
+            raise
+
+    def _chunk(self, header: Header, topic: bytes, meta: bytes) -> Sink:
+        self._front.counters["chunks"] += 1
+        return self._streams.chunk(header, topic, meta, self._loop.time())
+
+    def _heartbeat(self, header: Header, topic: bytes, meta: bytes) -> None:
+        self._front.counters["heartbeats"] += 1
+        self._answer(encode_head(Kind.HEARTBEAT, stream_id=header.stream_id))
+
+    def _acknowledged(self, header: Header, topic: bytes, meta: bytes) -> None:
+        """TTP has nothing that a subscriber must acknowledge."""
+
+    def _error(self, header: Header, topic: bytes, meta: bytes) -> None:
+        """A publisher gives a stream up."""
+        self._streams.give_up(header.stream_id, "its publisher gave it up")
+
+    # -- answers -----------------------------------------------------------------------------------------
+
+    def _receipt(self, number: int, *, whole: bool = True) -> Receipt:
+        return Receipt(lambda error: self._acknowledge(number, error), whole=whole)
+
+    def _acknowledge(self, number: int, error: TransferError | None) -> None:
+        if error is None:
+            self._answer(encode_head(Kind.ACK, stream_id=number))
+        else:
+            self._refuse(number, error)
+
+    def _refuse(self, number: int, error: TransferError) -> None:
+        """The frame was not taken; the connection goes on."""
+        self._front.counters["refused"] += 1
+        self._answer(encode_error(number, _code(error), str(error)))
+
+    def refuse(self, error: ProtocolError) -> None:
+        """See Line: what comes behind cannot be understood."""
+        self._front.counters["broken"] += 1
+        self._farewell(error.reason, str(error))
+
+    def _farewell(self, code: str, message: str) -> None:
+        if not self.in_payload:
+            self.write(encode_error(0, code, message))
+        self.close(message)
+
+    def _answer(self, frame: Buffer) -> None:
+        self.send((frame,))
+        if self.queued > _ANSWERS + (self.limit if self._subscriptions else 0):
+            self.close("it does not read what it is answered")
+
+    def relieved(self) -> None:
+        """See Line."""
+        if self._subscriptions:
+            self._hub.relieved(self)
+
+    # -- time, and the end -------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Ends the connection if it is idle. A subscriber need only answer the heartbeats that it is sent."""
+        idle = self._front.settings.idle
+        if self.paused or self._sink is not None:
+            self._streams.touch(now)
+        for number in self._streams.stalled(now - idle):
+            self._front.counters["stalled"] += 1
+            self._answer(encode_error(number, "stalled", f"no chunk came for {idle:g} s"))
+        if self.paused or self.in_payload:  # it must wait, or the hub looks whether it takes what it is sent
+            self.heard = now
+        silent = now - self.heard
+        if silent >= idle:
+            self._front.counters["idle"] += 1
+            self._farewell("idle", f"nothing came for {idle:g} s")
+        elif self._subscriptions and silent >= idle / _ASKED and now - self._asked >= idle / _ASKED:
+            self._asked = now
+            self._answer(encode_head(Kind.HEARTBEAT, flags=WANTED))
+
+    def lost(self, reason: str) -> None:
+        """See Line."""
+        if self._sink is not None:
+            self._sink.abandon(reason)
+        self._streams.leave(reason)
+        self._hub.leave(self)
+        self._front.disconnected(self)
+
+
+_HANDLERS: dict[Kind, Callable[[TtpConnection, Header, bytes, bytes], Sink | None]] = {
+    Kind.CONNECT: TtpConnection._connect,
+    Kind.SUBSCRIBE: TtpConnection._subscribe,
+    Kind.PUBLISH: TtpConnection._publish,
+    Kind.META: TtpConnection._meta,
+    Kind.CHUNK: TtpConnection._chunk,
+    Kind.ACK: TtpConnection._acknowledged,
+    Kind.HEARTBEAT: TtpConnection._heartbeat,
+    Kind.ERROR: TtpConnection._error,
+}
+
+
+def _code(error: TransferError) -> str:
+    """The constant word of an error, as ERROR frames say it."""
+    if isinstance(error, ProtocolError):
+        return error.reason
+    if isinstance(error, LogFull):
+        return "full"
+    return "usage" if isinstance(error, UsageError) else "failed"

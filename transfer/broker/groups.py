@@ -1,0 +1,357 @@
+"""Groups of consumers: messages go out of the log, acknowledgements go into it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from transfer.broker.engine.groups import Change, Delay, Delivery, Group, Outcome
+from transfer.broker.journal import Journal, Named
+from transfer.broker.noting import Notes
+from transfer.broker.topic import Recent
+from transports.errors import LogDamaged, TransferError, UsageError
+
+if TYPE_CHECKING:
+    from transfer.broker.durability import Durability, Told
+    from transfer.broker.message import Message
+    from transfer.broker.store import Store
+    from transfer.broker.topic import Topic
+
+_log = logging.getLogger("transfer.broker")
+
+#: deliveries that go out at once, and bytes
+_AT_ONCE, _BYTES = 256, 4 << 20
+
+
+class Consumer(Protocol):
+    """Whoever takes messages of a group, on some connection."""
+
+    def deliver(self, messages: Sequence[tuple[Delivery, Message | None]]) -> None:
+        """Messages that are the consumer's until it acknowledges them. None: retention or damage took it; the
+        consumer should acknowledge it all the same."""
+
+
+class Dead(NamedTuple):
+    """A message that nobody could process, with the reason."""
+
+    topic: str
+    group: str
+    offset: int
+    attempts: int
+    reason: str
+    consumer: str
+
+
+class Served(NamedTuple):
+    """A group that is there."""
+
+    named: Named
+    topic: Topic
+    group: Group
+
+
+#: keeps a dead letter, then calls back with None, or with what went wrong; on the loop
+Bury = Callable[[Dead, "Message | None", "Told"], None]
+#: whether there is a dead letter of a topic's and group's message; asked at the start, and may wait
+IsBuried = Callable[[str, str, int], bool]
+
+
+class Groups:
+    """All groups of the broker. On its loop.
+
+    delay: until the next attempt, see `engine.groups.Delay`. bury, is_buried: keep dead letters.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        store: Store,
+        durability: Durability,
+        counts: Counter[str],
+        delay: Delay,
+        bury: Bury,
+        is_buried: IsBuried,
+    ) -> None:
+        self._loop = loop
+        self._store = store
+        self._durability = durability
+        self._counts = counts
+        self._delay = delay
+        self._bury = bury
+        self._is_buried = is_buried
+        self._recent = Recent()
+        self._journal = Journal(store.log)
+        self._groups: dict[tuple[str, str], Served] = {}
+        self._by_topic: dict[Topic, list[Served]] = {}
+        self._notes = Notes(loop, self._journal, durability, self._books)
+        self._alarm: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._restore()
+
+    def close(self) -> None:
+        """Writes what is not written yet, and a summary. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._notes.close()
+
+    @property
+    def served(self) -> list[Served]:
+        """All groups."""
+        return list(self._groups.values())
+
+    def publish(self, message: Message, group: str, told: Told) -> None:
+        """Takes a message for one group of its topic alone: others have done with it, and who has subscribed
+        is not told. told: when it is on the disk.
+
+        Raises UsageError when there is no such group, LogFull, InternalError when the log has failed.
+        """
+        served = self._groups.get((message.topic, group))
+        if served is None:
+            raise UsageError(
+                f"topic {message.topic!r} has no group {group!r}", hint="it begins when a consumer joins it"
+            )
+        self.keep_apart(served.topic, message, told, served)
+
+    def keep_apart(self, topic: Topic, message: Message, told: Told, served: Served | None = None) -> None:
+        """Keeps a message that is for this group alone, or for none. See `publish`. Raises LogFull,
+        InternalError."""
+        sequence = self._store.append(topic, message)
+        assert message.offset is not None
+        self._durability.appended(topic, message, sequence, told, message.nbytes)
+        for other in self._by_topic.get(topic, ()):
+            if other is not served:
+                other.group.bury(message.offset)
+                self._note(other, None)
+
+    # -- consumers ---------------------------------------------------------------------------------------
+
+    def served_for(self, topic: str, name: str, begin: str = "new") -> Served:
+        """The group of this name, which begins if it is not there: at what comes from now on ("new"), or at
+        the oldest message there is ("old").
+
+        Raises UsageError when the topic keeps nothing, LogFull.
+        """
+        return self._groups.get((topic, name)) or self._begin(topic, name, begin)
+
+    def join(self, consumer: Consumer, served: Served, window: int, timeout: float | None = None) -> None:
+        """The consumer takes messages as one of this group, `window` at a time at most. timeout: seconds
+        after which one that it holds goes to another; None: when it leaves."""
+        served.group.join(consumer, window, timeout)
+        self._pump(served)
+
+    def leave(self, consumer: Consumer, served: Served) -> None:
+        """It has gone: what it held goes to others at once."""
+        returned = served.group.leave(consumer, self._loop.time())
+        self._counts["returned"] += len(returned)
+        for delivery, outcome in returned:
+            if outcome is Outcome.DEAD:
+                self._give_up(served, delivery, "its consumers went away while they had it, each time")
+        self._pump(served)
+
+    def ack(
+        self,
+        consumer: Consumer,
+        served: Served,
+        deliveries: Sequence[tuple[int, int]],
+        told: Told | None = None,
+    ) -> list[tuple[int, int]]:
+        """(offset, attempt) of what the consumer has done; those that are not its own any more come back.
+
+        told: when all of it is on the disk.
+        """
+        group = served.group
+        stale = []
+        for offset, attempt in deliveries:
+            outcome = group.ack(consumer, offset, attempt)
+            if outcome is Outcome.STALE:
+                stale.append((offset, attempt))
+        self._counts["acked"] += len(deliveries) - len(stale)
+        self._counts["stale_acks"] += len(stale)
+        self._pump(served)
+        self._note(served, told)
+        return stale
+
+    def nack(
+        self, consumer: Consumer, served: Served, delivery: tuple[int, int], reason: str, *, retry: bool
+    ) -> Outcome:
+        """The consumer could not do it; see `Group.nack`."""
+        offset, attempt = delivery
+        outcome = served.group.nack(consumer, offset, attempt, self._loop.time(), retry=retry)
+        self._counts["nacked"] += outcome in (Outcome.AGAIN, Outcome.DEAD)
+        if outcome is Outcome.DEAD:
+            self._give_up(served, Delivery(consumer, offset, attempt), reason)
+        self._pump(served)
+        return outcome
+
+    def give_back(self, consumer: Consumer, served: Served, delivery: tuple[int, int], reason: str) -> None:
+        """The consumer never had it in hands; see `Group.give_back`."""
+        offset, attempt = delivery
+        outcome = served.group.give_back(consumer, offset, attempt, self._loop.time())
+        self._counts["returned"] += outcome is Outcome.AGAIN
+        if outcome is Outcome.DEAD:
+            self._give_up(served, Delivery(consumer, offset, attempt), reason)
+        self._pump(served)
+
+    def kept(self, topics: Sequence[Topic]) -> None:
+        """Messages of these topics are on the disk now."""
+        for topic in topics:
+            for served in self._by_topic.get(topic, ()):
+                self._pump(served)
+
+    def tick(self, *, full: bool = False) -> None:
+        """About once a second: what groups are done with, retention may take. full: the log is."""
+        for served in self._groups.values():
+            before = self._store.log.groups(served.topic.log_name).get(served.named.name)
+            if before != served.group.cursor:
+                self._acknowledge(served)
+        self._notes.tick(full=full)
+
+    # -- deliveries --------------------------------------------------------------------------------------
+
+    def _pump(self, served: Served) -> None:
+        """What can go out goes out."""
+        group, now = served.group, self._loop.time()
+        for delivery, outcome in group.expire(now):
+            self._counts["expired"] += 1
+            if outcome is Outcome.DEAD:
+                self._give_up(served, delivery, "it was not acknowledged in time")
+        while taken := group.take(served.topic.kept, now, _AT_ONCE):
+            self._send(served, taken)
+        self._note(served, None)
+        self._set_alarm(group.due())
+
+    def _send(self, served: Served, taken: list[Delivery]) -> None:
+        messages = self._messages(served, taken)
+        mine: dict[object, list[tuple[Delivery, Message | None]]] = {}
+        for delivery in taken:
+            mine.setdefault(delivery.consumer, []).append((delivery, messages.get(delivery.offset)))
+        self._counts["dispatched"] += len(taken)
+        self._counts["redelivered"] += sum(delivery.attempt > 1 for delivery in taken)
+        for consumer, theirs in mine.items():
+            consumer.deliver(theirs)  # type: ignore[attr-defined]
+
+    def _messages(self, served: Served, taken: list[Delivery]) -> dict[int, Message]:
+        """What is to be sent, by offset. What retention or damage took is not in it."""
+        found: dict[int, Message] = {}
+        recent = served.topic.recent
+        for delivery in taken:
+            if delivery.offset in found:
+                continue
+            message = recent.get(served.topic.name, delivery.offset) if recent is not None else None
+            if message is not None:
+                found[delivery.offset] = message
+                continue
+            try:
+                behind = self._store.read(served.topic, delivery.offset, nbytes=_BYTES, limit=len(taken))
+            except LogDamaged as error:
+                _log.error("%s", error)
+                self._counts["damaged"] += 1
+                continue
+            for message in behind:
+                if message.offset is not None:
+                    found[message.offset] = message
+        return found
+
+    def _give_up(self, served: Served, delivery: Delivery, reason: str) -> None:
+        """Nobody can process it: it becomes a dead letter, and then is done with."""
+        dead = Dead(
+            served.named.topic,
+            served.named.name,
+            delivery.offset,
+            delivery.attempt,
+            reason,
+            str(delivery.consumer),
+        )
+        message = self._messages(served, [delivery]).get(delivery.offset)
+
+        def buried(error: TransferError | None) -> None:
+            if error is not None:
+                _log.error("a dead letter could not be kept, and is tried again: %s", error)
+                self._loop.call_later(1.0, self._bury, dead, message, buried)
+                return
+            self._counts["dead_lettered"] += 1
+            served.group.bury(delivery.offset)
+            self._note(served, None)
+
+        def kept(error: TransferError | None) -> None:
+            if error is None:
+                self._bury(dead, message, buried)
+
+        # First it has to be known behind a crash that it was sent: `_restore` asks for letters of those.
+        self._note(served, kept)
+
+    def _set_alarm(self, due: float | None) -> None:
+        """Something is to be done then, if not before."""
+        if due is None or self._closed:
+            return
+        if self._alarm is not None:
+            if self._alarm.when() <= due:
+                return
+            self._alarm.cancel()
+        self._alarm = self._loop.call_at(due, self._alarmed)
+
+    def _alarmed(self) -> None:
+        self._alarm = None
+        for served in list(self._groups.values()):
+            due = served.group.due()
+            if due is not None and due <= self._loop.time():
+                self._pump(served)
+            else:
+                self._set_alarm(due)
+
+    # -- what has to survive -----------------------------------------------------------------------------
+
+    def _note(self, served: Served, told: Told | None) -> None:
+        self._notes.note(served.named.number, served.group, told)
+
+    def _books(self) -> Iterator[tuple[int, int, list[Change]]]:
+        for served in self._groups.values():
+            yield served.named.number, served.group.cursor, served.group.summary()
+
+    # -- groups ------------------------------------------------------------------------------------------
+
+    def _begin(self, topic_name: str, name: str, begin: str) -> Served:
+        topic = self._store.durable_topic(topic_name)
+        low, high = self._store.range(topic)
+        number = max((served.named.number for served in self._groups.values()), default=0) + 1
+        named = Named(number, topic_name, name, low if begin == "old" else high)
+        served = self._serve(named, topic, named.begin)
+        self._acknowledge(served)
+        self._durability.when_kept(self._journal.add(named), None)
+        return served
+
+    def _serve(self, named: Named, topic: Topic, begin: int) -> Served:
+        served = Served(named, topic, Group(begin, self._delay))
+        topic.recent = self._recent
+        self._groups[named.topic, named.name] = served
+        self._by_topic.setdefault(topic, []).append(served)
+        return served
+
+    def _acknowledge(self, served: Served) -> None:
+        self._store.log.acknowledge(served.topic.log_name, served.named.name, served.group.cursor)
+
+    def _restore(self) -> None:
+        """The groups of an earlier run: their summaries, and what stands in the journal behind them."""
+        places: dict[int, int] = {}
+        groups: dict[int, Group] = {}
+        for named in self._journal.groups():
+            place, begin, changes = self._journal.summary(named.number) or (0, named.begin, [])
+            served = self._serve(named, self._store.durable_topic(named.topic), begin)
+            for change in changes:
+                served.group.apply(change)
+            places[named.number], groups[named.number] = place, served.group
+        for place, number, change in self._journal.read():
+            if number in groups and place >= places[number]:
+                groups[number].apply(change)
+        for served in self._groups.values():
+            for offset in served.group.unfinished:
+                if self._is_buried(*served.named[1:3], offset):
+                    served.group.bury(offset)
+            served.group.ready(self._loop.time())
+            self._note(served, None)

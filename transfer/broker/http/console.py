@@ -1,0 +1,40 @@
+"""The console: one page, its script and its stylesheet, from this package's folder."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+_HEADERS = {
+    # Nothing from elsewhere, and no page of another place around it: operators click here.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def add_console(app: web.Application) -> None:
+    """Adds `/` and what it needs. The page asks for the token, if there is one; it has no secrets itself."""
+    app.add_routes(
+        [
+            web.get("/", _file("index.html")),
+            web.get("/console.js", _file("console.js")),
+            web.get("/console.css", _file("console.css")),
+            web.get("/favicon.ico", _file("icon.svg")),
+        ]
+    )
+
+
+def _file(name: str) -> Handler:
+    content = (files(__package__) / "page" / name).read_bytes()
+    kind = _TYPES[name.rpartition(".")[2]]
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=content, content_type=kind, charset="utf-8", headers=_HEADERS)
+
+    return answer

@@ -1,0 +1,28 @@
+"""What is wrong with a broker now, for those who restart it and those who send it work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transfer.broker.server import Broker
+
+
+def live_problems(broker: Broker) -> Sequence[str]:
+    """Why it has to be started anew. That its loop turns shows in the answer itself. On the loop."""
+    failure = broker.failure
+    return [] if failure is None else [f"the log has failed: {failure.args[0] if failure.args else failure}"]
+
+
+def ready_problems(broker: Broker) -> Sequence[str]:
+    """Why nobody should send it work just now. On the loop."""
+    problems = list(live_problems(broker))
+    if broker.draining:
+        problems.append("it is being stopped")
+    else:
+        silent = [name for name in broker.ports if name != "http" and name not in broker.listening]
+        problems += [f"{name} does not listen" for name in silent]
+    if broker.hub.durability.full:
+        problems.append("the log is full, so publishers wait")
+    return problems

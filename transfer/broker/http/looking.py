@@ -1,0 +1,131 @@
+"""What the broker does now: `/metrics` for Prometheus, and `/api/` as JSON for the console and programs.
+
+    GET /api/overview      the broker as a whole
+    GET /api/topics        topics by name, from `after` on, that contain `contains`, at most `limit`
+    GET /api/groups        groups of consumers
+    GET /api/fronts        who listens where, and what happened there
+
+With a token, `/api/` answers only who has it; without one, whoever may reach the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from transfer.broker.http.app import without_token
+from transfer.broker.http.asked import Asked
+from transfer.broker.http.health import ready_problems
+from transfer.broker.state.chain import Json
+from transfer.broker.watching import (
+    FAMILIES,
+    Names,
+    fronts_told,
+    groups_told,
+    numbers_of,
+    overview_told,
+    topics_told,
+)
+from transfer.metrics import exposition
+
+if TYPE_CHECKING:
+    from transfer.broker.server import Broker
+
+_PREFIX = "/api/"
+#: topics of one answer, unless it is asked for more
+_PAGE, _MOST = 500, 10_000
+
+
+class Disk(NamedTuple):
+    """What only the disk can tell. segments: files of the log."""
+
+    dead_letters: int
+    segments: int
+
+
+def add_looks(app: web.Application, broker: Broker, token: str | None) -> None:
+    """Adds the routes, and a thread that asks the disk, which ends with the application's clean-up."""
+    looks = _Looks(broker)
+    if token:
+        app.middlewares.append(_guard(token))
+    app.on_cleanup.append(looks.end)
+    app.add_routes(
+        [
+            web.get("/metrics", looks.metrics),
+            web.get("/api/overview", looks.overview),
+            web.get("/api/topics", looks.topics),
+            web.get("/api/groups", looks.told_by(groups_told)),
+            web.get("/api/fronts", looks.told_by(fronts_told)),
+        ]
+    )
+
+
+def _guard(token: str) -> Middleware:
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path.startswith(_PREFIX) and (refused := without_token(request, token)):
+            return refused
+        return await handler(request)
+
+    return guarded
+
+
+class _Looks:
+    """Handlers. What belongs to the loop is read on it; the disk is asked, and text is written, beside."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._names = Names()
+        self._thread = ThreadPoolExecutor(1, "transfer-looks")
+
+    async def end(self, _: web.Application) -> None:
+        self._thread.shutdown()
+
+    async def _disk(self) -> Disk:
+        broker = self._broker
+
+        def ask() -> Disk:
+            return Disk(
+                broker.letters.count(), sum(1 for _ in Path(broker.hub.store.log.folder).glob("*.log"))
+            )
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, ask)
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        disk = await self._disk()
+        ready = not ready_problems(self._broker)
+        numbers = numbers_of(self._broker, self._names, ready=ready, dead_letters=disk.dead_letters)
+        text = await asyncio.get_running_loop().run_in_executor(
+            self._thread, exposition, self._broker.context, FAMILIES, numbers
+        )
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def overview(self, request: web.Request) -> web.Response:
+        Asked(request.query).end()
+        disk = await self._disk()
+        told = overview_told(self._broker)
+        told["problems"] = list(ready_problems(self._broker))
+        told["dead_letters"], told["log_segments"] = disk
+        return web.json_response(told)
+
+    async def topics(self, request: web.Request) -> web.Response:
+        asked = Asked(request.query)
+        after, contains = asked.text("after") or "", asked.text("contains") or ""
+        limit = min(asked.number("limit", _PAGE), _MOST)
+        asked.end()
+        return web.json_response(topics_told(self._broker, after, contains, limit))
+
+    def told_by(self, tell: Callable[[Broker], Mapping[str, Json]]) -> Handler:
+        """A handler that answers what `tell` says of the broker."""
+
+        async def answer(request: web.Request) -> web.Response:
+            Asked(request.query).end()
+            return web.json_response(tell(self._broker))
+
+        return answer

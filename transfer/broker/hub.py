@@ -1,0 +1,272 @@
+"""What the fronts call: a message comes in, is kept, and goes to all who subscribed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from transfer.broker.durability import Durability, Told
+from transfer.broker.fanout import Fanout
+from transfer.broker.groups import Bury, Groups, IsBuried
+from transfer.broker.message import Front
+from transfer.broker.passage import Passage, Publisher, takes
+from transfer.broker.stored import BLOB_FROM, record_of
+from transfer.broker.writing import Writer, Writing
+from transports.errors import InternalError, LogFull, TransferError
+
+if TYPE_CHECKING:
+    from transfer.broker.direct import Direct
+    from transfer.broker.engine.grammar import Pattern
+    from transfer.broker.engine.groups import Delay
+    from transfer.broker.message import Buffer, Message
+    from transfer.broker.store import Store
+    from transfer.broker.subscriber import Subscriber
+    from transfer.broker.topic import Topic
+
+_log = logging.getLogger("transfer.broker")
+
+#: seconds that a receiver may hold up a large message for all
+PATIENCE = 10.0
+#: messages that come by these find their routes before they are kept, or have none
+_ROUTED = (Front.ABTP, Front.BROKER)
+
+
+class _Together:
+    """Tells once what becomes of several messages: when all are kept, or the first time that one is not."""
+
+    def __init__(self, left: int, told: Told | None) -> None:
+        self._left = left
+        self._told = told
+
+    def __call__(self, error: TransferError | None) -> None:
+        self._left -= 1
+        if self._told is not None and (error is not None or not self._left):
+            told, self._told = self._told, None
+            told(error)
+
+
+class Hub:
+    """The broker's heart, on its loop: nothing here is thread-safe, nothing waits.
+
+    counts: what happened, by name; the metrics read it.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        store: Store,
+        delay: Delay,
+        bury: Bury,
+        *,
+        is_buried: IsBuried = lambda topic, group, offset: False,
+        patience: float = PATIENCE,
+    ) -> None:
+        self.store = store
+        self.counts: Counter[str] = Counter()
+        self.fanout = Fanout(store, self.counts)
+        self.durability = Durability(loop, store, self._appended, self._kept, self._remember)
+        self.groups = Groups(loop, store, self.durability, self.counts, delay, bury, is_buried)
+        #: direct delivery, if some front brings consumers for it
+        self.direct: Direct | None = None
+        self._patience = patience
+        self._writer = Writer(loop)
+        self._passages: set[Passage] = set()
+
+    def close(self) -> None:
+        """Ends its threads; all that was taken whole is on the disk then. Idempotent."""
+        for passage in list(self._passages):
+            passage.abandon("the broker ends")
+        self._writer.close()
+        if self.direct is not None:
+            self.direct.close()
+        self.groups.close()
+        self.durability.close()
+
+    # -- publishing --------------------------------------------------------------------------------------
+
+    def publish(self, message: Message, told: Told | None = None) -> None:
+        """Takes a message, whole. One that a full log cannot take is held until it can: see `pressed`.
+
+        told: called when it is kept as its topic promises, at once if it promises nothing; or with the
+        reason why it is not kept. Raises UsageError when there are too many topics, InternalError when the
+        log has failed.
+        """
+        topic = self.store.topic(message.topic)
+        if not topic.durable:
+            self._appended(topic, message)
+            if told is not None:
+                told(None)
+        else:
+            self.keep(topic, message, told)
+
+    def publish_many(self, messages: Sequence[Message], told: Told | None = None) -> None:
+        """Takes several messages of one topic, at least one, in their order. told: when all are kept, or with
+        the reason why one is not. Raises as `publish`; some may have been taken then."""
+        topic = self.store.topic(messages[0].topic)
+        small = all(message.nbytes < BLOB_FROM for message in messages)
+        if topic.durable and small and self.durability.append_many(topic, messages, told):
+            for message in messages:
+                self._appended(topic, message)
+            return
+        together = _Together(len(messages), told)
+        for message in messages:
+            self.publish(message, together)
+
+    def keep(self, topic: Topic, message: Message, told: Told | None = None) -> bool:
+        """Takes a message for a topic that keeps it; False: a full log holds it up. See `publish`."""
+        appended = self.durability.append(topic, message, told)
+        if appended:
+            self._appended(topic, message)
+        return appended
+
+    def begin(self, message: Message, nbytes: int, publisher: Publisher, told: Told | None = None) -> Passage:
+        """Takes a large message whose payload comes in pieces (its `parts` are empty).
+
+        publisher: is paused when receivers or the disk cannot follow. told: as in `publish`; it is called
+        with an error too if the message is kept by nobody. Raises UsageError.
+        """
+        topic = self.store.topic(message.topic)
+        if topic.durable:
+            self.store.check_room(nbytes)
+        receivers: list[Subscriber] = []
+        left_out: list[Subscriber] = []
+        for subscriber in self.fanout.listeners(topic):
+            free = not self.fanout.is_behind(subscriber, topic) and takes(subscriber, message, nbytes)
+            (receivers if free else left_out).append(subscriber)
+        writing: Writing | None = None
+        if topic.durable:
+            writing = Writing(
+                self._writer,
+                lambda: self.store.log.blob(topic.log_name, nbytes),
+                publisher,
+                lambda error: self._written(passage, told, error),
+            )
+        passage = Passage(topic, message, nbytes, publisher, receivers, writing, self._ended)
+        passage.left_out = left_out
+        self._passages.add(passage)
+        if writing is None and told is not None:
+            told(None)
+        return passage
+
+    def pressed(self, publisher: Publisher) -> None:
+        """Whoever has just published waits, if the disk is far behind or full."""
+        self.durability.pressed(publisher)
+
+    def stream(self, topic: str, position: int, limit: int) -> list[Buffer]:
+        """Bytes of the topic's payloads, one behind the other, from a position on: at most `limit`.
+
+        Positions never move. Only what is on the disk. Raises UsageError when the position was never there,
+        or is not kept any more; LogDamaged.
+        """
+        found = self.store.topics.get(topic)
+        return self.store.stream(found, position, limit) if found is not None else []
+
+    def oldest(self, topic: str) -> int:
+        """The first position of the topic's byte stream that is still there."""
+        found = self.store.topics.get(topic)
+        return self.store.oldest(found) if found is not None else 0
+
+    @property
+    def busy(self) -> bool:
+        """Large messages are on their way, or somebody waits for the disk."""
+        return bool(self._passages) or self.durability.busy
+
+    def _appended(self, topic: Topic, message: Message) -> None:
+        topic.messages += 1
+        topic.nbytes += message.nbytes
+        if topic.recent is not None:
+            topic.recent.add(message)
+        self.fanout.tell(topic, message)
+        if self.direct is not None and message.front not in _ROUTED:
+            self.direct.offer(topic, message)
+
+    def _kept(self, topics: Sequence[Topic]) -> None:
+        """More is on the disk."""
+        self.fanout.kept()
+        self.groups.kept(topics)
+
+    def _ended(self, passage: Passage) -> None:
+        self._passages.discard(passage)
+        if passage.broken:
+            self.counts["broken_off"] += 1
+            return
+        passage.topic.messages += 1
+        passage.topic.nbytes += passage.nbytes
+        if passage.writing is None:
+            for subscriber in passage.left_out:
+                self.fanout.left_out(subscriber, passage.topic, None)
+
+    def _written(self, passage: Passage, told: Told | None, error: TransferError | None) -> None:
+        """All of a large payload is written: its record can be appended. Raises LogFull."""
+        assert passage.writing is not None
+        topic, offset = passage.topic, None
+        try:
+            if error is None:
+                record = record_of(passage.message, topic.position, blob=True)
+                sequence, offset = passage.writing.commit(record)
+                passage.message.offset = offset
+                self.store.grew(topic, passage.nbytes)
+                self.durability.appended(topic, passage.message, sequence, told, passage.nbytes)
+        except LogFull:
+            raise  # it is tried again
+        except TransferError as failed:
+            error = failed
+            if isinstance(failed, InternalError):
+                self.durability.failed(failed)
+        if error is not None:
+            _log.error("a message of topic %r is not kept: %s", topic.name, error)
+            passage.writing.abandon()
+            if told is not None:
+                told(error)
+        for subscriber in passage.left_out:
+            self.fanout.left_out(subscriber, topic, offset)
+        if offset is not None:
+            for subscriber in passage.receivers:
+                self.fanout.given(subscriber, topic, offset)
+
+    # -- subscribing -------------------------------------------------------------------------------------
+
+    def subscribe(self, subscriber: Subscriber, pattern: Pattern) -> None:
+        """It is told of all messages from now on whose topic matches. The same twice is harmless."""
+        self.fanout.subscribe(subscriber, pattern)
+
+    def unsubscribe(self, subscriber: Subscriber, pattern: Pattern) -> bool:
+        """Whether it had subscribed so."""
+        return self.fanout.unsubscribe(subscriber, pattern)
+
+    def relieved(self, subscriber: Subscriber) -> None:
+        """A subscriber has written all that was queued: what it missed comes now."""
+        for passage in list(self._passages):
+            passage.relieved(subscriber)
+        self.fanout.relieved(subscriber)
+
+    def leave(self, subscriber: Subscriber) -> None:
+        """A subscriber has gone."""
+        self.fanout.leave(subscriber)
+        for passage in list(self._passages):
+            passage.lost(subscriber)
+
+    def tick(self, now: float) -> None:
+        """About once a second: receivers that hold up a large message for too long are cut off."""
+        for passage in list(self._passages):
+            for receiver in passage.look_again(now, self._patience):
+                self.counts["closed_slow"] += 1
+                receiver.close(f"it took nothing for {self._patience:g} s and held up others")
+        self.groups.tick(full=bool(self.durability.full) or self._writer.full)
+        if self.direct is not None:
+            self.direct.tick()
+        self._remember()
+
+    def _remember(self) -> None:
+        found = self.store.remember()
+        if found is not None:
+            sequence, marks = found
+
+            def kept(error: TransferError | None) -> None:
+                if error is None:
+                    self.store.remembered(marks)
+
+            self.durability.when_kept(sequence, kept)

@@ -1,0 +1,97 @@
+"""A listening TCP socket on the broker's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+from transports.address import format_host
+from transports.errors import AddressError, AddressInUse, InternalError
+
+_log = logging.getLogger("transfer.broker")
+#: connections taken at one wake-up, so that a storm of them leaves room for others
+_BATCH = 64
+#: seconds that it rests when there is no descriptor left: the backlog keeps who comes
+_REST = 0.1
+
+#: takes a connection that was accepted, in non-blocking mode, and the peer's "host:port"
+Accepted = Callable[[socket.socket, str], object]
+
+
+class Listener:
+    """Accepts connections and hands them to `accepted`. Used on the loop only.
+
+    port 0: a free one; `port` tells which. backlog: connections that the system keeps until they are
+    accepted. Raises AddressInUse, AddressError.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        host: str,
+        port: int,
+        accepted: Accepted,
+        *,
+        backlog: int = 1024,
+    ) -> None:
+        self._loop = loop
+        self._accepted = accepted
+        self._socket = _listening(host, port, backlog)
+        self.host, self.port = self._socket.getsockname()[:2]
+        loop.add_reader(self._socket.fileno(), self._ready)
+
+    def close(self) -> None:
+        """Idempotent; connections that were handed out stay."""
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+
+    def _ready(self) -> None:
+        for _ in range(_BATCH):
+            try:
+                connection, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                _log.error("no connection can be accepted: %s", error)
+                self._loop.remove_reader(self._socket.fileno())
+                self._loop.call_later(_REST, self._again)
+                return
+            self._hand_out(connection, f"{format_host(address[0])}:{address[1]}")
+
+    def _hand_out(self, connection: socket.socket, peer: str) -> None:
+        try:
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._accepted(connection, peer)
+        except Exception:  # noqa: BLE001 - the others are served all the same
+            _log.exception("a connection of %s cannot be served", peer)
+            connection.close()
+
+    def _again(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket.fileno(), self._ready)
+
+
+def _listening(host: str, port: int, backlog: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    except OSError as error:
+        raise AddressError(
+            f"{host}:{port}: {error.strerror}", hint="a host of this machine, and a port"
+        ) from error
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(backlog)
+    except OSError as error:
+        listener.close()
+        if error.errno in (98, 13):
+            raise AddressInUse(
+                f"{host}:{port}: {error.strerror}", hint="end who has it, or name another port"
+            ) from error
+        raise InternalError(f"{host}:{port} cannot be listened on: {error.strerror}") from error
+    return listener

@@ -1,0 +1,120 @@
+"""What groups have done goes into the journal: changes at the end of each turn, summaries now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from transfer.broker.durability import tell
+from transports.errors import LogFull, TransferError
+
+if TYPE_CHECKING:
+    from transfer.broker.durability import Durability, Told
+    from transfer.broker.engine.groups import Change, Group
+    from transfer.broker.journal import Journal
+
+_log = logging.getLogger("transfer.broker")
+
+#: changes in the journal after which summaries are written
+SUMMARY_AFTER = 100_000
+#: ticks after which they are written all the same: what stands behind them holds the log's segments
+_SUMMARY_TICKS = 60
+#: seconds between two tries to write what happened, when the disk is full
+_FULL_PAUSE = 0.5
+
+#: (number, cursor, summary) of all groups
+Books = Callable[[], Iterable[tuple[int, int, list["Change"]]]]
+
+
+class Notes:
+    """Writes what groups have done. On the broker's loop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, journal: Journal, durability: Durability, books: Books
+    ) -> None:
+        self._loop = loop
+        self._journal = journal
+        self._durability = durability
+        self._books = books
+        self._changed: dict[int, Group] = {}
+        self._told: list[Told] = []
+        self._flush_due = False
+        self._since_summary = 0  # ticks
+        self._closed = False
+
+    def note(self, number: int, group: Group, told: Told | None) -> None:
+        """The group's changes are written at the end of this turn, together with those of others. told: when
+        they are on the disk."""
+        if group.changes:
+            self._changed[number] = group
+        if told is not None:
+            self._told.append(told)
+        if (self._changed or self._told) and not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def tick(self, *, full: bool) -> None:
+        """About once a second: a summary, if one is due. full: the log is. Raises LogFull, InternalError."""
+        self._since_summary += 1
+        due = full or self._since_summary > _SUMMARY_TICKS
+        if self._journal.grown > (0 if due else SUMMARY_AFTER):
+            self._flush()
+            self._summarize()
+
+    def close(self) -> None:
+        """Writes what is not written yet, and a summary. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._durability.failure is None:
+            self._flush()
+        if self._durability.failure is None:
+            try:
+                self._summarize()
+            except TransferError as error:
+                _log.error("groups leave no summary: %s", error)  # the journal has it all
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        changed, told = self._changed, self._told
+        if not changed and not told:
+            return
+        try:
+            sequence = self._write(changed)
+        except LogFull as error:
+            _log.warning("what groups have done is not kept yet: %s", error)
+            if not self._closed:
+                self._flush_due = True
+                self._loop.call_later(_FULL_PAUSE, self._flush)
+            return
+        except TransferError as error:
+            self._durability.failed(error)
+            self._changed, self._told = {}, []
+            _all(told)(error)
+            return
+        self._changed, self._told = {}, []
+        for group in changed.values():
+            group.changes = []
+        self._durability.when_kept(sequence, _all(told) if told else None)
+
+    def _write(self, changed: dict[int, Group]) -> int:
+        try:
+            return self._journal.write((number, group.changes) for number, group in changed.items())
+        except LogFull:
+            # State can be written as long as the disk has room, and all of it makes room in the log: the
+            # journal holds old segments.
+            return self._summarize()
+
+    def _summarize(self) -> int:
+        self._since_summary = 0
+        return self._journal.summarize(self._books())
+
+
+def _all(told: Sequence[Told]) -> Told:
+    def tell_all(error: TransferError | None) -> None:
+        for one in told:
+            tell(one, error)
+
+    return tell_all

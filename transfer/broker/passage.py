@@ -1,0 +1,140 @@
+"""A large payload on its way through the broker: its first bytes go out before its last are in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from transports.errors import UsageError
+
+if TYPE_CHECKING:
+    from transfer.broker.message import Buffer, Message
+    from transfer.broker.subscriber import Subscriber
+    from transfer.broker.topic import Topic
+    from transfer.broker.writing import Writing
+
+
+class Publisher(Protocol):
+    """Whoever a payload comes from, and can be made to wait."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class Passage:
+    """One payload that comes in pieces. Made by `Hub.begin`; used on the broker's loop only.
+
+    Its receivers are those who were subscribed when it began and had room for it. While one of them has more
+    waiting than its limit, or the disk is behind, whoever publishes is paused; a receiver that takes nothing
+    for `patience` seconds meanwhile is cut off (`Hub.tick`), so that it holds up nobody for longer.
+    ended, broken: all of it was given; the publisher broke it off.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        message: Message,
+        nbytes: int,
+        publisher: Publisher,
+        receivers: list[Subscriber],
+        writing: Writing | None,
+        ended: Callable[[Passage], None],
+    ) -> None:
+        self.topic = topic
+        self.message = message
+        self.nbytes = nbytes
+        self.writing = writing
+        #: who subscribed, but had no room when it began
+        self.left_out: list[Subscriber] = []
+        self.ended = self.broken = False
+        self._told_end = ended
+        self._left = nbytes
+        self._publisher = publisher
+        self._receivers = receivers
+        self._slow = False  # the publisher is paused for a receiver's sake
+        #: since when each slow receiver has had so many bytes waiting
+        self._since: dict[Subscriber, tuple[float, int]] = {}
+
+    def piece(self, data: Buffer) -> None:
+        """The next bytes. Raises UsageError if they are more than were announced."""
+        if len(data) > self._left:
+            raise UsageError(f"{len(data)} bytes of a payload of which {self._left} are missing")
+        self._left -= len(data)
+        for receiver in tuple(self._receivers):  # one may go by it
+            receiver.piece(data)
+        if self.writing is not None:
+            self.writing.write(data)
+        self._look()
+
+    def finish(self) -> None:
+        """All bytes were given. Raises UsageError if some are missing."""
+        if self._left:
+            raise UsageError(f"{self._left} of {self.nbytes} bytes are missing")
+        for receiver in tuple(self._receivers):
+            receiver.finish()
+        self._end()
+        if self.writing is not None:
+            self.writing.finish()
+
+    def abandon(self, reason: str) -> None:
+        """The rest will not come: receivers, who wait for it, are cut off. Idempotent."""
+        if self.ended:
+            return
+        self.broken = True
+        receivers, self._receivers = self._receivers, []
+        for receiver in receivers:
+            receiver.close(f"a message of topic {self.topic.name!r} was broken off: {reason}")
+        self._end()
+        if self.writing is not None:
+            self.writing.abandon()
+
+    def lost(self, receiver: Subscriber) -> None:
+        """A receiver has gone."""
+        if receiver in self._receivers:
+            self._receivers.remove(receiver)
+            self._since.pop(receiver, None)
+            self._look()
+
+    def relieved(self, receiver: Subscriber) -> None:
+        """A receiver has written all that waited for it: the publisher may go on."""
+        if self._slow and receiver in self._receivers:
+            self._look()
+
+    @property
+    def receivers(self) -> Sequence[Subscriber]:
+        """Who is given it, piece by piece."""
+        return self._receivers
+
+    def look_again(self, now: float, patience: float) -> list[Subscriber]:
+        """Lets the publisher go on if it can. The receivers that took nothing for `patience` seconds."""
+        late = []
+        for receiver in self._receivers:
+            if receiver.queued <= receiver.limit:
+                self._since.pop(receiver, None)
+                continue
+            since, queued = self._since.get(receiver, (now, receiver.queued))
+            if receiver.queued < queued or receiver not in self._since:
+                self._since[receiver] = (now, receiver.queued)
+            elif now - since >= patience:
+                late.append(receiver)
+        self._look()
+        return late
+
+    def _look(self) -> None:
+        slow = not self.ended and any(one.queued > one.limit for one in self._receivers)
+        if slow != self._slow:
+            self._slow = slow
+            if slow:
+                self._publisher.pause()
+            else:
+                self._publisher.resume()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._look()
+        self._told_end(self)
+
+
+def takes(receiver: Subscriber, message: Message, nbytes: int) -> bool:
+    """Whether a receiver begins with a message whose payload comes in pieces."""
+    return receiver.queued <= receiver.limit and receiver.begin(message, nbytes)

@@ -1,0 +1,347 @@
+"""The broker: one process's loop, log, database and fronts, on one folder."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+import transfer
+from transfer.broker.beside import Beside
+from transfer.broker.burying import Burying
+from transfer.broker.direct import Direct
+from transfer.broker.doorway import Doorway
+from transfer.broker.engine.delivery import RetryPolicy
+from transfer.broker.engine.direct import Rules
+from transfer.broker.engine.first_bytes import Speech
+from transfer.broker.engine.routes import RouteTable
+from transfer.broker.fronts.own import OwnFront
+from transfer.broker.fronts.pybroker import PyBrokerFront
+from transfer.broker.fronts.rqueue import RqueueFront
+from transfer.broker.fronts.ttp import TtpFront
+from transfer.broker.hub import Hub
+from transfer.broker.line import Lines
+from transfer.broker.listener import Accepted, Listener
+from transfer.broker.settings import AbtpEndpoints, Settings
+from transfer.broker.state.audit import Audit
+from transfer.broker.state.catalog import Catalog
+from transfer.broker.state.catalog_file import read_file
+from transfer.broker.state.database import Database
+from transfer.broker.state.dead_letters import DeadLetters
+from transfer.broker.state.sessions import Sessions
+from transfer.broker.state.thread import StateThread
+from transfer.broker.store import Store
+from transfer.broker.upkeep import Upkeep
+from transfer.log import Log, Retention
+from transports.address import format_host
+from transports.errors import NotSupported, TransferError
+
+_log = logging.getLogger("transfer.broker")
+
+#: seconds between two looks at what is slow or idle
+_TICK = 1.0
+#: and between two looks whether all has ended that had begun
+_DRAIN_LOOK = 0.05
+#: the folders and files of a broker
+LOG, STATE, AUDIT = "log", "state.db", "audit"
+
+
+class Front(Protocol):
+    """What the broker needs of a front; `counters` are what happened there, by name."""
+
+    @property
+    def counters(self) -> Mapping[str, int]: ...
+    @property
+    def connections(self) -> int: ...
+    def tick(self, now: float) -> None: ...
+    def close(self) -> None: ...
+
+
+_F = TypeVar("_F", bound=Front)
+
+
+class Broker:
+    """A broker in this process, on a folder of its own. It serves from its construction until `close`.
+
+    ports: of the fronts that listen on TCP, by name, and of HTTP. endpoints: of transfer's own sockets, by
+    name. drained: after `drain`, when all that had begun has ended. late: seconds by which the loop was
+    behind at its last look, of one each second. Thread-safe, but for hub and fronts, which are for `call`.
+    Raises AddressInUse, LogInUse, LogDamaged, OptionError.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], settings: Settings | None = None) -> None:
+        self.folder = Path(folder)
+        self.settings = settings or Settings()
+        self.ports: dict[str, int] = {}
+        self.endpoints: dict[str, str] = {}
+        self._speakers: dict[Speech, Accepted] = {}  # by the first bytes of those who come to TTP's port
+        self.fronts: dict[str, Front] = {}
+        self.draining = False
+        self.drained = threading.Event()
+        self.late = 0.0
+        self._loop = asyncio.new_event_loop()
+        self._owned = ExitStack()
+        self._listeners: dict[str, Listener] = {}
+        self._ended = False
+        self._ending = threading.Lock()
+        started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name="transfer-broker", daemon=True
+        )
+        self._thread.start()
+        try:
+            started.result()
+        except BaseException:
+            self._thread.join()
+            raise
+
+    @property
+    def failure(self) -> TransferError | None:
+        """Why nothing can be kept any more: its log has failed. It has to be closed, and begun anew."""
+        return self.hub.durability.failure
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Its loop, for what runs there."""
+        return self._loop
+
+    @property
+    def listening(self) -> Collection[str]:
+        """Fronts on plain TCP that take connections."""
+        return self._listeners
+
+    def endpoints_of(self, front: str) -> list[str]:
+        """Where a front listens, as people read it."""
+        if front == "own":
+            names = ("requests", "pushes", "subscriptions")
+            return [f"{self.endpoints[name]} {name}" for name in names if name in self.endpoints]
+        if front == "abtp":
+            named = ((name, self.endpoints.get(f"abtp {name}")) for name in ("router", "pub"))
+            return [f"{endpoint} {name}" for name, endpoint in named if endpoint]
+        if front not in self.ports:
+            return []
+        host = (self.settings.http_host if front == "http" else None) or self.settings.host
+        return [f"{'http' if front == 'http' else 'tcp'}://{format_host(host)}:{self.ports[front]}"]
+
+    def drain(self) -> None:
+        """Takes no more connections; `drained` is set when all that had begun has ended: payloads on their
+        way, waits for the disk, bytes for whoever reads them. Then `close` it. Idempotent."""
+        with self._ending:
+            if not self._ended:
+                self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def close(self) -> None:
+        """Ends it: nothing more is taken, what was taken is kept. Idempotent."""
+        with self._ending:
+            if not self._ended:
+                self._ended = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Calls it on the broker's loop, soon. Any thread."""
+        self._loop.call_soon_threadsafe(work)
+
+    # -- its thread --------------------------------------------------------------------------------------
+
+    def _run(self, started: Future[None]) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            with self._owned:
+                self._owned.callback(self._loop.close)
+                try:
+                    self._open()
+                except BaseException as error:  # noqa: BLE001 - whoever waits for the start raises it
+                    started.set_exception(error)
+                    return
+                started.set_result(None)
+                self._loop.run_forever()
+        except Exception:
+            _log.exception("the broker has failed")
+            raise
+
+    def _open(self) -> None:
+        settings, loop = self.settings, self._loop
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = self._owned.enter_context(
+            Log(
+                self.folder / LOG,
+                retention=Retention(bytes=settings.retention_bytes, age=settings.retention_age),
+            )
+        )
+        database = Database(self.folder / STATE)
+        self._owned.callback(database.close)
+        self.letters = DeadLetters(database)
+        thread = StateThread(loop)
+        self._owned.callback(thread.close)
+        self.audit = self._owned.enter_context(Audit(self.folder / AUDIT, time.time_ns() // 1_000_000))
+        store = Store(log, settings.durable, most=settings.most_topics, room=settings.retention_bytes)
+        retry = RetryPolicy(max_attempts=settings.attempts, initial=settings.first_delay)
+        burying = Burying(thread, self.letters)
+        self.hub = Hub(
+            loop,
+            store,
+            lambda attempt: None if retry.exhausted(attempt) else retry.delay(attempt, random.random),
+            burying.bury,
+            is_buried=burying.is_buried,
+            patience=settings.patience,
+        )
+        self._owned.callback(self.hub.close)
+        self.direct = Direct(
+            loop,
+            self.hub,
+            self._routes(database),
+            Rules(limits=settings.direct, retry=retry, ack_timeout=settings.ack_timeout),
+            thread,
+            self.letters,
+            Sessions(database),
+            self.audit,
+        )
+        self._owned.callback(Upkeep(log).close)
+        self._open_fronts()
+        if settings.spool is not None:
+            self._open_spool(log, settings.spool)
+        if settings.http is not None:
+            self._open_http(settings.http)
+        loop.call_later(_TICK, self._tick, loop.time() + _TICK)
+
+    def _routes(self, database: Database) -> RouteTable:
+        """The routes that were put up before, and those of the file, if there is one."""
+        self.catalog = Catalog(database)
+        if self.settings.catalog:
+            self.catalog.replace_static(read_file(self.settings.catalog))
+        table = RouteTable()
+        for route in self.catalog.load()[1]:
+            table.add(route)
+        return table
+
+    def _open_abtp(self, where: AbtpEndpoints) -> None:
+        """AetherBus's protocol, over ZeroMQ."""
+        try:
+            from transfer.broker.fronts.abtp import AbtpFront, AbtpSettings
+        except ModuleNotFoundError as error:
+            if error.name != "zmq":
+                raise
+            raise NotSupported(
+                "the abtp front needs pyzmq",
+                hint="pip install 'tensor-transfer[fronts]', or go without: --abtp off",
+            ) from error
+        settings = AbtpSettings(where.router, where.pub)
+        beside = Beside(self._loop, self.settings.fast_path, self.hub.counts)
+        self._owned.callback(beside.close)
+        front = self._add("abtp", AbtpFront(self.hub, self._loop, self.direct, settings, beside=beside))
+        self.hub.direct = self.direct  # from now on somebody brings its consumers
+        self.endpoints |= {f"abtp {name}": endpoint for name, endpoint in front.endpoints.items()}
+
+    def _open_fronts(self) -> None:
+        settings = self.settings
+        self.context = context = transfer.Context()
+        self._owned.callback(context.destroy, 0)
+        self._lines = lines = Lines(self._loop, context.pool)
+        own: OwnFront | None = None
+        if settings.own is not None:
+            own = self._add("own", OwnFront(self.hub, self._loop, context, settings.own))
+            self.endpoints = dict(own.endpoints)
+        if settings.ttp is not None:
+            ttp = self._add("ttp", TtpFront(self.hub, lines, settings.ttp_limits))
+            self._speakers[Speech.TTP] = ttp.connected
+            own_takers = own.takers if own is not None else {}
+            doorway = Doorway(self._loop, self._speakers, own_takers)
+            self._owned.callback(doorway.close)
+            self._listen("ttp", settings.ttp, doorway.accepted)
+        if settings.pybroker is not None:
+            pybroker = self._add("pybroker", PyBrokerFront(self.hub, lines, settings.pybroker_limits))
+            self._listen("pybroker", settings.pybroker, pybroker.connected)
+        if settings.rqueue is not None:
+            rqueue = self._add("rqueue", RqueueFront(self.hub, lines, settings.rqueue_limits))
+            self._listen("rqueue", settings.rqueue, rqueue.connected)
+        if settings.abtp is not None:
+            self._open_abtp(settings.abtp)
+
+    def _open_spool(self, log: Log, endpoint: str) -> None:
+        """Rows of Spark's tasks on their way to training, in the same log. It has threads of its own."""
+        from transfer.spool.address import rows_beside
+        from transfer.spool.server import Spool  # needs numpy and msgspec
+
+        spool = Spool(log, endpoint, rows_beside(endpoint))
+        self._owned.callback(spool.close)
+        self.endpoints["spool"] = spool.endpoint
+        self.endpoints["rows"] = spool.rows_endpoint
+
+    def _open_http(self, port: int) -> None:
+        """Health, metrics, operators and the console."""
+        try:
+            from transfer.broker.http.serving import HttpServer
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] in ("transfer", "transports", "patterns"):
+                raise
+            raise NotSupported(
+                f"the broker's HTTP needs {error.name}",
+                hint="pip install 'tensor-transfer[broker]', or go without: --http off",
+            ) from error
+        server = HttpServer(self, self.settings.http_host or self.settings.host, port)
+        self._speakers[Speech.HTTP] = server.accepted
+        self._owned.callback(server.close)
+        self.ports["http"] = server.port
+
+    def _add(self, name: str, front: _F) -> _F:
+        self.fronts[name] = front
+        self._owned.callback(front.close)
+        return front
+
+    def _listen(self, name: str, port: int, connected: Accepted) -> None:
+        listener = Listener(self._loop, self.settings.host, port, connected)
+        self._owned.callback(listener.close)
+        self._listeners[name] = listener
+        self.ports[name] = listener.port
+
+    def _begin_drain(self) -> None:
+        if self.draining:
+            return
+        self.draining = True
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
+        for socket in self.context.sockets:
+            socket.unbind(socket.last_endpoint)
+        self._look_drained(0)
+
+    def _look_drained(self, quiet: int) -> None:
+        """Twice in a row, since an answer may bring the next request."""
+        quiet = 0 if self._is_busy() else quiet + 1
+        if quiet >= 2:
+            self.drained.set()
+        self._loop.call_later(_DRAIN_LOOK, self._look_drained, quiet)
+
+    def _is_busy(self) -> bool:
+        if self.hub.busy or self._lines.busy:
+            return True
+        return any(peer.queued for socket in self.context.sockets for peer in socket.peers())
+
+    def _tick(self, due: float) -> None:
+        now = self._loop.time()
+        self.late = max(0.0, now - due)
+        self._loop.call_later(_TICK, self._tick, now + _TICK)
+        for tick in [front.tick for front in self.fronts.values()] + [self.hub.tick]:
+            try:
+                tick(now)
+            except Exception as error:  # noqa: BLE001 - the others have their turn
+                known = isinstance(error, TransferError)
+                _log.error("what is done every second has failed: %s", error, exc_info=not known)

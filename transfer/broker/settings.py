@@ -1,0 +1,84 @@
+"""What a broker is told when it starts. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from transfer.broker.engine.admission import Limits
+from transfer.broker.engine.grammar import Pattern
+from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.fronts.pybroker import PyBrokerSettings
+from transfer.broker.fronts.rqueue import RqueueSettings
+from transfer.broker.fronts.ttp import TtpSettings
+
+#: where each front listens unless it is told otherwise
+TTP_PORT, PYBROKER_PORT, RQUEUE_PORT, HTTP_PORT = 59321, 9099, 6567, 9180
+
+SPOOL_ENDPOINT = "tcp://127.0.0.1:5570"
+
+
+@dataclass(frozen=True, slots=True)
+class FastPath:
+    """Where abtp's large messages are taken apart, with LZ4 if they are compressed.
+
+    cutover: bytes of a message from which on a thread beside the loop does it. in_place: the loop does it if
+    that fails; else the message is refused.
+    """
+
+    cutover: int = 256 << 10
+    in_place: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AbtpEndpoints:
+    """Where the abtp front listens: ZeroMQ's endpoints."""
+
+    router: str = "tcp://127.0.0.1:5555"
+    pub: str = "tcp://127.0.0.1:5556"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All of it. host: where the seeds' fronts listen. A port None: that front is off; 0: a free port.
+
+    own: endpoints of transfer's own sockets, None: off. spool: the endpoint of the spool for Spark's rows and
+    training, which shares the log; None: off. http_host: None: `host`. token: what operators have
+    to say over HTTP; None: they have to be on this machine. keep: topics keep their messages; transient:
+    all but these. most_topics: names that may be known. retention_bytes, retention_age: what the log may
+    take, and for how many seconds a message is kept; what a group has not done with is never removed.
+    attempts: that a message gets before it is a dead letter; first_delay: seconds behind the first.
+    patience: seconds that a slow receiver may hold up a large message for all. drain: seconds that a clean
+    stop gives to what has begun. catalog: a file of routes, "" for none. direct: limits of direct delivery;
+    ack_timeout: seconds that a consumer has for its ACK there.
+    """
+
+    host: str = "127.0.0.1"
+    own: OwnSettings | None = field(default_factory=OwnSettings)
+    ttp: int | None = TTP_PORT
+    pybroker: int | None = PYBROKER_PORT
+    rqueue: int | None = RQUEUE_PORT
+    abtp: AbtpEndpoints | None = field(default_factory=AbtpEndpoints)
+    http: int | None = HTTP_PORT
+    spool: str | None = SPOOL_ENDPOINT
+    http_host: str | None = None
+    token: str | None = field(default=None, repr=False)
+    keep: bool = True
+    transient: tuple[Pattern, ...] = ()
+    most_topics: int = 100_000
+    retention_bytes: int | None = None
+    retention_age: float | None = None
+    attempts: int = 3
+    first_delay: float = 0.1
+    patience: float = 10.0
+    drain: float = 10.0
+    catalog: str = ""
+    ack_timeout: float = 30.0
+    ttp_limits: TtpSettings = field(default_factory=TtpSettings)
+    pybroker_limits: PyBrokerSettings = field(default_factory=PyBrokerSettings)
+    rqueue_limits: RqueueSettings = field(default_factory=RqueueSettings)
+    direct: Limits = field(default_factory=Limits)
+    fast_path: FastPath = field(default_factory=FastPath)
+
+    def durable(self, topic: str) -> bool:
+        """Whether a topic's messages are kept."""
+        return self.keep and not any(pattern.matches(topic) for pattern in self.transient)

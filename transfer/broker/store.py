@@ -1,0 +1,291 @@
+"""The broker's topics in the log: appended, read again, and as streams of bytes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from transfer.broker.message import Buffer, Message
+from transfer.broker.stored import BLOB_FROM, message_of, position_of, record_of
+from transfer.broker.topic import BESIDE, LOG_PREFIX, Topic
+from transports.errors import LogDamaged, LogFull, UsageError
+
+if TYPE_CHECKING:
+    from transfer.log import Log
+
+_log = logging.getLogger("transfer.broker")
+
+#: bytes that one look into the log reads
+_READ = 4 << 20
+#: in front of the keys under which topics' positions are kept
+_POSITION = b"broker/position/"
+#: the log's group that keeps messages until the topic's position behind them is kept; no group of users
+#: has a zero in its name
+_HOLDER = "\0position"
+
+
+class Store:
+    """Topics over a log. On the broker's loop; the log itself may be used by others meanwhile.
+
+    durable: says of a name whether its messages are kept. most: topics that may be known at once; a name
+    beyond them is refused. room: bytes that the log takes at most; a payload of more than half of them is
+    refused.
+    """
+
+    def __init__(
+        self, log: Log, durable: Callable[[str], bool], *, most: int, room: int | None = None
+    ) -> None:
+        self.log = log
+        self._durable = durable
+        self._most = most
+        self._room = room
+        self._topics: dict[str, Topic] = {}
+        self._beside: dict[str, Topic] = {}
+        self._transient: dict[str, Topic] = {}  # of them, those that keep nothing
+        self._grown: set[Topic] = set()
+        self._held: set[Topic] = set()  # those with a holder
+        self._checked: tuple[str, int] = ("", -1)  # topic and offset of the payload that was checked last
+        #: what was published of topics that kept nothing, and are forgotten
+        self.forgotten_messages = self.forgotten_bytes = 0
+        for name in log.topics:
+            if name.startswith(LOG_PREFIX):
+                self._found(name)
+
+    @property
+    def topics(self) -> dict[str, Topic]:
+        """All topics that are known, by name."""
+        return self._topics
+
+    def topic(self, name: str) -> Topic:
+        """The topic, which begins by being named. Raises UsageError when there are too many."""
+        topic = self._topics.get(name)
+        if topic is None:
+            if len(self._topics) >= self._most and not self._forget_one():
+                raise UsageError(
+                    f"topic {name!r} would be one more than the {self._most} that may be there",
+                    hint="remove topics that nobody needs, or raise topics.most",
+                )
+            topic = self._topics[name] = Topic(name, durable=self._durable(name))
+            if not topic.durable:
+                self._transient[name] = topic
+        return topic
+
+    def check_room(self, nbytes: int) -> None:
+        """A payload that never fits would be waited for for ever. Raises UsageError."""
+        if self._room is not None and nbytes > self._room // 2:
+            raise UsageError(
+                f"a payload of {nbytes} bytes, where the log takes {self._room}",
+                hint="raise the bytes of retention to twice the largest payload at least",
+            )
+
+    def append(self, topic: Topic, message: Message) -> int:
+        """Appends a message to its durable topic, and gives it its offset: the record's sequence. Raises
+        LogFull."""
+        nbytes = message.nbytes
+        large = nbytes >= BLOB_FROM
+        if large or self._room is not None:
+            self.check_room(nbytes)
+        record = record_of(message, topic.position, blob=large)
+        sequence, message.offset = self.log.append(
+            topic.log_name, record, blob=list(message.parts) if large else None
+        )
+        self.grew(topic, nbytes)
+        return sequence
+
+    def append_many(self, topic: Topic, messages: Sequence[Message]) -> int:
+        """The same for several small messages, in one go: the last record's sequence. All or none are
+        appended. Raises LogFull."""
+        position = topic.position
+        records = []
+        for message in messages:
+            records.append(record_of(message, position, blob=False))
+            position += message.nbytes
+        sequence, begin = self.log.append_many(topic.log_name, records)
+        for offset, message in enumerate(messages, begin):
+            message.offset = offset
+        self.grew(topic, position - topic.position)
+        return sequence + len(messages) - 1
+
+    def grew(self, topic: Topic, nbytes: int) -> None:
+        """A payload was appended to the topic's byte stream."""
+        if topic not in self._held:
+            self._hold(topic)
+        topic.position += nbytes
+        self._grown.add(topic)
+
+    def durable_topic(self, name: str) -> Topic:
+        """A topic that keeps its messages. Raises UsageError when it does not, or there are too many."""
+        topic = self.topic(name)
+        if not topic.durable:
+            raise UsageError(
+                f"topic {name!r} keeps nothing, so nobody can acknowledge its messages",
+                hint="make it durable in the broker's configuration, or subscribe to it",
+            )
+        return topic
+
+    def kept_beside(self, topic: Topic) -> Topic:
+        """For messages of a topic that keeps nothing, but which have to be kept for a consumer of their
+        own: a topic beside it, which nobody else sees."""
+        beside = self._beside.get(topic.name)
+        if beside is None:
+            beside = self._beside[topic.name] = Topic(topic.name, durable=True)
+            beside.log_name = BESIDE + topic.name
+        return beside
+
+    def message(self, log_name: str, offset: int) -> Message | None:
+        """One message that is kept; None: it is gone. Raises LogDamaged."""
+        found = self.log.read(log_name, offset, limit=1)
+        if not found or found[0].offset != offset:
+            return None
+        return message_of(log_name.partition("/")[2], found[0])
+
+    def range(self, topic: Topic) -> tuple[int, int]:
+        """(offset of the oldest message that is there, that of the next one)."""
+        return self.log.range(topic.log_name)
+
+    def remember(self) -> tuple[int, list[tuple[Topic, int]]] | None:
+        """Positions of topics that have grown are kept, so that they never move when retention takes all.
+
+        (sequence of the last record, what `remembered` is given when that is on the disk); None: nothing
+        has grown. Raises LogFull, InternalError.
+        """
+        sequence, marks = -1, []
+        for topic in self._grown:
+            sequence = self.log.put(_POSITION + topic.name.encode(), topic.position.to_bytes(8, "little"))
+            marks.append((topic, self.range(topic)[1]))
+        self._grown.clear()
+        return (sequence, marks) if marks else None
+
+    def remembered(self, marks: Sequence[tuple[Topic, int]]) -> None:
+        """These positions are on the disk: retention may take the messages before them."""
+        for topic, offset in marks:
+            self.log.acknowledge(topic.log_name, _HOLDER, offset)
+
+    def read(self, topic: Topic, offset: int, *, nbytes: int = _READ, limit: int = 1000) -> list[Message]:
+        """Messages that are kept, from `offset` on, or from the oldest that is there; those before a damaged
+        one. Raises LogDamaged when the first one is damaged."""
+        try:
+            kept = self.log.read(topic.log_name, offset, limit=limit, nbytes=nbytes)
+            return [message_of(topic.name, one) for one in kept]
+        except LogDamaged:
+            if limit == 1:
+                raise
+        return self.read(topic, offset, nbytes=nbytes, limit=limit // 2)
+
+    def stream(self, topic: Topic, position: int, limit: int) -> list[Buffer]:
+        """Bytes of all the topic's payloads, one behind the other, from a position on: at most `limit`.
+
+        Only what is kept. Raises UsageError when the position was never there, or is gone; LogDamaged.
+        """
+        if not 0 <= position <= topic.position:
+            raise UsageError(f"position {position} of topic {topic.name!r}, which ends at {topic.position}")
+        if position == topic.position or not topic.durable:
+            return []
+        parts: list[Buffer] = []
+        try:
+            self._collect(topic, position, limit, parts)
+        except LogDamaged:
+            if not parts:  # else whoever asks on is told
+                raise
+        return parts
+
+    def _collect(self, topic: Topic, position: int, limit: int, parts: list[Buffer]) -> None:
+        for begin, payload in self._payloads(topic, position):
+            if begin > position:  # what should stand here is gone
+                if parts:
+                    break
+                raise UsageError(
+                    f"position {position} of topic {topic.name!r} is not kept any more",
+                    hint=f"the oldest that is there is {begin}",
+                )
+            part = memoryview(payload)[position - begin : position - begin + limit]
+            if part:
+                parts.append(part)
+                position += len(part)
+                limit -= len(part)
+            if limit <= 0:
+                break
+
+    def oldest(self, topic: Topic) -> int:
+        """The first position of the topic's byte stream that is still there."""
+        low, high = self.log.range(topic.log_name)
+        kept = self.log.read(topic.log_name, low, limit=1, verify=False) if low < high else []
+        return position_of(kept[0].body) if kept else topic.position
+
+    def _hold(self, topic: Topic) -> None:
+        try:
+            self.log.acknowledge(topic.log_name, _HOLDER, self.range(topic)[0])
+            self._held.add(topic)
+        except LogFull:
+            return  # at the next message
+
+    def _payloads(self, topic: Topic, position: int) -> Iterator[tuple[int, Buffer]]:
+        """(where it begins, payload) of the message at a position, and of those behind it. Raises
+        LogDamaged behind those that are good."""
+        offset = self._offset_at(topic, position)
+        # A large payload is asked for in many pieces: it is checked at the first one.
+        place = (topic.log_name, offset)
+        kept = self.log.read(topic.log_name, offset, limit=1, verify=place != self._checked)
+        if kept:
+            self._checked = place
+        while kept:
+            for one in kept:
+                yield position_of(one.body), message_of(topic.name, one).payload
+            offset = kept[-1].offset + 1
+            try:
+                kept = self.log.read(topic.log_name, offset, nbytes=_READ)
+            except LogDamaged:
+                kept = self.log.read(topic.log_name, offset, limit=1)
+
+    def _offset_at(self, topic: Topic, position: int) -> int:
+        """The offset of the last message that begins at this position or before it, and is there."""
+        begin, _ = self.log.range(topic.log_name)
+        low, high = begin, topic.kept
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = self._begin_of(topic, middle)
+            if found is not None and found > position:
+                high = middle
+            else:  # of one that is damaged it is not known
+                low = middle
+        while low > begin and self._begin_of(topic, low) is None:
+            low -= 1
+        return low
+
+    def _begin_of(self, topic: Topic, offset: int) -> int | None:
+        """Where a message that is kept begins; None: it is damaged."""
+        try:
+            kept = self.log.read(topic.log_name, offset, limit=1, verify=False)
+        except LogDamaged:
+            return None
+        return position_of(kept[0].body) if kept else None
+
+    def _found(self, log_name: str) -> None:
+        """A topic of an earlier run."""
+        topic = Topic(log_name.removeprefix(LOG_PREFIX), durable=True)
+        remembered = int.from_bytes(self.log.get(_POSITION + topic.name.encode()) or b"", "little")
+        _, topic.kept = self.log.range(log_name)
+        topic.position = max(remembered, self._end_of(topic, topic.kept - 1) if topic.kept else 0)
+        if _HOLDER in self.log.groups(log_name):
+            self._held.add(topic)
+        self._topics[topic.name] = topic
+
+    def _end_of(self, topic: Topic, offset: int) -> int:
+        """The position behind a message; 0: it is gone, or damaged."""
+        try:
+            kept = self.log.read(topic.log_name, offset, limit=1, verify=False)
+            return position_of(kept[0].body) + message_of(topic.name, kept[0]).nbytes if kept else 0
+        except LogDamaged as error:
+            _log.error("the last message of topic %r: %s", topic.name, error)
+            return 0
+
+    def _forget_one(self) -> bool:
+        """Room for one name more: a topic that keeps nothing, and to which nobody listens."""
+        for name, topic in self._transient.items():
+            if all(one.passive for one in topic.listeners):
+                del self._topics[name], self._transient[name]
+                self.forgotten_messages += topic.messages
+                self.forgotten_bytes += topic.nbytes
+                return True
+        return False

@@ -1,0 +1,231 @@
+"""What there is to see of a broker: numbers for Prometheus, and tables for the console. On its loop."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from transfer import __version__
+from transfer.families import Family
+
+if TYPE_CHECKING:
+    from transfer.broker.groups import Served
+    from transfer.broker.server import Broker
+    from transfer.broker.state.chain import Json
+    from transfer.broker.topic import Topic
+
+#: topics, and groups, that have their own names in metrics; each name costs memory in Prometheus
+MOST_NAMES: Final = 100
+_OTHER = "other"
+
+#: a metric's name and the values of its labels
+Key = tuple[str, tuple[str, ...]]
+
+_GROUP = ("topic", "group")
+FAMILIES: Final[Mapping[str, Family]] = {
+    "transfer_broker_messages_total": Family("counter", "Messages published.", ("topic",)),
+    "transfer_broker_message_bytes_total": Family("counter", "Their payload bytes.", ("topic",)),
+    "transfer_broker_events_total": Family("counter", "What happened to messages.", ("event",)),
+    "transfer_broker_front_events_total": Family(
+        "counter", "What happened in one front.", ("front", "event")
+    ),
+    "transfer_broker_connections": Family("gauge", "Connections now.", ("front",)),
+    "transfer_broker_topics": Family("gauge", "Topics that are known."),
+    "transfer_broker_subscribers": Family("gauge", "Connections that have subscribed to something."),
+    "transfer_broker_behind_subscribers": Family("gauge", "Those of them that read from the log."),
+    "transfer_broker_group_lag_messages": Family("gauge", "Messages that the group has not done.", _GROUP),
+    "transfer_broker_group_held_messages": Family("gauge", "Those that its consumers have.", _GROUP),
+    "transfer_broker_group_waiting_messages": Family("gauge", "Those that come again, or later.", _GROUP),
+    "transfer_broker_group_consumers": Family("gauge", "Consumers that have joined.", _GROUP),
+    "transfer_broker_dead_letters": Family("gauge", "Messages that nobody could process."),
+    "transfer_broker_log_bytes": Family("gauge", "What the log takes on the disk."),
+    "transfer_broker_log_full": Family("gauge", "1: the log is full, and publishers wait."),
+    "transfer_broker_unsynced_bytes": Family("gauge", "Payload bytes that are not on the disk yet."),
+    "transfer_broker_loop_late_seconds": Family("gauge", "By how much the loop was behind at its last look."),
+    "transfer_broker_ready": Family("gauge", "1: it takes work, as /readyz says."),
+}
+
+#: what the hub counts, each there from the start
+EVENTS: Final = (
+    "acked",
+    "beside",
+    "beside_failed",
+    "beside_in_place",
+    "broken_off",
+    "closed_slow",
+    "damaged",
+    "dead_lettered",
+    "dispatched",
+    "dropped",
+    "expired",
+    "nacked",
+    "redelivered",
+    "returned",
+    "spilled",
+    "stale_acks",
+)
+
+
+class Names:
+    """Which topics and groups have names of their own in metrics: the first that come, who keep them."""
+
+    def __init__(self, most: int = MOST_NAMES) -> None:
+        self._most = most
+        self._topics: set[str] = set()
+        self._groups: set[tuple[str, str]] = set()
+
+    def topics(self, known: Mapping[str, Topic]) -> Iterator[Topic]:
+        """Those of them that are there and have names."""
+        if len(self._topics) < self._most:
+            new = (name for name in known if name not in self._topics)
+            self._topics.update(islice(new, self._most - len(self._topics)))
+        return (known[name] for name in self._topics if name in known)
+
+    def group(self, topic: str, name: str) -> tuple[str, str]:
+        """Its labels."""
+        labels = (topic, name)
+        if labels not in self._groups:
+            if len(self._groups) >= self._most:
+                return _OTHER, _OTHER
+            self._groups.add(labels)
+        return labels
+
+
+def numbers_of(broker: Broker, names: Names, *, ready: bool, dead_letters: int) -> dict[Key, float]:
+    """All numbers of FAMILIES now."""
+    found: dict[Key, float] = defaultdict(float)
+    for name, labels, value in _numbers(broker, names):
+        found[f"transfer_broker_{name}", labels] += value
+    found["transfer_broker_ready", ()] = ready
+    found["transfer_broker_dead_letters", ()] = dead_letters
+    return found
+
+
+def published(broker: Broker) -> tuple[int, int]:
+    """Messages and their bytes since the start, of topics that are forgotten too."""
+    store = broker.hub.store
+    topics = store.topics.values()
+    messages = sum(map(attrgetter("messages"), topics)) + store.forgotten_messages
+    return messages, sum(map(attrgetter("nbytes"), topics)) + store.forgotten_bytes
+
+
+def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    hub = broker.hub
+    messages, nbytes = published(broker)
+    for topic in names.topics(hub.store.topics):
+        messages, nbytes = messages - topic.messages, nbytes - topic.nbytes
+        yield "messages_total", (topic.name,), topic.messages
+        yield "message_bytes_total", (topic.name,), topic.nbytes
+    yield "messages_total", (_OTHER,), messages
+    yield "message_bytes_total", (_OTHER,), nbytes
+    for event in {*EVENTS, *hub.counts}:
+        yield "events_total", (event,), hub.counts[event]
+    for name, front in broker.fronts.items():
+        yield "connections", (name,), front.connections
+        for event, count in front.counters.items():
+            yield "front_events_total", (name, event), count
+    yield "topics", (), len(hub.store.topics)
+    yield "subscribers", (), len(hub.fanout.subscriptions())
+    yield "behind_subscribers", (), hub.fanout.behind
+    for served in hub.groups.served:
+        labels = names.group(served.named.topic, served.named.name)
+        yield "group_lag_messages", labels, served.group.lag(served.topic.kept)
+        yield "group_held_messages", labels, served.group.held
+        yield "group_waiting_messages", labels, served.group.waiting
+        yield "group_consumers", labels, served.group.consumers
+    yield "log_bytes", (), hub.store.log.disk_bytes
+    yield "log_full", (), bool(hub.durability.full)
+    yield "unsynced_bytes", (), hub.durability.unsynced
+    yield "loop_late_seconds", (), broker.late
+
+
+# -- tables ----------------------------------------------------------------------------------------------
+
+
+def overview_told(broker: Broker) -> dict[str, Json]:
+    """The broker as a whole. seconds: since its loop began to count, to make rates of two looks."""
+    hub = broker.hub
+    messages, nbytes = published(broker)
+    return {
+        "version": __version__,
+        "folder": str(broker.folder.absolute()),
+        "seconds": broker.loop.time(),
+        "messages": messages,
+        "bytes": nbytes,
+        "topics": len(hub.store.topics),
+        "groups": len(hub.groups.served),
+        "subscribers": len(hub.fanout.subscriptions()),
+        "behind": hub.fanout.behind,
+        "connections": sum(front.connections for front in broker.fronts.values()),
+        "events": {event: hub.counts[event] for event in sorted({*EVENTS, *hub.counts})},
+        "log_bytes": hub.store.log.disk_bytes,
+        "log_full": hub.durability.full,
+        "unsynced_bytes": hub.durability.unsynced,
+        "loop_late": broker.late,
+    }
+
+
+def topics_told(broker: Broker, after: str, contains: str, limit: int) -> dict[str, Json]:
+    """Topics by name. next: what to ask with as `after` for more; None: there are no more."""
+    known = broker.hub.store.topics
+    wanted = (name for name in known if name > after and contains in name)
+    names = heapq.nsmallest(limit + 1, wanted)
+    found: list[Json] = [_topic(broker, known[name]) for name in names[:limit]]
+    return {
+        "seconds": broker.loop.time(),
+        "topics": found,
+        "next": names[limit - 1] if limit and len(names) > limit else None,
+    }
+
+
+def _topic(broker: Broker, topic: Topic) -> dict[str, Json]:
+    low, high = broker.hub.store.range(topic) if topic.durable else (0, 0)
+    return {
+        "topic": topic.name,
+        "durable": topic.durable,
+        "messages": topic.messages,
+        "bytes": topic.nbytes,
+        "oldest": low,
+        "end": high,
+        "position": topic.position,
+        "subscribers": len(broker.hub.fanout.listeners(topic)),
+    }
+
+
+def groups_told(broker: Broker) -> dict[str, Json]:
+    """Groups by topic and name. cursor: the offset before which all is done."""
+    served = sorted(broker.hub.groups.served, key=lambda one: (one.named.topic, one.named.name))
+    return {"seconds": broker.loop.time(), "groups": [_group(one) for one in served]}
+
+
+def _group(served: Served) -> dict[str, Json]:
+    group = served.group
+    return {
+        "topic": served.named.topic,
+        "group": served.named.name,
+        "cursor": group.cursor,
+        "lag": group.lag(served.topic.kept),
+        "held": group.held,
+        "waiting": group.waiting,
+        "consumers": group.consumers,
+    }
+
+
+def fronts_told(broker: Broker) -> dict[str, Json]:
+    """Who listens where."""
+    fronts: list[Json] = []
+    for name, front in broker.fronts.items():
+        listens: list[Json] = list(broker.endpoints_of(name))
+        fronts.append(
+            {
+                "front": name,
+                "listens": listens,
+                "connections": front.connections,
+                "events": dict(sorted(front.counters.items())),
+            }
+        )
+    return {"seconds": broker.loop.time(), "fronts": fronts}

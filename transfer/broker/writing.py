@@ -1,0 +1,170 @@
+"""Puts a payload that comes in pieces into the log, on a thread beside the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from transports.errors import Closed, InternalError, LogFull, TransferError
+
+if TYPE_CHECKING:
+    from transfer.broker.message import Buffer
+    from transfer.broker.passage import Publisher
+    from transfer.log.pieces import BlobWriter
+
+_log = logging.getLogger("transfer.broker")
+#: bytes that may wait for the disk before whoever publishes them has to
+_AHEAD = 32 << 20
+#: seconds between two tries when the log is full
+_FULL_PAUSE = 0.5
+
+#: called on the loop: all bytes are written and the record can be appended (None), or why not. It may raise
+#: LogFull, and is called again then
+Written = Callable[[TransferError | None], None]
+
+
+class Writer:
+    """The thread that writes large payloads, one after the other."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.closing = threading.Event()
+        #: the log has no room for the next payload
+        self.full = False
+        #: payloads whose record is not appended yet
+        self.open: set[Writing] = set()
+        self._pool = ThreadPoolExecutor(1, "transfer-broker-disk")
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Calls it on the thread, behind what was given before; not at all behind `close`."""
+        if not self.closing.is_set():
+            self._pool.submit(work)
+
+    def tell(self, told: Callable[[], object]) -> None:
+        """Calls it on the loop."""
+        if not self.closing.is_set():
+            self.loop.call_soon_threadsafe(told)
+
+    def close(self) -> None:
+        """Ends the thread; payloads that are not whole are given up. Idempotent."""
+        self.closing.set()
+        self._pool.shutdown(wait=True)
+        for writing in list(self.open):
+            writing.give_up()
+
+
+class Writing:
+    """The payload of one message on its way to the disk. Used on the broker's loop.
+
+    Whoever publishes is paused while much waits for the disk, and from `finish` until `written` was told:
+    so what it publishes next stands behind it. `written` then calls `commit` or `abandon`. A full log is
+    waited for.
+    """
+
+    def __init__(
+        self, writer: Writer, opened: Callable[[], BlobWriter], publisher: Publisher, written: Written
+    ) -> None:
+        self._thread = writer
+        self._opened = opened
+        self._publisher = publisher
+        self._written = written
+        self._blob: BlobWriter | None = None
+        self._waiting = 0
+        self._paused = self._given_up = False
+        self._failed: TransferError | None = None
+        self._thread.open.add(self)
+        self._thread.do(self._open)
+
+    def write(self, data: Buffer) -> None:
+        """The next bytes, which are kept until they are written."""
+        self._waiting += len(data)
+        self._thread.do(lambda: self._write(data))
+        self._look()
+
+    def finish(self) -> None:
+        """All bytes were given: `written` is told when they are."""
+        self._publisher.pause()
+        self._thread.do(lambda: self._thread.tell(self._finished))
+
+    def commit(self, body: bytes) -> tuple[int, int]:
+        """Appends the record: (sequence, offset). Raises LogFull, Closed, InternalError."""
+        assert self._blob is not None
+        appended = self._blob.commit(body)
+        self._thread.open.discard(self)
+        return appended
+
+    def abandon(self) -> None:
+        """The rest will not come; what was written is given back. Idempotent."""
+        if not self._given_up:
+            self._given_up = True
+            self._thread.do(self.give_up)
+
+    # -- on the writer's thread --------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        while self._failed is None and self._blob is None and not self._given_up:
+            try:
+                self._blob = self._opened()
+            except LogFull as error:
+                if not self._thread.full:
+                    _log.warning("%s", error)
+                self._thread.full = True
+                if self._thread.closing.wait(_FULL_PAUSE):
+                    self._failed = Closed("the broker ends")
+            except TransferError as error:
+                self._failed = error
+            except Exception as error:  # noqa: BLE001 - whoever publishes is told, and others go on
+                _log.exception("a payload cannot be written")
+                self._failed = InternalError(f"a payload cannot be written: {error!r}")
+        self._thread.full = False
+
+    def _write(self, data: Buffer) -> None:
+        try:
+            if self._blob is not None and self._failed is None:
+                self._blob.write(data)
+        except TransferError as error:
+            self._failed = error
+        except Exception as error:  # noqa: BLE001 - whoever publishes is told, and others go on
+            _log.exception("a payload cannot be written")
+            self._failed = InternalError(f"a payload cannot be written: {error!r}")
+        nbytes = len(data)
+        self._thread.tell(lambda: self._wrote(nbytes))
+
+    def give_up(self) -> None:
+        """Gives back what was written. On the thread, or when that has ended."""
+        self._thread.open.discard(self)
+        if self._blob is not None:
+            try:
+                self._blob.abandon()
+            except TransferError as error:
+                _log.warning("what was written of a message cannot be given back: %s", error)
+
+    # -- on the loop -------------------------------------------------------------------------------------
+
+    def _wrote(self, nbytes: int) -> None:
+        self._waiting -= nbytes
+        self._look()
+
+    def _finished(self) -> None:
+        try:
+            self._written(self._failed)
+        except LogFull as error:
+            _log.warning("%s", error)
+            self._thread.loop.call_later(_FULL_PAUSE, self._finished)
+            return
+        except Exception:  # noqa: BLE001 - others go on
+            _log.exception("a payload that was written is not kept")
+        self._publisher.resume()
+
+    def _look(self) -> None:
+        behind = self._waiting > _AHEAD
+        if behind != self._paused:
+            self._paused = behind
+            if behind:
+                self._publisher.pause()
+            else:
+                self._publisher.resume()

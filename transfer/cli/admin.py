@@ -1,0 +1,120 @@
+"""Asks a broker's admin API over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any, Protocol
+from urllib.parse import urlencode, urlsplit
+
+from transports.errors import AddressError, Again, Broken, Fatal, InternalError, UsageError
+
+_TOKEN = "X-Admin-Token"
+
+
+class _Direct(urllib.request.HTTPRedirectHandler):
+    """Follows nobody elsewhere: the token is for one broker."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+class _Answer(Protocol):
+    def read(self) -> bytes: ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+class Admin:
+    """One broker. url: `http://HOST:PORT`. timeout: seconds without a byte from it.
+
+    Its calls raise UsageError for what the broker refuses, Fatal for what is not there, InternalError when
+    the broker failed, Again after the time-out, Broken when nobody or somebody else answers.
+    """
+
+    def __init__(self, url: str, token: str | None, timeout: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+            raise AddressError(f"{url!r} is no address of a broker", hint="such as http://127.0.0.1:9180")
+        self._url = url.rstrip("/")
+        self._headers = {_TOKEN: token} if token else {}
+        self._timeout = timeout
+        # Without proxies: what the environment says of the web is not meant for a broker.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Direct())
+
+    def get(self, path: str, **query: str | int | None) -> dict[str, Any]:
+        """What is there; parameters that are None are left out."""
+        with self._open(f"{path}?{_query(query)}", None) as answer:
+            return self._decoded(answer.read())
+
+    def post(self, path: str, members: Mapping[str, Any]) -> dict[str, Any]:
+        """What came of it; members that are None are left out."""
+        body = json.dumps({name: value for name, value in members.items() if value is not None})
+        with self._open(path, body.encode()) as answer:
+            return self._decoded(answer.read())
+
+    def lines(self, path: str, **query: str | int | None) -> Iterator[bytes]:
+        """The lines of a long answer, one by one."""
+        with self._open(f"{path}?{_query(query)}", None) as answer:
+            yield from answer
+
+    @contextmanager
+    def _open(self, path: str, body: bytes | None) -> Iterator[_Answer]:
+        headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
+        try:
+            request = urllib.request.Request(f"{self._url}/api/admin/{path}", body, headers)
+            with self._opener.open(request, timeout=self._timeout) as answer:
+                yield answer
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._refusal(error.code, error) from error
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, TimeoutError):
+                raise self._silent() from error
+            raise Broken(
+                f"nobody answers at {self._url}: {error.reason}",
+                hint="is the broker running? --url names its HTTP address",
+            ) from error
+        except TimeoutError as error:
+            raise self._silent() from error
+        except (http.client.HTTPException, ConnectionError) as error:
+            raise Broken(f"{self._url} ended the connection: {error!r}") from error
+        except ValueError as error:  # a token that no header can have
+            raise UsageError(f"it cannot be asked for: {error}") from error
+
+    def _silent(self) -> Again:
+        return Again(f"{self._url} did not answer within {self._timeout} s")
+
+    def _refusal(self, status: int, answer: IO[bytes]) -> UsageError | Fatal | InternalError | Broken:
+        try:
+            told = json.loads(answer.read())
+            code, message = str(told["error"]), str(told["message"])
+        except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
+            return self._stranger(f"it answers with status {status}")
+        if status in (401, 403):
+            return UsageError(f"{self._url} refuses: {message}", hint="--token, or ADMIN_TOKEN")
+        if code == "not_found":
+            return Fatal(message)
+        if status >= 500:
+            return InternalError(f"{self._url}: {message}")
+        return UsageError(message)
+
+    def _decoded(self, data: bytes) -> dict[str, Any]:
+        try:
+            told = json.loads(data)
+        except ValueError:
+            told = None
+        if not isinstance(told, dict):
+            raise self._stranger("its answer is no JSON")
+        return told
+
+    def _stranger(self, why: str) -> Broken:
+        return Broken(f"{self._url} is not a broker's admin API: {why}", hint="--url names its HTTP address")
+
+
+def _query(values: Mapping[str, str | int | None]) -> str:
+    return urlencode({name: value for name, value in values.items() if value is not None})

@@ -1,0 +1,106 @@
+"""`transfer audit …`: its commands and their options. What they do stands in `transfer/cli/auditing.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from transfer.cli import options
+from transfer.cli.options import grouped
+from transfer.cli.reaching import Reached
+
+app = typer.Typer(
+    help="Read what operators of a broker did, and check that nothing of it was changed.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Start = Annotated[
+    str | None, typer.Option("--start", metavar="TIME", help="From then on, such as 2026-03-21T00:00:00Z.")
+]
+End = Annotated[str | None, typer.Option("--end", metavar="TIME", help="Before then.")]
+DataFolder = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Read a broker's folder, without the broker.")
+]
+Message = Annotated[str | None, typer.Option("--id", metavar="MESSAGE", help="Only of this message.")]
+Actor = Annotated[str | None, typer.Option("--actor", help="Only by them.")]
+Operation = Annotated[
+    str | None, typer.Option("--operation", help="Only these: replay, purge, dead_letter and others.")
+]
+After = Annotated[int | None, typer.Option("--after", min=0, help="Go on behind this sequence.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many.")]
+
+
+@app.command()
+@grouped
+def events(
+    reached: Reached,
+    *,
+    id: Message = None,
+    actor: Actor = None,
+    operation: Operation = None,
+    start: Start = None,
+    end: End = None,
+    after: After = None,
+    limit: Limit = 100,
+    json: options.Json = False,
+) -> None:
+    """Tell what was done, the oldest first."""
+    from transfer.cli.auditing import show_events
+
+    show_events(
+        reached.admin(),
+        as_json=json,
+        id=id,
+        actor=actor,
+        operation=operation,
+        start=start,
+        end=end,
+        after=after,
+        limit=limit,
+    )
+
+
+@app.command()
+@grouped
+def verify(
+    reached: Reached,
+    *,
+    data: DataFolder = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="Check what `export` wrote.")
+    ] = None,
+    expect: Annotated[
+        str | None,
+        typer.Option("--expect", metavar="SEQUENCE:HASH", help="An event that has to be there still."),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Read the whole chain and tell the first line that is not what was written. Exit code 1: damaged."""
+    from transfer.cli import auditing
+
+    if file is not None:
+        if data is not None or expect is not None:
+            raise typer.BadParameter("--file goes with neither --data nor --expect")
+        raise typer.Exit(auditing.verify_export(file, as_json=json))
+    admin = reached.admin() if data is None else None
+    raise typer.Exit(auditing.verify(admin, data, expect, as_json=json))
+
+
+@app.command()
+@grouped
+def export(
+    reached: Reached,
+    *,
+    start: Start = None,
+    end: End = None,
+    data: DataFolder = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it there.")] = None,
+) -> None:
+    """Write the chain's lines, so that `verify --file` can check them elsewhere."""
+    from transfer.cli.auditing import write_export
+
+    write_export(reached.admin() if data is None else None, data, start, end, out)

@@ -1,0 +1,138 @@
+"""`transfer bench broker`: its options, and those of its matrix. What they do stands in `benching.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from transfer.cli import options
+from transfer.cli.options import grouped, parse_age
+
+if TYPE_CHECKING:
+    from transfer.broker.bench.plan import Plan
+    from transfer.cli.benching import Measured
+
+app = typer.Typer(
+    help="Load a broker from processes of this machine, and measure it.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Mode = Annotated[
+    str,
+    typer.Option(
+        metavar="direct-ack|fanout|mixed",
+        help="Kept, consumed and acknowledged; or live to all subscribers by TTP; or both, over many topics.",
+    ),
+]
+PayloadClass = Annotated[
+    str, typer.Option(metavar="small|medium|large", help="1 KiB, 64 KiB or 1 MiB of payload.")
+]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What all measurements have."""
+
+    duration: Annotated[
+        float | None,
+        typer.Option(parser=parse_age, metavar="TIME", help="Publish for so long, each time. [10s]"),
+    ] = None
+    connections: Annotated[int, typer.Option(help="Publishers, each a process; as many consumers.")] = 1
+    fanout_subs: Annotated[int, typer.Option(help="Subscribers of fanout, each a process.")] = 8
+    mixed_topics: Annotated[int, typer.Option(help="Topics of mixed.")] = 8
+    in_flight: Annotated[
+        int, typer.Option(help="Messages of each publisher that may be on their way at once.")
+    ] = 64
+
+    def plan(self, mode: str = "direct-ack", payload_class: str = "small", *, compress: bool = False) -> Plan:
+        """Raises OptionError."""
+        from transfer.broker.bench.plan import DURATION, Mode, Plan
+        from transports.errors import OptionError
+
+        if mode not in list(Mode):
+            raise OptionError(f"there is no mode {mode!r}", hint=f"one of {', '.join(Mode)}")
+        return Plan(
+            Mode(mode),
+            payload_class,
+            compress,
+            DURATION if self.duration is None else self.duration,
+            self.connections,
+            self.fanout_subs,
+            self.mixed_topics,
+            self.in_flight,
+        )
+
+
+@dataclass(frozen=True)
+class Broker:
+    """Which broker is measured."""
+
+    requests: Annotated[
+        str | None,
+        typer.Option(metavar="ENDPOINT", help="Of a broker that runs: where its DEALERs connect."),
+    ] = None
+    ttp: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Of a broker that runs: where TTP connects.")
+    ] = None
+    pid: Annotated[
+        int | None, typer.Option(help="Of a broker that runs on this machine, for its CPU and memory.")
+    ] = None
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Of a broker that runs: its HTTP, for what its metrics tell."),
+    ] = None
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep what is needed in a folder made there, removed at the end."),
+    ] = None
+
+    def measured(self) -> Measured:
+        """Raises OptionError."""
+        from transfer.cli.benching import Measured
+
+        return Measured(self.requests, self.ttp, self.pid, self.url, self.data)
+
+
+@app.callback(invoke_without_command=True)
+@grouped
+def broker(
+    context: typer.Context,
+    *,
+    mode: Mode = "direct-ack",
+    payload_class: PayloadClass = "small",
+    compress: Annotated[bool, typer.Option("--compress", help="Pack payloads with LZ4.")] = False,
+    load: Load,
+    measured: Broker,
+    shown: options.Shown,
+) -> None:
+    """Load a broker from processes of this machine, and measure it.
+
+    Without --requests, --ttp, --pid or --url, a broker is started for this and ended behind it.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from transfer.cli.benching import bench
+
+    plan = load.plan(mode, payload_class, compress=compress)
+    raise typer.Exit(bench([plan], measured.measured(), as_json=shown.json, quiet=shown.quiet))
+
+
+@app.command()
+@grouped
+def matrix(
+    *,
+    compress: Annotated[bool, typer.Option("--compress", help="Each with LZ4 as well.")] = False,
+    load: Load,
+    measured: Broker,
+    shown: options.Shown,
+) -> None:
+    """Measure every mode with every payload class."""
+    from transfer.broker.bench.plan import matrix as all_of
+    from transfer.cli.benching import bench
+
+    plans = list(all_of(load.plan(), compress=compress))
+    raise typer.Exit(bench(plans, measured.measured(), as_json=shown.json, quiet=shown.quiet))

@@ -1,0 +1,123 @@
+"""`transfer broker`: its options, and `transfer broker check`. What they do stands in `brokering.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from transfer.cli import options
+from transfer.cli.options import grouped
+
+if TYPE_CHECKING:
+    from transfer.broker.configuring import Said
+
+app = typer.Typer(
+    help="Run a broker: one process for transfer's sockets, TTP v2, PyBroker, rqueue and abtp.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _port(name: str, what: str) -> object:
+    return typer.Option(f"--{name}", metavar="PORT|off", help=what)
+
+
+def _endpoint(name: str, what: str) -> object:
+    return typer.Option(f"--{name}", metavar="ENDPOINT|off", help=what)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What flags say of a broker. Each is one of its options; `--set` gives all others."""
+
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="DIR", help="Keep everything there; made if need be.")
+    ] = None
+    host: Annotated[
+        str | None,
+        typer.Option("--host", metavar="HOST", help="Where plain TCP and HTTP listen. [127.0.0.1]"),
+    ] = None
+    ttp: Annotated[str | None, _port("ttp", "TTP v2. [59321]")] = None
+    pybroker: Annotated[str | None, _port("pybroker", "PyBroker. [9099]")] = None
+    rqueue: Annotated[str | None, _port("rqueue", "rqueue. [6567]")] = None
+    http: Annotated[str | None, _port("http", "Health, metrics, the console, operators. [9180]")] = None
+    requests: Annotated[
+        str | None, _endpoint("requests", "transfer's DEALER and REQ. [tcp://127.0.0.1:5580]")
+    ] = None
+    pushes: Annotated[str | None, _endpoint("pushes", "transfer's PUSH. [tcp://127.0.0.1:5581]")] = None
+    subscriptions: Annotated[
+        str | None, _endpoint("subscriptions", "transfer's SUB. [tcp://127.0.0.1:5582]")
+    ] = None
+    abtp: Annotated[str | None, _endpoint("abtp", "abtp's ROUTER. [tcp://127.0.0.1:5555]")] = None
+    abtp_pub: Annotated[
+        str | None, typer.Option("--abtp-pub", metavar="ENDPOINT", help="abtp's PUB. [tcp://127.0.0.1:5556]")
+    ] = None
+    spool: Annotated[str | None, _endpoint("spool", "Spark's rows. [tcp://127.0.0.1:5570]")] = None
+    retention_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What the log may take; then publishers wait.")
+    ] = None
+    retention_age: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Remove messages so old that their groups have done.")
+    ] = None
+    drain: Annotated[
+        str | None, typer.Option(metavar="TIME", help="At the end, wait so long for what has begun. [10]")
+    ] = None
+
+    def said(self) -> list[Said]:
+        """The options that were given."""
+        from transfer.broker.configuring import Said
+
+        names = {
+            "data": "broker.data", "host": "broker.host", "drain": "broker.drain",
+            "ttp": "ttp.port", "pybroker": "pybroker.port", "rqueue": "rqueue.port", "http": "http.port",
+            "requests": "own.requests", "pushes": "own.pushes", "subscriptions": "own.subscriptions",
+            "abtp": "abtp.router", "abtp_pub": "abtp.pub", "spool": "spool.endpoint",
+            "retention_bytes": "retention.bytes", "retention_age": "retention.age",
+        }  # fmt: skip
+        given = {name: getattr(self, name) for name in names}
+        return [
+            Said(names[name], value, f"--{name.replace('_', '-')}")
+            for name, value in given.items()
+            if value is not None
+        ]
+
+
+@app.callback(invoke_without_command=True)
+@grouped
+def broker(
+    context: typer.Context,
+    told: Told,
+    *,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Read options from this TOML file.")
+    ] = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other option; repeat it.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Run a broker: one process for transfer's sockets, TTP v2, PyBroker, rqueue and abtp.
+
+    SIGTERM or Ctrl-C ends it when what has begun is done; the second one, at once.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from transfer.broker.configuring import said_by_flag
+    from transfer.cli.brokering import run
+
+    raise typer.Exit(run([*map(said_by_flag, set or ()), *told.said()], config, as_json=json))
+
+
+@app.command()
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A broker's data.")],
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Read all that a broker keeps, and tell what is damaged. Exit code 1: something is."""
+    from transfer.cli.brokering import check_folder
+
+    raise typer.Exit(check_folder(folder, as_json=json, quiet=quiet))

@@ -1,0 +1,23 @@
+"""Tables on standard output, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+def show_table(head: Sequence[str], lines: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> None:
+    """Columns as wide as they must be, and those named in `right` aligned there; nothing without lines."""
+    if not lines:
+        return
+    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+    for line in (head, *lines):
+        cells = [
+            text.rjust(width) if name in right else text.ljust(width)
+            for name, text, width in zip(head, line, widths, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def printable(text: object) -> str:
+    """A text that came from elsewhere, without what a terminal would obey."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(text))

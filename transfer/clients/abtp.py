@@ -1,0 +1,384 @@
+"""Clients for abtp/1, over pyzmq.
+
+with AbtpProducer() as producer:
+    producer.publish("orders.created", {"id": 7})
+with AbtpConsumer("worker-1", ["orders.*"]) as consumer:
+    order = consumer.recv()
+    consumer.ack(order)
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import zmq
+
+from transfer.broker.engine.direct_actions import Ack, Deregister, Heartbeat, Nack, Register
+from transfer.broker.engine.sessions import Capabilities
+from transfer.protocols.abtp import (
+    PUB_ENDPOINT,
+    ROUTER_ENDPOINT,
+    WANTS_ANSWER,
+    encode_control,
+    encode_register,
+)
+from transfer.protocols.abtp_delivered import Delivered, read_delivered
+from transfer.protocols.abtp_media import compress as compress_payload
+from transfer.protocols.abtp_words import CONTROL, SPEC_VERSION, Code
+from transports.errors import Again, Closed, ProtocolError, TransferError
+
+#: bytes of an envelope that a client takes, decompressed
+MAX_ENVELOPE = 64 << 20
+#: seconds between two looks for what came: another thread's send may swallow libzmq's signal
+_LOOK = 0.05
+#: answers that mean: come again later
+_LATER = frozenset({Code.THROTTLED, Code.DROPPED, Code.UNAVAILABLE})
+
+
+class _Client:
+    """A socket that threads share: one of them at a time uses it."""
+
+    def __init__(self, kind: int, endpoint: str, timeout: float) -> None:
+        self._timeout = timeout
+        self._lock = threading.RLock()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(kind)
+        self._socket.setsockopt(zmq.LINGER, int(min(timeout, 1.0) * 1000))
+        self._socket.connect(endpoint)
+
+    def close(self) -> None:
+        """What was sent has a second to leave. Idempotent."""
+        with self._lock:
+            self._context.destroy()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(self, *frames: bytes) -> None:
+        """Raises Again: nobody takes it in time; Closed."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            with self._lock:
+                self._check_open()
+                try:
+                    self._socket.send_multipart(frames, zmq.DONTWAIT)
+                    return
+                except zmq.Again:
+                    pass
+            if time.monotonic() > deadline:
+                raise Again(f"the broker took nothing in {self._timeout} s")
+            time.sleep(_LOOK)
+
+    def _frames(self, deadline: float) -> list[bytes]:
+        """The next message. Raises Again: nothing came in time; Closed."""
+        while True:
+            with self._lock:
+                self._check_open()
+                try:
+                    return self._socket.recv_multipart(zmq.DONTWAIT)
+                except zmq.Again:
+                    pass
+                waiter = zmq.Poller()
+                waiter.register(self._socket.fileno(), zmq.POLLIN)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Again("nothing came in time")
+            waiter.poll(max(1, int(min(left, _LOOK) * 1000)))
+
+    def _check_open(self) -> None:
+        if self._context.closed:
+            raise Closed("the client is closed")
+
+    def _deadline(self, timeout: float | None) -> float:
+        return time.monotonic() + (self._timeout if timeout is None else timeout)
+
+
+class AbtpProducer(_Client):
+    """Publishes, and hears that it was taken. Thread-safe; threads take turns.
+
+    timeout: seconds for an answer. Raises Again (no answer in time, or come again later), ProtocolError
+    (it was refused; `reason` is the code), Closed.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = ROUTER_ENDPOINT,
+        *,
+        producer_id: str = "",
+        tenant: str = "",
+        timeout: float = 30.0,
+    ) -> None:
+        super().__init__(zmq.DEALER, endpoint, timeout)
+        self.producer_id = producer_id or f"transfer-{uuid.uuid4().hex[:12]}"
+        self._tenant = tenant
+        #: messages that were not answered yet
+        self._open: dict[str, None] = {}
+
+    def publish(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        headers: Mapping[str, Any] | None = None,
+        message_id: str = "",
+        compress: bool = False,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> str:
+        """Publishes bytes as they are, and anything else as JSON; returns the message's id.
+
+        headers: known ones (priority, ttl_ms, delivery_mode, idempotency_key ...) and your own. It
+        returns when the broker has taken the message; with wait=False at once, and `confirm` waits. An id
+        that is given again is another message with the same id.
+        """
+        message_id = message_id or uuid.uuid4().hex
+        raw = isinstance(payload, bytes | bytearray | memoryview)
+        data = bytes(payload) if raw else msgspec.json.encode(payload)
+        said: dict[str, Any] = {
+            **(headers or {}),
+            "message_id": message_id,
+            "producer_id": self.producer_id,
+            "timestamp_unix_ms": int(time.time() * 1000),
+            "codec": "raw" if raw else "json",
+        }
+        if self._tenant:
+            said["tenant_id"] = self._tenant
+        if compress:
+            said["compression"], data = "lz4", compress_payload(data)
+        flags = bytes((WANTS_ANSWER,))
+        with self._lock:
+            self._open[message_id] = None
+            self._send(b"", SPEC_VERSION.encode(), flags, topic.encode(), msgspec.json.encode(said), data)
+            if wait:
+                self.confirm(timeout, message_id=message_id)
+        return message_id
+
+    def confirm(self, timeout: float | None = None, *, message_id: str | None = None) -> None:
+        """Waits until all messages, or this one, were taken. Raises what became of the first that was not."""
+        deadline = self._deadline(timeout)
+        refused: TransferError | None = None
+        with self._lock:
+            while (message_id in self._open) if message_id is not None else self._open:
+                refused = self._answer(self._frames(deadline)) or refused
+        if refused is not None:
+            raise refused
+
+    def _answer(self, frames: list[bytes]) -> TransferError | None:
+        answer = _read_answer(frames)
+        self._open.pop(str(answer.get("message_id")), None)
+        return _error(answer) if answer.get("type") == "error" else None
+
+
+class AbtpConsumer(_Client):
+    """Registers, is given messages one after the other, and acknowledges each.
+
+    subscriptions: patterns (`orders.*`, `orders.>`) that are routes to this consumer while it is there;
+    without any, routes of the broker's catalog lead to it. A thread of its own sends heartbeats, however
+    long a message takes; a session that the broker does not know any more (it was restarted) is begun
+    anew. Any thread may call. session_id: of a session to go on with. Raises Again (no answer in time),
+    ProtocolError (refused), Closed.
+    """
+
+    def __init__(
+        self,
+        consumer_id: str,
+        subscriptions: Sequence[str] = (),
+        endpoint: str = ROUTER_ENDPOINT,
+        *,
+        tenant: str = "",
+        capabilities: Capabilities | None = None,
+        session_id: str | None = None,
+        heartbeat: float = 5.0,
+        timeout: float = 30.0,
+    ) -> None:
+        super().__init__(zmq.DEALER, endpoint, timeout)
+        self.consumer_id = consumer_id
+        self.session_id = ""
+        #: acknowledgements that the broker refused, and nobody waited for
+        self.refused = 0
+        self._register = Register(
+            consumer_id, tenant, "direct", tuple(subscriptions), capabilities or Capabilities(), session_id
+        )
+        self._inbox: deque[Delivered] = deque()
+        #: what threads wait for: (type of the answer, delivery), and the answers that came
+        self._awaited: list[tuple[str, str]] = []
+        self._answers: list[dict[str, Any]] = []
+        self._reading = threading.Lock()
+        self._ended = threading.Event()
+        self._beats = threading.Thread(target=self._beat, args=(heartbeat,), daemon=True)
+        try:
+            self._ask(encode_register(self._register), "consumer.registered", "", timeout)
+        except BaseException:
+            super().close()
+            raise
+        self._beats.start()
+
+    def recv(self, timeout: float | None = None) -> Delivered:
+        """The next message. Raises Again: none came in time."""
+        deadline = self._deadline(timeout)
+        while True:
+            with self._reading:
+                if self._inbox:
+                    return self._inbox.popleft()
+                self._read(deadline)
+
+    def ack(self, message: Delivered, *, confirm: bool = False) -> None:
+        """The message was processed. confirm: waits until the broker has that on its disk; then it is
+        never delivered again. Raises ProtocolError with reason `stale_ack` if it was given to somebody
+        else meanwhile."""
+        ask = Ack(message.message_id, self.consumer_id, message.session_id, message.delivery_id, confirm)
+        self._settle(ask, confirm)
+
+    def nack(
+        self, message: Delivered, reason: str = "", *, terminal: bool = False, confirm: bool = False
+    ) -> None:
+        """The message was not processed: it is tried again, or, if terminal, becomes a dead letter."""
+        ids = message.session_id, message.delivery_id
+        ask = Nack(message.message_id, self.consumer_id, terminal, reason, *ids, confirm)
+        self._settle(ask, confirm)
+
+    def heartbeat(self) -> None:
+        """Tells the broker that the consumer is there, and waits for its answer."""
+        ask = encode_control(Heartbeat(self.consumer_id, self.session_id, True), _now_ms())
+        self._ask(ask, "consumer.heartbeat.accepted", "", self._timeout)
+
+    def close(self) -> None:
+        """Deregisters: what was not acknowledged is given to others at once. Idempotent."""
+        self._ended.set()
+        if self._beats.is_alive():
+            self._beats.join()
+        if not self._context.closed and self.session_id:
+            ask = encode_control(Deregister(self.consumer_id, self.session_id), _now_ms())
+            try:
+                self._ask(ask, "consumer.deregistered", "", min(self._timeout, 1.0))
+            except TransferError:
+                pass  # it ends by missing heartbeats
+        super().close()
+
+    def _settle(self, ask: Ack | Nack, confirm: bool) -> None:
+        data = encode_control(ask, _now_ms())
+        if confirm:
+            word = "ack.accepted" if isinstance(ask, Ack) else "nack.accepted"
+            self._ask(data, word, ask.delivery_id or "", self._timeout)
+        else:
+            self._send(b"", CONTROL, data)
+
+    def _ask(self, data: bytes, word: str, delivery_id: str, timeout: float) -> dict[str, Any]:
+        """Sends a request and returns its answer; raises what it says if it is an error. Messages that
+        come meanwhile are kept."""
+        awaited = word, delivery_id
+        deadline = self._deadline(timeout)
+        with self._reading:
+            self._awaited.append(awaited)
+        try:
+            self._send(b"", CONTROL, data)
+            while True:
+                with self._reading:
+                    answer = next((one for one in self._answers if _fits(one, awaited)), None)
+                    if answer is None:
+                        self._read(deadline)
+                        continue
+                    self._answers.remove(answer)
+                if answer.get("type") == "error":
+                    raise _error(answer)
+                return answer
+        finally:
+            with self._reading:
+                self._awaited.remove(awaited)
+
+    def _read(self, deadline: float) -> None:
+        """Takes what comes next, or nothing after a moment, so that other threads come to their turn."""
+        try:
+            self._take(self._frames(min(deadline, time.monotonic() + _LOOK)))
+        except Again:
+            if time.monotonic() >= deadline:
+                raise
+
+    def _take(self, frames: list[bytes]) -> None:
+        """A message goes into the inbox; an answer is looked at."""
+        if len(frames) < 2 or frames[-2] != CONTROL:
+            self._inbox.append(read_delivered(frames[-1], MAX_ENVELOPE))
+            return
+        answer = _read_answer(frames)
+        if any(_fits(answer, awaited) for awaited in self._awaited):
+            self._answers.append(answer)
+        elif answer.get("type") == "error":
+            self.refused += 1
+        if answer.get("type") == "consumer.registered":
+            self.session_id = str(answer.get("session_id"))
+        elif answer.get("code") == "unknown_session":
+            self._send(b"", CONTROL, encode_register(self._register))
+
+    def _beat(self, seconds: float) -> None:
+        while not self._ended.wait(seconds):
+            ask = encode_control(Heartbeat(self.consumer_id, self.session_id), _now_ms())
+            try:
+                with self._lock:
+                    self._check_open()
+                    self._socket.send_multipart((b"", CONTROL, ask), zmq.DONTWAIT)
+            except zmq.Again:
+                continue  # the broker is away; it is told when it is back
+            except Closed:
+                return
+
+
+class AbtpSubscriber(_Client):
+    """Everything that is published on topics that begin with a prefix, at most once: what this socket has
+    no room for is lost, and so is what is published before the broker has heard of the subscription."""
+
+    def __init__(
+        self, prefixes: Sequence[str] = ("",), endpoint: str = PUB_ENDPOINT, *, timeout: float = 30.0
+    ) -> None:
+        super().__init__(zmq.SUB, endpoint, timeout)
+        for prefix in prefixes:
+            self.subscribe(prefix)
+
+    def subscribe(self, prefix: str) -> None:
+        """Topics that begin so, too. The empty prefix is all."""
+        with self._lock:
+            self._check_open()
+            self._socket.setsockopt(zmq.SUBSCRIBE, prefix.encode())
+
+    def unsubscribe(self, prefix: str) -> None:
+        """What was subscribed so is not wanted any more."""
+        with self._lock:
+            self._check_open()
+            self._socket.setsockopt(zmq.UNSUBSCRIBE, prefix.encode())
+
+    def recv(self, timeout: float | None = None) -> Delivered:
+        """The next message. Raises Again: none came in time; ProtocolError: it was no envelope."""
+        return read_delivered(self._frames(self._deadline(timeout))[-1], MAX_ENVELOPE)
+
+
+def _read_answer(frames: list[bytes]) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(frames[-1], type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ProtocolError(Code.MALFORMED_CONTROL, str(error)) from error
+
+
+def _fits(answer: Mapping[str, Any], awaited: tuple[str, str]) -> bool:
+    """Whether somebody waits for this answer, or for this error in its place."""
+    word, delivery_id = awaited
+    return str(answer.get("delivery_id") or "") == delivery_id and answer.get("type") in (word, "error")
+
+
+def _error(answer: Mapping[str, Any]) -> TransferError:
+    code, text = str(answer.get("code")), str(answer.get("message"))
+    return Again(f"{code}: {text}") if code in _LATER else ProtocolError(code, text)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

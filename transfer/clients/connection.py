@@ -1,0 +1,172 @@
+"""A TCP connection of a client: whole buffers out, an exact number of bytes in, each with a deadline."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from itertools import islice
+
+from transports.errors import Again, Broken, Closed
+
+#: bytes that are read ahead: small messages then need no call of the system each
+_AHEAD = 256 << 10
+#: buffers that one call of the system is given
+_BUFFERS = 512
+#: seconds that one call of the system waits; a deadline may be as far away as infinity
+_LONGEST = 3600.0
+
+
+class Connection:
+    """Connects at once. One thread may send while another receives; more of them wait for each other.
+
+    timeout: seconds for the connection, and for each call that does not say another number, which may be
+    float("inf"). Raises Again (nobody answered in time), Broken (refused, unreachable).
+    """
+
+    def __init__(self, host: str, port: int, *, timeout: float = 30.0) -> None:
+        self.peer = f"{host}:{port}"
+        self.timeout = timeout
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._closed = threading.Event()
+        self._ahead = memoryview(bytearray(_AHEAD))
+        self._begin = self._until = 0  # of what was read ahead
+        self._large = bytearray()  # what is being received, and did not fit there
+        self._got = 0  # bytes of it
+        try:
+            self._socket = socket.create_connection((host, port), timeout)
+        except TimeoutError as error:
+            raise Again(f"{self.peer} did not answer within {timeout:g} s") from error
+        except OSError as error:
+            raise Broken(f"{self.peer} cannot be reached: {error.strerror or error}") from error
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, buffers: Sequence[bytes | memoryview], *, timeout: float | None = None) -> None:
+        """Sends all of them, one behind the other; they are the caller's again when it returns.
+
+        Raises Again, after which the connection has ended, since part of a message is on its way; Broken,
+        Closed.
+        """
+        deadline = self._deadline(timeout)
+        with self._sending:
+            self._check()
+            left = [memoryview(data).cast("B") for data in buffers if len(data)]
+            left.reverse()
+            while left:
+                try:
+                    sent = self._socket.sendmsg(list(islice(reversed(left), _BUFFERS)))
+                except (BlockingIOError, InterruptedError):
+                    self._wait_to_send(deadline)
+                    continue
+                except OSError as error:
+                    raise self._broken(error) from error
+                _drop(left, sent)
+
+    def receive(self, nbytes: int, *, timeout: float | None = None) -> bytes | bytearray:
+        """The next `nbytes` bytes, in memory of their own.
+
+        Raises Again: what came until then is kept, and the same call goes on with it. Broken, Closed.
+        """
+        deadline = self._deadline(timeout)
+        with self._receiving:
+            self._check()
+            if nbytes > _AHEAD:
+                return self._receive_large(nbytes, deadline)
+            if nbytes > _AHEAD - self._begin:  # the rest moves to the front
+                rest = bytes(self._ahead[self._begin : self._until])
+                self._ahead[: len(rest)] = rest
+                self._begin, self._until = 0, len(rest)
+            while self._until - self._begin < nbytes:
+                self._until += self._read(self._ahead[self._until :], deadline)
+            data = bytes(self._ahead[self._begin : self._begin + nbytes])
+            self._begin += nbytes
+            if self._begin == self._until:
+                self._begin = self._until = 0
+            return data
+
+    def rest(self, seconds: float) -> None:
+        """Waits, before something is tried again. Raises Closed if it is closed meanwhile."""
+        self._closed.wait(seconds)
+        self._check()
+
+    def close(self) -> None:
+        """Ends it, for threads that wait in it too. Idempotent; any thread."""
+        self._end()
+        with self._sending, self._receiving:
+            self._socket.close()
+
+    def _end(self) -> None:
+        """Wakes all who wait."""
+        self._closed.set()
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has ended before
+
+    def _receive_large(self, nbytes: int, deadline: float) -> bytearray:
+        if not self._large:
+            self._large, self._got = bytearray(nbytes), 0
+        with memoryview(self._large) as large:
+            have = min(self._until - self._begin, nbytes - self._got)
+            large[self._got : self._got + have] = self._ahead[self._begin : self._begin + have]
+            self._begin += have
+            self._got += have
+            while self._got < nbytes:
+                self._got += self._read(large[self._got :], deadline)
+        whole, self._large = self._large, bytearray()
+        return whole
+
+    def _read(self, memory: memoryview, deadline: float) -> int:
+        while True:
+            try:
+                nbytes = self._socket.recv_into(memory)
+            except (BlockingIOError, InterruptedError):
+                self._wait(select.POLLIN, deadline)
+                continue
+            except OSError as error:
+                raise self._broken(error) from error
+            if nbytes:
+                return nbytes
+            self._check()
+            raise Broken(f"{self.peer} has closed the connection")
+
+    def _wait_to_send(self, deadline: float) -> None:
+        try:
+            self._wait(select.POLLOUT, deadline)
+        except Again:
+            self._end()
+            raise
+
+    def _wait(self, event: int, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        poll = select.poll()
+        poll.register(self._socket, event)
+        if left <= 0 or (not poll.poll(min(left, _LONGEST) * 1000) and left <= _LONGEST):
+            raise Again(f"{self.peer} did not answer in time")
+        self._check()
+
+    def _deadline(self, timeout: float | None) -> float:
+        return time.monotonic() + (self.timeout if timeout is None else timeout)
+
+    def _check(self) -> None:
+        if self._closed.is_set():
+            raise Closed(f"the connection to {self.peer} has ended")
+
+    def _broken(self, error: OSError) -> Broken | Closed:
+        if self._closed.is_set():
+            return Closed(f"the connection to {self.peer} has ended")
+        return Broken(f"the connection to {self.peer} broke: {error.strerror or error}")
+
+
+def _drop(left: list[memoryview], sent: int) -> None:
+    """Takes so many bytes off the end of `left`, where the next ones stand."""
+    while sent:
+        first = left[-1]
+        if len(first) > sent:
+            left[-1] = first[sent:]
+            return
+        sent -= len(left.pop())

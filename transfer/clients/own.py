@@ -1,0 +1,360 @@
+"""A program's end of the broker's own front: messages that are kept when they are acknowledged, and
+groups."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import transfer
+from transfer.clients.own_consumer import Consumer, Received
+from transfer.protocols.names import encode_topic
+from transfer.protocols.own import MOST, Head, Join, Op, decode, decode_words, encode
+from transports.errors import Again, Broken, Closed, TransferError, UsageError
+
+__all__ = ["BrokerClient", "Consumer", "Received"]
+
+#: seconds that any answer of the broker is waited for
+TIMEOUT = 30.0
+#: a lost connection is not made again by the socket: what was asked would be lost in silence
+_NEVER_MS = 86_400_000
+#: seconds without a word behind which it is looked whether the broker is there
+_LOOK = 0.2
+#: seconds that the first try to connect has, and the longest one
+_FIRST_TRY, _LONGEST_TRY = 0.25, 4.0
+#: messages without an answer behind which answers are heard while more are published
+_HEAR_EVERY = 512
+
+_GONE = "the broker is gone; what it has not acknowledged may be kept or not"
+
+
+class BrokerClient:
+    """One connection to a broker. Thread-safe: some threads may wait for messages while others publish.
+
+    endpoint: of the broker's `requests`. timeout: seconds that anything is waited for at most. reconnect:
+    what happens when the connection ends. False: every call raises Broken from then on. True: the next call
+    connects again, and waits up to its timeout until the broker is back; messages that were not acknowledged
+    raise Broken once, from `publish`, `wait_kept` or `flush` (they may be kept or not); consumers join again
+    by themselves, and get again what they had not acknowledged. `close`, or `with`.
+
+    Raises Again if nobody is there within `timeout` seconds.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        context: transfer.Context | None = None,
+        timeout: float = TIMEOUT,
+        reconnect: bool = False,
+    ) -> None:
+        self._endpoint = endpoint
+        self._context = context or transfer.Context()
+        self._owns_context = context is None
+        self._timeout = timeout
+        self._reconnect = reconnect
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._hearing = False  # a thread waits for the socket, without the lock; others wait for it
+        self._number = 1
+        self._open: set[int] = set()  # messages that are not acknowledged yet
+        self._refused: dict[int, TransferError] = {}
+        self._consumers: dict[int, Consumer] = {}
+        self._socket: Any = None
+        self._failure: TransferError | None = None
+        try:
+            self._connect(time.monotonic() + timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the connection: what consumers hold goes to others. Who waits raises Closed. Idempotent."""
+        self._failure = Closed("the client is closed")
+        if self._socket is not None:
+            self._socket.close(0)
+        if self._owns_context:
+            self._context.destroy(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- publishing --------------------------------------------------------------------------------------
+
+    def publish(self, topic: str, *parts: Any, wait: bool = True) -> int:
+        """Publishes one message, of one part or several. Its number, for `wait_kept`.
+
+        wait: returns when the message is kept as the topic promises. Else `flush` waits for all. Raises
+        Again when the broker does not answer in time, Broken when it is gone (the message may be kept or
+        not), and what it refuses.
+        """
+        if not parts:
+            raise UsageError("a message without parts")
+        return self._publish(Op.PUBLISH, topic, parts, 1, wait)[0]
+
+    def publish_many(self, topic: str, payloads: Sequence[Any], *, wait: bool = True) -> range:
+        """Publishes messages of one part each, in one go: their numbers. See `publish`."""
+        if not 0 < len(payloads) <= MOST:
+            raise UsageError(f"{len(payloads)} messages at once", hint=f"1 to {MOST}")
+        return self._publish(Op.PUBLISH_MANY, topic, payloads, len(payloads), wait)
+
+    def _publish(self, op: Op, topic: str, parts: Sequence[Any], count: int, wait: bool) -> range:
+        name = encode_topic(topic)
+        with self._lock:
+            self._ready(time.monotonic() + self._timeout)
+            first = self._take_numbers(count)
+            numbers = range(first, first + count)
+            self._send([encode(op, first, name, count), *parts])
+            self._open.update(numbers)
+            if not wait and len(self._open) >= _HEAR_EVERY:
+                while self._hear_one():
+                    pass
+        if wait:
+            self.wait_kept(*numbers)
+        return numbers
+
+    def wait_kept(self, *numbers: int, timeout: float | None = None) -> None:
+        """Returns when these messages are kept. Raises as `publish`; the first error if there are several."""
+        with self.waited(lambda: self._open.isdisjoint(numbers), timeout, "a message was not acknowledged"):
+            errors = [error for one in numbers if (error := self._refused.pop(one, None)) is not None]
+        if errors:
+            raise errors[0]
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns when all that was published is kept. Raises as `wait_kept`."""
+        with self._lock:
+            numbers = [*self._open, *self._refused]
+        self.wait_kept(*numbers, timeout=timeout)
+
+    def wait_room(self, most: int, timeout: float | None = None) -> None:
+        """Returns when fewer than `most` messages are unacknowledged. Raises Again, Broken, Closed; what was
+        refused is raised by `flush`."""
+        with self.waited(lambda: len(self._open) < most, timeout, "messages were not acknowledged"):
+            return
+
+    @property
+    def unacknowledged(self) -> int:
+        """Messages that the broker has not acknowledged yet, as far as was heard."""
+        return len(self._open)
+
+    def hear(self) -> None:
+        """Takes what the broker has said, without waiting."""
+        with self._lock:
+            while self._socket is not None and self._hear_one():
+                pass
+            self._changed.notify_all()
+
+    # -- consuming ---------------------------------------------------------------------------------------
+
+    def consume(
+        self,
+        topic: str,
+        group: str,
+        *,
+        window: int = 64,
+        begin: str = "new",
+        timeout: float | None = None,
+    ) -> Consumer:
+        """Joins a group of a topic: each message goes to one of its consumers, until one acknowledges it.
+
+        window: messages that this consumer holds at most. begin: where a new group starts: "new", what
+        comes from now on, or "old", all that is kept. timeout: seconds after which a message that this
+        consumer does not acknowledge goes to another; None: when its connection ends. Raises what the broker
+        refuses.
+        """
+        with self._lock:
+            self._ready(time.monotonic() + self._timeout)
+            number = self._take_numbers(1)
+            consumer = Consumer(self, number, Join(topic, group, window, begin, timeout))
+            self._send([consumer.wish()])
+            self._consumers[number] = consumer
+        try:
+            with self.waited(
+                lambda: consumer.joined or consumer.failure, None, "nobody let the consumer join"
+            ):
+                if consumer.failure is not None:
+                    raise consumer.failure
+        except BaseException:
+            consumer.leave()
+            raise
+        return consumer
+
+    def ready(self, timeout: float | None = None) -> list[Consumer]:
+        """The consumers whose `recv_many` does not wait now, at least one. Raises Again after `timeout`
+        seconds (None: the client's), Broken, Closed."""
+        with self.waited(
+            lambda: any(one.waiting for one in self._consumers.values()), timeout, "no message came"
+        ):
+            return [one for one in self._consumers.values() if one.waiting]
+
+    # -- for consumers -----------------------------------------------------------------------------------
+
+    def say(self, head: Callable[[], bytes]) -> None:
+        """Sends a word, which is made with the lock. Raises Again, Broken, Closed."""
+        with self._lock:
+            self._ready(time.monotonic() + self._timeout)
+            self._send([head()])
+
+    def forget(self, consumer: Consumer) -> None:
+        """Nothing that comes is for this consumer any more."""
+        with self._lock:
+            self._consumers = {number: one for number, one in self._consumers.items() if one is not consumer}
+
+    @contextmanager
+    def waited(self, done: Callable[[], object], timeout: float | None, what: str) -> Iterator[None]:
+        """Hears the broker until `done()`, which is called with the lock, as the body is. Raises Again,
+        Broken, Closed."""
+        seconds = self._timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            while True:
+                while self._socket is not None and not self._hearing and self._hear_one():
+                    self._changed.notify_all()
+                if done():
+                    break
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Again(f"{what} within {seconds:g} s", hint="is the broker alive?")
+                if self._hearing:
+                    self._changed.wait(left)
+                else:
+                    self._ready(deadline)
+                    self._listen(min(left, _LOOK))
+            yield
+
+    # -- the connection, with the lock -------------------------------------------------------------------
+
+    def _listen(self, seconds: float) -> None:
+        """Waits until the broker says something, without the lock; looks whether it is there if not."""
+        socket = self._socket
+        self._hearing = True
+        self._lock.release()
+        try:
+            heard = socket.poll(max(1, int(seconds * 1000)))
+        finally:
+            self._lock.acquire()
+            self._hearing = False
+            self._changed.notify_all()
+        if not heard and socket is self._socket and not socket.peers():
+            self._lose()
+
+    def _take_numbers(self, count: int) -> int:
+        first, self._number = self._number, self._number + count
+        return first
+
+    def _send(self, frames: Sequence[Any]) -> None:
+        """Raises Again if the broker takes nothing; Broken if it has gone."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                self._socket.send_multipart(frames, transfer.DONTWAIT)
+                return
+            except Again as error:
+                if not self._socket.peers():
+                    self._lose()
+                    raise Broken(_GONE) from error
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+                self._socket.poll(max(1, int(min(left, _LOOK) * 1000)), transfer.POLLOUT)
+
+    def _hear_one(self) -> bool:
+        try:
+            frames: list[Any] = self._socket.recv_frames(transfer.DONTWAIT)
+        except Again:
+            return False
+        head = decode(bytes(frames[0].data))
+        if head.op is Op.KEPT:
+            self._open.difference_update(range(head.number, head.number + head.amount))
+        elif head.op is Op.REFUSED:
+            self._refuse(head)
+        elif (consumer := self._consumers.get(head.number)) is not None:
+            answer = consumer.told(head, frames[1:])
+            if answer is not None:
+                self._send([answer])
+        return True
+
+    def _refuse(self, head: Head) -> None:
+        error = _error_of(decode_words(head))
+        if head.number in self._open:
+            self._open.discard(head.number)
+            self._refused[head.number] = error
+        elif (consumer := self._consumers.get(head.number)) is not None:
+            consumer.refused(error)
+
+    def _lose(self) -> None:
+        """The connection has ended."""
+        error = Broken(_GONE)
+        self._socket.close(0)
+        self._socket = None
+        self._refused.update(dict.fromkeys(self._open, error))
+        self._open.clear()
+        for consumer in self._consumers.values():
+            consumer.lost(error, again=self._reconnect)
+        if not self._reconnect:
+            self._failure = self._failure or error
+        self._changed.notify_all()
+
+    def _ready(self, deadline: float) -> None:
+        """There is a connection, a new one if need be. Raises Broken, Closed."""
+        if self._failure is not None:
+            raise self._failure
+        if self._socket is not None:
+            return
+        try:
+            self._connect(deadline)
+        except Again as error:
+            raise Broken("the broker is gone, and does not come back") from error
+        consumers = list(self._consumers.values())
+        self._consumers = {}
+        for consumer in consumers:
+            number = self._take_numbers(1)
+            consumer.renumber(number)
+            self._consumers[number] = consumer
+            self._send([consumer.wish()])
+
+    def _connect(self, deadline: float) -> None:
+        seconds = _FIRST_TRY
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            socket = self._context.socket(transfer.DEALER)
+            try:
+                # Another one each time: the broker then knows that the earlier connection has gone.
+                socket.identity = b"p" + os.urandom(15)
+                socket.rcvhwm = 0
+                socket.reconnect_ivl = socket.reconnect_ivl_max = _NEVER_MS
+                socket.connect(self._endpoint)
+                socket.wait_for_peers(1, min(seconds, left))
+            except Again:
+                socket.close(0)
+                if seconds >= left or self._failure is not None:
+                    raise
+                seconds = min(2 * seconds, _LONGEST_TRY)
+            except BaseException:
+                socket.close(0)
+                raise
+            else:
+                self._socket = socket
+                return
+
+
+def _error_of(words: dict[str, Any]) -> TransferError:
+    """The broker's error, of the family that it named."""
+    from transports import errors
+
+    kind = getattr(errors, str(words.get("code")), None)
+    text = str(words.get("message", "refused"))
+    if kind in (errors.UsageError, errors.LogFull, errors.InternalError, errors.OptionError, errors.Closed):
+        refused: TransferError = kind(text)
+        return refused
+    return UsageError(text)

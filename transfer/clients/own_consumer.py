@@ -1,0 +1,179 @@
+"""A member of a group of consumers, in a program; made by `BrokerClient.consume`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from transfer.protocols.own import (
+    MOST,
+    Head,
+    Join,
+    Op,
+    decode_deliveries,
+    encode,
+    encode_deliveries,
+    encode_join,
+    encode_nack,
+)
+from transports.errors import Again, Broken, Closed, ProtocolError, TransferError
+
+if TYPE_CHECKING:
+    from transfer.clients.own import BrokerClient
+    from transports.core_contract import Frame
+
+
+class Received(NamedTuple):
+    """A message of a group. parts: as they were sent. offset, attempt: the delivery; attempt 1 is the
+    first."""
+
+    topic: str
+    offset: int
+    attempt: int
+    parts: list[Frame]
+
+    @property
+    def data(self) -> bytes | memoryview:
+        """The message's only part, or its first one."""
+        data: Any = self.parts[0].data
+        return data if type(data) is bytes else memoryview(data).cast("B")
+
+
+class Consumer:
+    """A member of a group. Thread-safe as its client.
+
+    joined: the broker let it in. stale: (offset, attempt) of acknowledgements that came too late, the last
+    1000: others have the messages.
+    """
+
+    def __init__(self, client: BrokerClient, number: int, join: Join) -> None:
+        self.topic = join.topic
+        self.joined = False
+        self.stale: deque[tuple[int, int]] = deque(maxlen=1000)
+        self._client = client
+        self._number = number
+        self._join = join
+        self._messages: deque[Received] = deque()
+        self._asked = self._acked = 0
+        self._failure: TransferError | None = None  # it is not a member any more
+        self._unsure: Broken | None = None  # the connection ended before acknowledgements were kept
+
+    def recv(self, timeout: float | None = None) -> Received:
+        """The next message, which is this consumer's until it is acknowledged. Raises Again after `timeout`
+        seconds (None: the client's), Broken when the broker is gone, and what it refused."""
+        return self.recv_many(1, timeout)[0]
+
+    def recv_many(self, most: int = 1000, timeout: float | None = None) -> list[Received]:
+        """The next messages that are there, at least one. Raises as `recv`."""
+        with self._client.waited(lambda: self._messages or self._failure, timeout, "no message came"):
+            if not self._messages and self._failure is not None:
+                raise self._failure
+            return [self._messages.popleft() for _ in range(min(most, len(self._messages)))]
+
+    def ack(self, *messages: Received, wait: bool = False) -> None:
+        """These are processed and never come again. wait: until that is on the broker's disk."""
+        self._acknowledge([(one.offset, one.attempt, 0) for one in messages])
+        if wait:
+            self.flush()
+
+    def nack(self, message: Received, reason: str = "", *, retry: bool = True) -> None:
+        """It could not be processed. retry: it comes again, to one of the group, behind a pause; else, and
+        after the last attempt, it becomes a dead letter with this reason."""
+        body = encode_nack(message[1:3], reason, retry=retry)
+        self._client.say(lambda: encode(Op.NACK, self._number, body))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns when all acknowledgements are on the broker's disk.
+
+        Raises Again; Broken when the connection ended before: they may be kept or not, and what is not comes
+        again.
+        """
+        with self._client.waited(
+            lambda: self._acked >= self._asked or self._unsure or self._failure,
+            timeout,
+            "acknowledgements were not kept",
+        ):
+            unsure, self._unsure = self._unsure, None
+            if unsure is not None:
+                raise unsure
+            if self._acked < self._asked and self._failure is not None:
+                raise self._failure
+
+    def leave(self) -> None:
+        """Ends it: what it holds goes to others. Idempotent."""
+        self._client.forget(self)
+        try:
+            self._client.say(lambda: encode(Op.LEAVE, self._number))
+        except (Again, Broken, Closed):
+            return  # then it has left by that
+
+    def _acknowledge(self, deliveries: Sequence[tuple[int, int, int]]) -> None:
+        for begin in range(0, len(deliveries), MOST):
+            self._client.say(partial(self._acks, deliveries[begin : begin + MOST]))
+
+    def _acks(self, deliveries: Sequence[tuple[int, int, int]]) -> bytes:
+        self._asked += len(deliveries)
+        return encode(Op.ACK, self._number, encode_deliveries(deliveries), len(deliveries))
+
+    # -- for the client, with its lock -------------------------------------------------------------------
+
+    @property
+    def failure(self) -> TransferError | None:
+        """Why it is not a member."""
+        return self._failure
+
+    @property
+    def waiting(self) -> bool:
+        """A call of `recv` has something to return or to raise."""
+        return bool(self._messages) or self._failure is not None
+
+    def wish(self) -> bytes:
+        """The JOIN that is sent."""
+        return encode(Op.JOIN, self._number, encode_join(self._join))
+
+    def renumber(self, number: int) -> None:
+        """It joins again, on another connection."""
+        self._number = number
+
+    def lost(self, error: Broken, *, again: bool) -> None:
+        """The connection has ended. again: there will be another."""
+        if self._acked < self._asked:
+            self._unsure = error
+        self._asked = self._acked = 0
+        self._messages.clear()
+        self.joined = False
+        if not again:
+            self._failure = error
+
+    def refused(self, error: TransferError) -> None:
+        """The broker does not know it, or did not let it in."""
+        self._failure = error
+
+    def told(self, head: Head, frames: list[Frame]) -> bytes | None:
+        """What the broker says of it. The answer, if there is one."""
+        if head.op is Op.JOINED:
+            self.joined = True
+        elif head.op is Op.DELIVER:
+            gone = self._take(head, frames)
+            return self._acks(gone) if gone else None
+        elif head.op is Op.ACKED:
+            self._acked = int.from_bytes(head.body, "little")
+        elif head.op is Op.STALE:
+            self.stale.extend((one.offset, one.attempt) for one in decode_deliveries(head))
+        return None
+
+    def _take(self, head: Head, frames: list[Frame]) -> list[tuple[int, int, int]]:
+        """Keeps the messages. Deliveries of which nothing is left are acknowledged."""
+        at = 0
+        gone = []
+        for offset, attempt, parts in decode_deliveries(head):
+            if at + parts > len(frames):
+                raise ProtocolError("parts", "fewer parts came than were announced")
+            if parts:
+                self._messages.append(Received(self.topic, offset, attempt, frames[at : at + parts]))
+            else:
+                gone.append((offset, attempt, 0))  # retention or damage took it
+            at += parts
+        return gone

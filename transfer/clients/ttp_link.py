@@ -1,0 +1,195 @@
+"""The connection of a client for TTP: frames go out, frames and answers come in, heartbeats in between."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections import deque
+
+from transfer.clients.ttp_reading import Frame, Reader
+from transfer.protocols.ttp import WANTED, Kind, Limits, decode_error, encode_head
+from transports.errors import Again, Broken, Closed, LogFull, PeerError, TransferError, UsageError
+
+#: the broker is gone when it answered no heartbeat for so many of their intervals
+_MISSED = 3
+#: complaints of the broker that nobody waits for
+_COMPLAINTS = 64
+NOTHING = memoryview(b"")
+
+
+class Link:
+    """One connection. Not thread-safe.
+
+    timeout: seconds that it waits without progress. heartbeat: seconds after which it tells the broker that
+    it still waits. complaints: see TtpClient. Raises Again, Broken, Closed, ProtocolError, as TtpClient says.
+    """
+
+    def __init__(self, host: str, port: int, limits: Limits, *, timeout: float, heartbeat: float) -> None:
+        self.timeout = timeout
+        self.complaints: deque[TransferError] = deque(maxlen=_COMPLAINTS)
+        self._every = heartbeat
+        self._reader = Reader(limits)
+        self._inbox: deque[Frame] = deque()
+        self._awaited: dict[int, Frame | None] = {}  # answers, by the stream id of what they answer
+        self._owed = False  # the broker wants a heartbeat
+        self._echoes = False  # the broker answers heartbeats
+        self._failure: TransferError | None = None
+        self._socket = _connected(host, port, timeout)
+        self._sent = time.monotonic()
+        self._unanswered: float | None = None  # when the first heartbeat was sent that nothing came after
+
+    def close(self) -> None:
+        """Ends the connection. Idempotent."""
+        self._failure = self._failure or Closed("the client is closed")
+        self._socket.close()
+        self._inbox.clear()
+
+    @property
+    def usable(self) -> bool:
+        """It has not ended."""
+        return self._failure is None
+
+    def expect(self, number: int) -> None:
+        """An answer to the frame with this stream id will be waited for: `answer`, or `forget`."""
+        self._awaited[number] = None
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for that answer any more. Idempotent."""
+        self._awaited.pop(number, None)
+
+    def next(self, timeout: float) -> Frame:
+        """The next PUBLISH, META or CHUNK."""
+        deadline = time.monotonic() + timeout
+        if timeout <= 0 and not self._inbox and self.usable:
+            self._read()
+        while not self._inbox:
+            self._beat()
+            self._wait(deadline, select.POLLIN)
+        return self._inbox.popleft()
+
+    def answer(self, number: int) -> None:
+        """Until the broker has answered; its refusal is raised."""
+        deadline = time.monotonic() + self.timeout
+        while (answer := self._awaited[number]) is None:
+            self._beat()
+            self._wait(deadline, select.POLLIN)
+        del self._awaited[number]
+        if answer.kind == Kind.ERROR:
+            raise _error_of(answer)
+
+    def send(self, head: bytes, data: memoryview = NOTHING) -> None:
+        """A frame, all of it. While the broker takes nothing, what it sends is read."""
+        if self._failure is not None:
+            raise self._failure
+        left = [memoryview(head), data] if data else [memoryview(head)]
+        deadline = time.monotonic() + self.timeout
+        sent, untouched = 0, True
+        try:
+            while left:
+                before, untouched = untouched, False  # an interrupt may hide what was sent
+                sent = self._send_some(left)
+                untouched = before and not sent
+                if sent:
+                    deadline = time.monotonic() + self.timeout
+                while left and sent >= len(left[0]):
+                    sent -= len(left.pop(0))
+                if left:
+                    left[0] = left[0][sent:]
+                    self._wait(deadline, select.POLLIN | select.POLLOUT)
+        except BaseException as error:
+            if not untouched:
+                self._fail(Broken("a frame was half sent when it was interrupted"))
+            raise error
+        self._sent = time.monotonic()
+
+    def _send_some(self, buffers: list[memoryview]) -> int:
+        try:
+            return self._socket.sendmsg(buffers)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            self._read()  # it may have said why it went
+            raise self._fail(Broken(f"the connection has ended: {error.strerror}")) from error
+
+    def _beat(self) -> None:
+        """A heartbeat, if one is due or wanted. Raises Broken if the broker has answered none for long."""
+        now = time.monotonic()
+        if self._is_late(now):
+            self._read()  # nobody may have read for long
+            if self._is_late(now):
+                raise self._fail(Broken(f"the broker was silent for {_MISSED} heartbeats"))
+        if self._owed or now - self._sent >= self._every:
+            self._owed = False
+            self.send(encode_head(Kind.HEARTBEAT))
+            if self._unanswered is None:
+                self._unanswered = now
+
+    def _is_late(self, now: float) -> bool:
+        since = self._unanswered
+        return self._echoes and since is not None and now - since >= _MISSED * self._every
+
+    def _wait(self, deadline: float, events: int) -> None:
+        """Until something can be done, or a heartbeat is due; reads what is there. Raises Again."""
+        if self._failure is not None:
+            raise self._failure
+        now = time.monotonic()
+        if now >= deadline:
+            raise Again("nothing came in time" if events == select.POLLIN else "the broker takes nothing")
+        poll = select.poll()
+        poll.register(self._socket, events)
+        until = deadline if events & select.POLLOUT else min(deadline, self._sent + self._every)
+        ready = poll.poll(max(1.0, (until - now) * 1000))
+        if ready and ready[0][1] & ~select.POLLOUT:
+            self._read()
+
+    def _read(self) -> None:
+        """What is there, at most one read; sorted. Raises Broken, ProtocolError."""
+        try:
+            self._reader.read(self._socket)
+            self._unanswered = None
+            while (frame := self._reader.take()) is not None:
+                self._sort(frame)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            raise self._fail(Broken(f"the connection has ended: {error.strerror}")) from error
+        except TransferError as error:
+            raise self._fail(error) from (self.complaints[-1] if self.complaints else None)
+
+    def _sort(self, frame: Frame) -> None:
+        if frame.kind in (Kind.PUBLISH, Kind.META, Kind.CHUNK):
+            self._inbox.append(frame)
+        elif frame.kind == Kind.HEARTBEAT:
+            self._owed = self._owed or bool(frame.flags & WANTED)
+            self._echoes = True
+        elif frame.stream_id in self._awaited:
+            self._awaited[frame.stream_id] = frame
+        elif frame.kind == Kind.ERROR:
+            self.complaints.append(_error_of(frame))
+
+    def _fail(self, error: TransferError) -> TransferError:
+        """The connection is of no use any more."""
+        if self._failure is None:
+            self._failure = error
+            self._socket.close()
+        return self._failure
+
+
+def _connected(host: str, port: int, timeout: float) -> socket.socket:
+    try:
+        connection = socket.create_connection((host, port), timeout)
+    except TimeoutError as error:
+        raise Again(f"{host}:{port} did not answer within {timeout:g} s") from error
+    except OSError as error:
+        raise Broken(f"{host}:{port}: {error.strerror or error}") from error
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setblocking(False)
+    return connection
+
+
+def _error_of(frame: Frame) -> TransferError:
+    code, message = decode_error(bytes(frame.data))
+    if code in ("usage", "topic"):
+        return UsageError(message)
+    return LogFull(message) if code == "full" else PeerError(f"the broker said {code}: {message}")

@@ -1,0 +1,71 @@
+"""What a consumer or subscriber of abtp/1 receives. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from transfer.protocols.abtp_media import FRAME_MAGIC, decompress
+from transfer.protocols.abtp_words import Code
+from transports.errors import ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A message. payload: what JSON's types say, or bytes if the codec is raw.
+
+    attempt, delivery_id, session_id: of a direct delivery, for its ACK; 0 and "" on the PUB socket.
+    fields: the whole envelope but the payload.
+    """
+
+    topic: str
+    payload: Any
+    message_id: str
+    producer_id: str
+    headers: Mapping[str, Any]
+    attempt: int
+    delivery_id: str
+    session_id: str
+    fields: Mapping[str, Any]
+
+
+class _Envelope(msgspec.Struct):
+    topic: str
+    message_id: str
+    producer_id: str
+    payload: Any
+    headers: dict[str, Any] = {}
+    attempt: int = 0
+    delivery_id: str = ""
+    session_id: str = ""
+
+
+def read_delivered(data: bytes, limit: int) -> Delivered:
+    """The message in an envelope, compressed or not. limit: bytes of it, decompressed. Raises
+    ProtocolError."""
+    if data.startswith(FRAME_MAGIC):
+        data = decompress(data, limit)
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, Any])
+        known = msgspec.convert(fields, _Envelope)
+        payload = fields.pop("payload")
+        if known.headers.get("codec") == "raw":
+            payload = base64.b64decode(payload, validate=True)
+    except (msgspec.DecodeError, RecursionError, binascii.Error, ValueError, TypeError) as error:
+        raise ProtocolError(Code.MALFORMED_ENVELOPE, str(error)) from error
+    return Delivered(
+        known.topic,
+        payload,
+        known.message_id,
+        known.producer_id,
+        known.headers,
+        known.attempt,
+        known.delivery_id,
+        known.session_id,
+        fields,
+    )

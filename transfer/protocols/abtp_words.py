@@ -1,0 +1,32 @@
+"""The words of abtp/1: versions, codes, names of control messages. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+SPEC_VERSION = "abtp/1"
+#: the topic of control messages
+CONTROL = b"_control"
+#: where messages without a route are told, and dead letters of a topic stand
+UNROUTABLE, DEAD_LETTERS = "_system.unroutable", "_dlq."
+#: bytes of an id at most
+MAX_ID = 255
+
+
+class Code(StrEnum):
+    """Why something was refused: `code` in an answer of type error."""
+
+    UNSUPPORTED_VERSION = "unsupported_version"
+    MALFORMED_ENVELOPE = "malformed_envelope"
+    INVALID_TOPIC = "invalid_topic"
+    UNSUPPORTED_CODEC = "unsupported_codec"
+    UNSUPPORTED_COMPRESSION = "unsupported_compression"
+    OVERSIZED_PAYLOAD = "oversized_payload"
+    UNAUTHORIZED_PRODUCER = "unauthorized_producer"
+    POLICY_DENIED = "policy_denied"
+    # ours
+    MALFORMED_CONTROL = "malformed_control"
+    NO_ROUTE = "no_route"
+    THROTTLED = "throttled"
+    DROPPED = "dropped"
+    UNAVAILABLE = "unavailable"
