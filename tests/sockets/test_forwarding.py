@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 import transfer
-from transports.errors import NotSupported, UsageError
+from transfer import zmq
+from transports.errors import Closed, NotSupported, UsageError
 
 
 def bound(context, kind, endpoint="tcp://127.0.0.1:0"):
@@ -123,3 +126,28 @@ def test_only_a_bound_socket_over_tcp_adopts(context):
                 with pytest.raises(error):
                     made.adopt(*accepted_elsewhere(listener))
                 assert stranger.recv(1) == b""
+
+
+def test_a_proxy_passes_tensors_on():
+    context = zmq.Context()
+    frontend, backend = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    frontend.bind("tcp://127.0.0.1:0")
+    backend.bind("tcp://127.0.0.1:0")
+    push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    push.connect(frontend.last_endpoint)
+    pull.connect(backend.last_endpoint)
+    pull.rcvtimeo = 10_000
+    carrying = threading.Thread(target=lambda: until_terminated(frontend, backend))
+    carrying.start()
+    try:
+        push.send_tensor(np.arange(6.0).reshape(2, 3))
+        np.testing.assert_array_equal(pull.recv_tensor(), np.arange(6.0).reshape(2, 3))
+    finally:
+        context.destroy(0)
+        carrying.join(10)
+    assert not carrying.is_alive()
+
+
+def until_terminated(frontend, backend):
+    with suppress(zmq.ContextTerminated, Closed):
+        zmq.proxy(frontend, backend)

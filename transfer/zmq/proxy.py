@@ -37,14 +37,22 @@ class _Flow:
             if not self.target.poll(0, PollEvent.POLLOUT):
                 return
             try:
-                parts = self.source.recv_multipart(_DONTWAIT, copy=False)
+                frames = self.source.recv_frames(_DONTWAIT)
             except Again:
                 return
+            parts = [_outgoing(frame) for frame in frames]
             if capture is not None:
-                capture.send_multipart(parts)
-            self.target.send_multipart(parts, copy=False)
-            size = sum(map(len, parts))
+                capture.send_frames(parts)
+            self.target.send_frames(parts, copy=False)
+            size = sum(len(part[0] or b"") + len(part[3]) for part in parts)
             self.counts = [count + more for count, more in zip(self.counts, (1, size, 1, size), strict=True)]
+
+
+def _outgoing(frame: Any) -> tuple[bytes | None, bytes | None, int, Any]:
+    """A frame as it came: a tensor stays one, and what was compressed stays so."""
+    if type(frame) is bytes:
+        return None, None, 0, frame
+    return frame.topic, frame.meta, frame.flags, frame.data
 
 
 def proxy(frontend: Any, backend: Any, capture: Any = None) -> None:
