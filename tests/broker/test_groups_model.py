@@ -95,6 +95,19 @@ class GroupMachine(RuleBasedStateMachine):
             assert outcome is (Outcome.REPEATED if offset in self.done else Outcome.STALE)
 
     @precondition(lambda self: self.old)
+    @rule(data=st.data(), name=NAMES)
+    def acknowledges_several(self, data, name):
+        deliveries = [one[1:] for one in data.draw(st.lists(st.sampled_from(self.old), max_size=8))]
+        stale = []
+        for offset, attempt in deliveries:
+            if self.holds.get(offset, ())[:2] == (name, attempt):
+                del self.holds[offset]
+                self.done.add(offset)
+            elif offset not in self.done:
+                stale.append((offset, attempt))
+        assert self.group.ack_many(name, deliveries) == stale
+
+    @precondition(lambda self: self.old)
     @rule(data=st.data(), retry=st.booleans())
     def gives_back(self, data, retry):
         consumer, offset, attempt = data.draw(st.sampled_from(self.old))

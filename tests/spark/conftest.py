@@ -1,8 +1,17 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from transports.errors import NotSupported
+
+# A test's Java lives for seconds or minutes: its second compiler and its parallel collector cost more
+# than half of that, and no job here is long enough to win it back. Every Spark that a test starts is told,
+# those in processes of their own too. `SPARK_SUBMIT_OPTS=` (empty) runs them as users do.
+_SHORT_LIVED_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+for _name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+    os.environ.setdefault(_name, _SHORT_LIVED_JAVA)
 
 
 @pytest.fixture(scope="session")
@@ -14,6 +23,7 @@ def spark(tmp_path_factory):
     folder = tmp_path_factory.mktemp("spark")
     conf = {
         "spark.log.level": "OFF",
+        "spark.python.daemon.module": "tests.spark.daemon",
         "spark.local.dir": str(folder),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "100",

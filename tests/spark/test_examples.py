@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -26,11 +28,41 @@ def test_spark(example: Example, spark, capsys):
         assert all(float(found) < 0.2 for found in number.findall(printed))
 
 
-def test_online_training():
-    """docs/examples/online_training.py, for a few seconds, with a Spark of its own."""
+ONLINE = "docs/examples/online_training.py"
+
+
+def check_trained(printed: str) -> None:
+    """What the online training says at its end: it trained, and no row that was not written."""
+    found = re.search(r"^ok: ([\d,]+) rows of ([\d,]+) trained", printed, re.MULTILINE)
+    assert found is not None, printed
+    trained, written = (int(number.replace(",", "")) for number in found.groups())
+    assert 0 < trained <= written
+
+
+def test_online_training(spark, monkeypatch, capsys):
+    """docs/examples/online_training.py, for some seconds, in the session of the test run.
+
+    That a program starts a Spark of its own and ends it with its block, `test_the_demo_trains_from_spark`
+    proves; the two together: `test_online_training_with_a_spark_of_its_own`.
+    """
+    pytest.importorskip("torch", reason="pip install 'tensor-transfer[torch]'")
+
+    @contextmanager
+    def shared_session(*arguments, **options):
+        yield spark
+
+    monkeypatch.setattr("transfer.spark.session.running_session", shared_session)
+    monkeypatch.setattr("sys.argv", [ONLINE, "--seconds", "2"])
+    runpy.run_path(str(ROOT / ONLINE), run_name="__main__")
+    check_trained(capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_online_training_with_a_spark_of_its_own():
+    """The same as its user runs it."""
     pytest.importorskip("torch", reason="pip install 'tensor-transfer[torch]'")
     done = subprocess.run(
-        [sys.executable, "docs/examples/online_training.py", "--seconds", "4"],
+        [sys.executable, ONLINE, "--seconds", "4"],
         capture_output=True,
         text=True,
         timeout=150,
@@ -38,7 +70,4 @@ def test_online_training():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = re.search(r"^ok: ([\d,]+) rows of ([\d,]+) trained", done.stdout, re.MULTILINE)
-    assert found is not None, done.stdout
-    trained, written = (int(number.replace(",", "")) for number in found.groups())
-    assert 0 < trained <= written
+    check_trained(done.stdout)

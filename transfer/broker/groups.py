@@ -166,11 +166,7 @@ class Groups:
         told: when all of it is on the disk.
         """
         group = served.group
-        stale = []
-        for offset, attempt in deliveries:
-            outcome = group.ack(consumer, offset, attempt)
-            if outcome is Outcome.STALE:
-                stale.append((offset, attempt))
+        stale = group.ack_many(consumer, deliveries)
         self._counts["acked"] += len(deliveries) - len(stale)
         self._counts["stale_acks"] += len(stale)
         self._pump(served)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
@@ -141,7 +141,7 @@ class Group:
     def take(self, end: int, now: float, limit: int = 1000) -> list[Delivery]:
         """What goes out now, of a topic that ends at `end`: at most `limit`; each is its consumer's from
         now on."""
-        taken: list[Delivery] = []
+        taken = self._take_run(end, now, limit)
         turn = self._turn
         full = 0
         while full < len(turn) and len(taken) < limit:
@@ -164,15 +164,55 @@ class Group:
             if deadline is not None:
                 self._watch(deadline, offset, attempt)
             taken.append(Delivery(name, offset, attempt))
-            self._changed(Kind.SENT, offset, attempt)
+            _add(self.changes, Kind.SENT, offset, offset + 1, attempt)
         return taken
+
+    def _take_run(self, end: int, now: float, limit: int) -> list[Delivery]:
+        """The common case in one go: one consumer, that may hold messages as long as it likes, and messages
+        that were never sent. What it leaves, `take` looks at one by one."""
+        if len(self._turn) != 1 or self._done or (self._again and self._again[0][0] <= now):
+            return []
+        name = self._turn[0]
+        consumer = self._consumers[name]
+        begin = max(self._next, self.cursor)
+        count = min(limit, end - begin, consumer.window - len(consumer.held))
+        if consumer.timeout is not None or count <= 0:
+            return []
+        offsets = range(begin, begin + count)
+        self._next = begin + count
+        self._attempts.update(dict.fromkeys(offsets, 1))
+        self._held.update(dict.fromkeys(offsets, _Held(name, 1, None)))
+        consumer.held.update(offsets)
+        _add(self.changes, Kind.SENT, begin, begin + count, 1)
+        return [Delivery(name, offset, 1) for offset in offsets]
+
+    def ack_many(self, consumer: object, deliveries: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """A consumer has done with deliveries, (offset, attempt) each: those that are STALE come back."""
+        stale: list[tuple[int, int]] = []
+        begin = end = self.cursor
+        for offset, attempt in deliveries:
+            held = self._held.get(offset)
+            if held is None or held.attempt != attempt or held.consumer != consumer:
+                self._finish(begin, end)  # it may be one of these
+                begin = end
+                if self._whose(consumer, offset, attempt) is Outcome.STALE:
+                    stale.append((offset, attempt))
+                continue
+            del self._held[offset]
+            self._consumers[consumer].held.discard(offset)
+            if offset != end:
+                self._finish(begin, end)
+                begin = offset
+            end = offset + 1
+        self._finish(begin, end)
+        return stale
 
     def ack(self, consumer: object, offset: int, attempt: int) -> Outcome:
         """A consumer has done with a delivery."""
         outcome = self._whose(consumer, offset, attempt)
         if outcome is Outcome.DONE:
             self._let_go(offset)
-            self._finish(offset)
+            self._finish(offset, offset + 1)
         return outcome
 
     def nack(self, consumer: object, offset: int, attempt: int, now: float, *, retry: bool = True) -> Outcome:
@@ -213,7 +253,7 @@ class Group:
     def bury(self, offset: int) -> None:
         """The message is done with here: it is kept as a dead letter, or is for others. Harmless twice."""
         if offset >= self.cursor and offset not in self._done:
-            self._finish(offset)
+            self._finish(offset, offset + 1)
 
     def due(self) -> float | None:
         """When `take` or `expire` has something to do without anything new coming. None: not until
@@ -264,22 +304,22 @@ class Group:
         heapq.heappush(self._again, (now + delay, offset))
         return Outcome.AGAIN
 
-    def _finish(self, offset: int) -> None:
-        self._changed(Kind.DONE, offset)
-        self._book_done(offset)
+    def _finish(self, begin: int, end: int) -> None:
+        if begin < end:
+            _add(self.changes, Kind.DONE, begin, end)
+            self._book_done(begin, end)
 
-    def _book_done(self, offset: int) -> None:
-        self._attempts.pop(offset, None)
-        if offset != self.cursor:
-            self._done.add(offset)
+    def _book_done(self, begin: int, end: int) -> None:
+        for offset in range(begin, end):
+            self._attempts.pop(offset, None)
+        if begin != self.cursor:
+            for offset in range(begin, end):
+                self._done.add(offset)
             return
-        self.cursor += 1
+        self.cursor = end
         if self._done:
             self.cursor = self._done.behind(self.cursor)
             self._done.drop_before(self.cursor)
-
-    def _changed(self, kind: Kind, offset: int, attempt: int = 0) -> None:
-        _add(self.changes, kind, offset, attempt)
 
     # -- after a restart ---------------------------------------------------------------------------------
 
@@ -289,7 +329,7 @@ class Group:
             if offset < self.cursor or offset in self._done:
                 continue
             if change.kind is Kind.DONE:
-                self._book_done(offset)
+                self._book_done(offset, offset + 1)
             else:
                 self._attempts[offset] = change.attempt
 
@@ -309,15 +349,15 @@ class Group:
         """Changes that give these books, applied to a group that begins at `cursor`."""
         changes = [Change(Kind.DONE, begin, end) for begin, end in self._done]
         for offset, attempt in sorted(self._attempts.items()):
-            _add(changes, Kind.SENT, offset, attempt)
+            _add(changes, Kind.SENT, offset, offset + 1, attempt)
         return changes
 
 
-def _add(changes: list[Change], kind: Kind, offset: int, attempt: int) -> None:
+def _add(changes: list[Change], kind: Kind, begin: int, end: int, attempt: int = 0) -> None:
     """Neighbours to which the same happened become one."""
     if changes:
         last = changes[-1]
-        if last.kind == kind and last.end == offset and last.attempt == attempt:
-            changes[-1] = Change(kind, last.begin, offset + 1, attempt)
+        if last.kind == kind and last.end == begin and last.attempt == attempt:
+            changes[-1] = Change(kind, last.begin, end, attempt)
             return
-    changes.append(Change(kind, offset, offset + 1, attempt))
+    changes.append(Change(kind, begin, end, attempt))
