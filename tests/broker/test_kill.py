@@ -251,7 +251,7 @@ def drain(endpoint, load, audit):
 
 
 def test_killed_at_any_moment(tmp_path):
-    load, audit = killed_again_and_again(tmp_path, 12, 1)
+    load, audit = killed_again_and_again(tmp_path, 6, 1)
     assert all(load.acknowledged[who] for who in (b"own1", b"own2", b"ttp1"))
     assert audit.found[b"rque"]
     assert load.done
