@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from transfer.cli import EXIT_ERROR
 from transfer.cli.options import show_size
+from transfer.cli.tables import show_table
 from transfer.spool.address import SCHEME
 from transfer.spool.admin import SpoolAdmin, Steps, behind, ranges
 from transports.errors import AddressError, UsageError
@@ -38,7 +39,7 @@ def list_runs(address: str, timeout: float, *, as_json: bool) -> None:
             print(json.dumps(run | {"groups": _groups(run)}))
         return
     head = ("name", "state", "kind", "delivery", "rows", "bytes", "partitions", "groups")
-    _show_table(head, [_line(run) for run in runs], right={"rows", "bytes", "partitions"})
+    show_table(head, [_line(run) for run in runs], right={"rows", "bytes", "partitions"})
     if not runs:
         print("no runs")
     print(f"on the disk: {show_size(found['disk_bytes'])}", file=sys.stderr)
@@ -167,7 +168,7 @@ def _show_steps(known: Sequence[Steps], pieces: list[dict[str, Any]] | None, *, 
         ]
         for one in known
     ]
-    _show_table(head, lines, right={"rows a step", "ranks"})
+    show_table(head, lines, right={"rows a step", "ranks"})
     if not known:
         print("no steps: a step is told when it was acknowledged")
     if pieces is not None:
@@ -204,19 +205,4 @@ def _span(begin: int, end: int) -> str:
 def _show_part(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     if lines:
         print(f"\n{title}")
-        _show_table(head, lines, indent="  ")
-
-
-def _show_table(
-    head: Sequence[str], lines: Sequence[Sequence[str]], *, right: Collection[str] = (), indent: str = ""
-) -> None:
-    """Columns as wide as they must be: a terminal may break lines, a program need not."""
-    if not lines:
-        return
-    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-    for line in (head, *lines):
-        cells = [
-            text.rjust(width) if name in right else text.ljust(width)
-            for name, text, width in zip(head, line, widths, strict=True)
-        ]
-        print((indent + "  ".join(cells)).rstrip())
+        show_table(head, lines, indent="  ")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 
-def show_table(head: Sequence[str], lines: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> None:
-    """Columns as wide as they must be, and those named in `right` aligned there; nothing without lines."""
+def show_table(
+    head: Sequence[str], lines: Sequence[Sequence[str]], *, right: Collection[str] = (), indent: str = ""
+) -> None:
+    """Columns as wide as they must be, and those named in `right` aligned there; nothing without lines. A
+    terminal may break lines, a program need not."""
     if not lines:
         return
     widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
@@ -15,7 +18,7 @@ def show_table(head: Sequence[str], lines: Sequence[Sequence[str]], *, right: Co
             text.rjust(width) if name in right else text.ljust(width)
             for name, text, width in zip(head, line, widths, strict=True)
         ]
-        print("  ".join(cells).rstrip())
+        print((indent + "  ".join(cells)).rstrip())
 
 
 def printable(text: object) -> str:

@@ -23,10 +23,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
+from transfer.protocols.names import MAX_TOPIC
 from transports.errors import UsageError
 
 #: bytes of a topic or pattern at most
-MAX_BYTES = 255
+MAX_BYTES = MAX_TOPIC
 #: the wildcards, each a segment of its own
 ONE, REST = "*", ">"
 

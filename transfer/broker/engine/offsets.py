@@ -9,6 +9,7 @@ from collections.abc import Iterator
 class Offsets:
     """A set of offsets in ranges [begin, end) that neither overlap nor touch. Not thread-safe.
 
+    `log.ranges.Ranges` never changes, and so is copied with each offset; here one is added for each message.
     Adding costs by the number of ranges behind the place, asking by its logarithm. `len` is that of the
     offsets.
     """
