@@ -6,8 +6,10 @@ are used.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,8 @@ _log = logging.getLogger("transfer.spark")
 _ABORT_TIMEOUT = 2.0
 #: seconds for a connection for rows, before the spool is asked again where it takes them
 _CONNECT = 5.0
+#: the process whose modules are out of the collector's sight
+_settled = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,4 +223,16 @@ def _send(sender: Sender, write: Write, iterator: Iterator[RecordBatch], task: T
             if attempt is None:  # only now the shapes of its columns are known
                 attempt = begin(json.dumps(row_layouts.to_json(reader.layouts)))
             attempt.send(arrays, part.num_rows)
-    return (attempt or begin("")).finish()
+    receipt = (attempt or begin("")).finish()
+    _settle()
+    return receipt
+
+
+def _settle() -> None:
+    """What this process has imported stays: Spark's worker collects all garbage behind each task, and looked
+    at all of it each time, a tenth of a task's processor time. Once for each process."""
+    global _settled
+    if _settled != os.getpid():
+        _settled = os.getpid()
+        gc.collect()
+        gc.freeze()
