@@ -2,7 +2,8 @@
 #
 #   make setup    .venv with all that development needs, and the compiled core built in place
 #   make demo     Spark pushes a real data set into a PyTorch training loop
-#   make test     the tests (`make test ARGS="tests/cli -k push"`; the slow ones: `make test-slow`)
+#   make test     the tests (`make test ARGS="tests/cli -k push"`; the slow ones: `make test-slow`),
+#                 all of them in two processes (`make test PROCS=0`: in one)
 #   make test-rdma   the tests on real verbs, in a virtual machine (`make test` does it too)
 #   make check    ruff, mypy, import-linter, cython-lint, codespell
 #   make bench    the benchmarks (`make bench ARGS="--case push_pull --size 64"`)
@@ -72,8 +73,11 @@ java:
 demo: java setup
 	@$(PY) -m transfer demo $(ARGS)
 
+# How the tests are divided among processes says tests/workers.py; what ARGS chooses stays in one.
+PROCS ?= $(if $(ARGS),0,2)
+
 test: setup
-	@$(PY) -m pytest -m "not slow" $(ARGS)
+	@$(PY) -m pytest -m "not slow" -n $(PROCS) $(ARGS)
 
 test-slow: setup
 	@$(PY) -m pytest -m slow --timeout 900 $(ARGS)

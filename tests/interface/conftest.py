@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import queue
-import socket
 
 import pytest
 
@@ -77,8 +76,3 @@ def until_heard(publish, inbox, mark):
     publish(mark + b"!")
     while inbox.get()["data"] != mark + b"!":
         pass
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]

@@ -8,10 +8,11 @@ import threading
 import numpy as np
 import pytest
 
+from tests.ports import free_port
 from transfer import ZmqConfig, ZmqInterface, ZmqSocketOption, ZmqSocketType
 from transports.errors import Again, PickleRefused, StateError
 
-from .conftest import PATIENCE, Inbox, free_port, until_heard
+from .conftest import PATIENCE, Inbox, until_heard
 
 pytestmark = pytest.mark.timeout(30)
 

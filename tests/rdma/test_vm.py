@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rdma import two_hosts, vm
-from tests.rdma.stash import MACHINE, RAN
+from tests.rdma import beside, two_hosts, vm
 
 
 def tools_or_skip() -> vm.Tools:
@@ -16,17 +15,18 @@ def tools_or_skip() -> vm.Tools:
 
 
 @pytest.mark.timeout(vm.TIMEOUT + 60)
-def test_on_real_verbs(pytestconfig) -> None:
-    """Begun by the conftest before all other tests."""
-    machine = pytestconfig.stash[MACHINE]
-    if isinstance(machine, str):
-        pytest.skip(machine)
-    ran = machine.wait(vm.TIMEOUT)
+def test_on_real_verbs(pytestconfig, record_property) -> None:
+    """Begun by `beside.py` before all other tests."""
+    note = beside.note(pytestconfig)
+    if "missing" in note:
+        pytest.skip(note["missing"])
+    ran = vm.Begun(**note).wait(vm.TIMEOUT)
     assert ran.status is not None, ran.output[-8000:] + ran.console[-3000:]
     assert ran.status == 0, ran.output[-8000:]
-    done = ran.counts["tests"] - ran.counts["skipped"]
+    done, skipped = ran.counts["tests"] - ran.counts["skipped"], ran.counts["skipped"]
     assert done > 150, f"only {done} tests ran: {ran.output[-3000:]}"
-    pytestconfig.stash[RAN] = (done, ran.counts["skipped"], ran.seconds)
+    took = f"in {ran.seconds:.0f} s of a virtual machine"
+    record_property(beside.RAN, f"{done} tests passed, {skipped} skipped, {took}")
 
 
 def test_the_newest_kernel_with_soft_roce_is_taken(tmp_path) -> None:

@@ -12,6 +12,7 @@ it are never those of RDMA; ratios in one machine are fair. Hardware virtualizat
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import os
 import shlex
@@ -107,6 +108,44 @@ class Tools:
     kernel: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A machine that runs, as any process can wait for it: its folder, its process, and when it began."""
+
+    folder: str
+    pid: int
+    began: float
+
+    def told(self) -> dict[str, str | int | float]:
+        """What `Begun(**told)` is made of, for JSON."""
+        return dataclasses.asdict(self)
+
+    def wait(self, timeout: float) -> Ran:
+        """Until it ends, at most so many seconds; it is not this one that ends it."""
+        deadline = time.monotonic() + timeout
+        while not self._has_ended():
+            if time.monotonic() > deadline:
+                return self.ran(f"\nthe virtual machine did not end within {timeout:.0f} s")
+            time.sleep(0.2)
+        return self.ran()
+
+    def _has_ended(self) -> bool:
+        """Not there, or a zombie: whoever began it asks for its status later."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except OSError:
+            return True
+
+    def ran(self, ended: str = "") -> Ran:
+        results = Path(self.folder)
+        status = results / "status"
+        return Ran(
+            _status(results), _read(results / "output"), _read(results / "console") + ended,
+            _counts(results / "junit.xml"),
+            (status.stat().st_mtime if status.exists() else time.time()) - self.began,
+        )  # fmt: skip
+
+
 class Missing(Exception):
     """Something is not installed; the text says what, in one line."""
 
@@ -171,7 +210,7 @@ class Machine:
         tools = tools or find_tools()
         self._folder = tempfile.TemporaryDirectory(prefix="transfer-rdma-")
         folder = self._folder.name
-        self._results = results = Path(folder)
+        results = Path(folder)
         bundle = pack(results / "bundle.tar")
         prelude = _PRELUDE.format(
             network=network, bundle=bundle, results=shlex.quote(folder), packages=PACKAGES_HERE
@@ -191,23 +230,13 @@ class Machine:
                 boot, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT,
                 env=environment, start_new_session=True,
             )  # fmt: skip
-        self._began = time.time()
+        self.begun = Begun(folder, self._process.pid, time.time())
 
     def wait(self, timeout: float) -> Ran:
         """Until it ends, at most so many seconds; then it is ended."""
-        ended = ""
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            ended = f"\nthe virtual machine did not end within {timeout:.0f} s"
-            self._end()
-        results = self._results
-        status = results / "status"
-        return Ran(
-            _status(results), _read(results / "output"), _read(results / "console") + ended,
-            _counts(results / "junit.xml"),
-            (status.stat().st_mtime if status.exists() else time.time()) - self._began,
-        )  # fmt: skip
+        ran = self.begun.wait(timeout)
+        self._end()
+        return ran
 
     def _end(self) -> None:
         if self._process.poll() is None:
@@ -215,12 +244,15 @@ class Machine:
             os.killpg(self._process.pid, 9)
             self._process.wait()
 
+    def close(self) -> None:
+        self._end()
+        self._folder.cleanup()
+
     def __enter__(self) -> Machine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-        self._folder.cleanup()
+        self.close()
 
 
 def pack(target: Path) -> Path:

@@ -187,7 +187,9 @@ def test_a_mismatch_with_a_long_index(core: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "meta", [object(), {1, 2}, b"bytes", {"a": object()}, np.zeros(3), {("a", 1): 2}], ids=repr
+    "meta",
+    [object(), {1, 2}, b"bytes", {"a": object()}, np.zeros(3), {("a", 1): 2}],
+    ids=["object", "set", "bytes", "object inside", "array", "key"],
 )
 def test_metadata_that_cannot_travel(loop: Loop, meta: Any) -> None:
     with pytest.raises(UsageError, match="JSON"):

@@ -84,6 +84,7 @@ def with_size(size: int) -> bytes:
         with_size(9_999), with_size(10_001), with_size(0), with_size(1 << 62), with_size((1 << 64) - 1),
         lz4.frame.compress(bytes(1 << 20), store_size=True)[:6] + struct.pack("<Q", 100) + GOOD[14:],
     ],
+    ids=lambda data: f"{len(data)} bytes",
 )  # fmt: skip
 def test_broken_frames_and_bombs(data: bytes) -> None:
     error = refusal(decompress, data, 1 << 63)

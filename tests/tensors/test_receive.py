@@ -153,7 +153,9 @@ def test_like_an_array_library(loop: Loop) -> None:
     assert len(loop.messages) == 1
 
 
-@pytest.mark.parametrize("like", [3, object(), int, "jax", sys], ids=repr)
+@pytest.mark.parametrize(
+    "like", [3, object(), int, "jax", sys], ids=["number", "object", "type", "name", "module"]
+)
 def test_like_nothing_known(loop: Loop, like: Any) -> None:
     loop.send_tensor(X)
     with pytest.raises(NotATensor):

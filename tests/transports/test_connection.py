@@ -100,6 +100,7 @@ def raw(address: Address) -> socket.socket:
         (encode(make_hello(SocketType.PUSH))[:100], "truncated"),
         (encode(make_hello(SocketType.PUB)), "socket_type"),
     ],
+    ids=["HTTP", "zeros", "half a header", "nothing", "half a hello", "another socket"],
 )
 def test_strangers_are_named_and_others_notice_nothing(reactor, server, data, reason):
     side, address = server
@@ -209,14 +210,17 @@ def test_large_hellos_through_tiny_buffers(reactor):
 # --- connecting -----------------------------------------------------------------------------------
 
 
-def free_address() -> Address:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return parse(f"tcp://127.0.0.1:{probe.getsockname()[1]}")
+@pytest.fixture
+def nobodys():
+    """An address where nobody listens, as long as the test runs: its port is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield parse(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
 
 
-def test_nothing_grows_while_the_peer_is_away(reactor):
+def test_nothing_grows_while_the_peer_is_away(reactor, nobodys):
     pauses: list[float] = []
-    with reaching(reactor, free_address(), retried=pauses.append) as (side, _):
+    with reaching(reactor, nobodys, retried=pauses.append) as (side, _):
         until(lambda: len(side.failed) > 20, "some attempts")
         before = len(os.listdir("/proc/self/fd"))
         threads = threading.active_count()  # other libraries may have some of their own
@@ -306,14 +310,13 @@ def test_a_socket_that_the_reactor_was_not_told_of_is_closed_with_its_connector(
             until(lambda: started[0].fileno() < 0, "the end of the socket")
 
 
-def test_each_attempt_takes_the_next_number_of_a_host(reactor, server, monkeypatch):
+def test_each_attempt_takes_the_next_number_of_a_host(reactor, server, nobodys, monkeypatch):
     _, address = server
-    dead = free_address()
     monkeypatch.setattr(
         tcp.socket,
         "getaddrinfo",
         lambda *_args, **_kwargs: [
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", dead.port)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", nobodys.port)),
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", address.port)),
         ],
     )

@@ -181,6 +181,7 @@ GOOD = encode(make_hello(SocketType.PULL))
         (frame(SocketType.PULL, b"\x05" + struct.pack("<Q", 1)), "hello"),
         (frame(SocketType.PUB, GOOD[HEADER_SIZE:]), "hello"),
     ],
+    ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
 )
 def test_bad_answers(data, reason):
     side = Handshake(make_hello(SocketType.PUSH), connecting=True)

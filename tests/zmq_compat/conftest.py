@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import socket
 
 import pytest
 
@@ -84,9 +83,3 @@ def join(zmq, pub, sub, topic=b""):
     pub.send(mark)
     while sub.recv() != mark:
         pass
-
-
-def free_port():
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]

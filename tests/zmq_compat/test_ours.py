@@ -13,10 +13,11 @@ import warnings
 import pytest
 
 import transfer.zmq as zmq
+from tests.ports import free_port
 from transfer.zmq.decorators import context, socket
 from transports.errors import PickleRefused, TransferError
 
-from .conftest import PATIENCE, free_port
+from .conftest import PATIENCE
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
-from .conftest import PATIENCE, free_port, join
+from tests.ports import free_port
+
+from .conftest import PATIENCE, join
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -29,6 +31,8 @@ def test_push_shares_among_pullers(zmq, ctx):
     pulls = [ctx.socket(zmq.PULL) for _ in range(3)]
     for pull in pulls:
         push.connect(f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}")
+    if hasattr(push, "wait_for_peers"):  # libzmq shares with those that are not connected yet
+        push.wait_for_peers(3)
     for _ in range(30):
         push.send(b"task")
     for pull in pulls:
