@@ -14,7 +14,8 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from transfer.log import Log, Retention
-from transfer.log.segment import SUFFIX
+from transfer.log.record import HEADER_SIZE
+from transfer.log.segment import INDEX, SUFFIX
 from transports.errors import (
     Closed,
     ForkedError,
@@ -374,30 +375,58 @@ def test_a_torn_blob_is_a_torn_tail(tmp_path):
         assert bodies(log, "t") == [b"whole", b"again"]
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-def test_damage_is_told_and_cut_only_when_asked(tmp_path, sealed):
+def damaged(tmp_path, count, what):
+    """A log of so many messages, all of them synced, with one bit of it changed."""
     with Log(tmp_path, segment_bytes=SMALL) as log:
-        for number in range(60 if sealed else 10):
+        for number in range(count):
             log.commit(log.append("t", b"%03d" % number * 30)[0])
     path = min(tmp_path.glob(f"*{SUFFIX}"))
     content = bytearray(path.read_bytes())
-    at = content.index(b"005" * 30)
-    content[at] ^= 1
+    content[what(content)] ^= 1
     path.write_bytes(content)
-    if not sealed:
-        with pytest.raises(LogDamaged, match="synced") as damage:
-            Log(tmp_path)
-        assert "repair" in damage.value.hint
-        assert path.read_bytes() == content
-        with Log(tmp_path, repair=True) as log:
-            assert bodies(log, "t") == [b"%03d" % number * 30 for number in range(5)]
-            log.append("t", b"goes on")
-    else:
-        with Log(tmp_path) as log:  # messages of sealed segments are checked when they are read
-            assert len(bodies(log, "t", 0, limit=5)) == 5
+    return path, content
+
+
+@pytest.mark.parametrize("index", [False, True])
+@pytest.mark.parametrize(("count", "bad"), [(10, 5), (10, 9), (60, 5)])
+def test_a_damaged_message_is_told_when_it_is_read_and_the_rest_is_served(
+    tmp_path, caplog, count, bad, index
+):
+    damaged(tmp_path, count, lambda content: content.index(b"%03d" % bad * 30))
+    if not index:
+        for path in tmp_path.glob(f"*{INDEX}"):
+            path.unlink()
+        if bad + 1 == count:
+            return  # nobody says then that it was synced: it is a torn tail
+    for _ in range(2):
+        with Log(tmp_path, segment_bytes=SMALL) as log:
+            assert log.cut == 0
+            assert len(bodies(log, "t", 0, limit=bad)) == bad
             with pytest.raises(LogDamaged):
-                log.read("t", 5)
-            assert len(bodies(log, "t", 6, limit=100)) == 54
+                log.read("t", bad)
+            assert len(bodies(log, "t", bad + 1, limit=100)) == log.range("t")[1] - bad - 1
+            assert len(log.verify().damages) == 1
+            log.commit(log.append("t", b"goes on")[0])
+    assert count == 60 or "is damaged: that message is lost" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["length", "sequence", "state"])
+def test_other_damage_is_told_at_the_start_and_cut_only_when_asked(tmp_path, what):
+    def place(content):
+        if what == "state":
+            return content.index(b"topic") if b"topic" in content else 60
+        begin = content.index(b"005" * 30) - HEADER_SIZE
+        return begin + (8 if what == "length" else 16)
+
+    path, content = damaged(tmp_path, 10, place)
+    with pytest.raises(LogDamaged, match=r"synced|damaged") as damage:
+        Log(tmp_path)
+    assert "repair" in damage.value.hint
+    assert path.read_bytes() == content
+    with Log(tmp_path, repair=True) as log:
+        if what != "state":
+            assert bodies(log, "t") == [b"%03d" % number * 30 for number in range(5)]
+        log.append("t", b"goes on")
 
 
 def test_a_missing_segment_is_told(tmp_path):

@@ -23,7 +23,9 @@ log          the log: append, commit, read, groups, discard, drop
 from transfer.log.log import Log
 from transfer.log.message import Message
 from transfer.log.pieces import BlobWriter
+from transfer.log.recovery import undisturbed
 from transfer.log.retention import Retention
+from transfer.log.topics import HOLDS
 from transfer.log.verify import Verified
 
-__all__ = ["BlobWriter", "Log", "Message", "Retention", "Verified"]
+__all__ = ["HOLDS", "BlobWriter", "Log", "Message", "Retention", "Verified", "undisturbed"]

@@ -25,6 +25,8 @@ from transports.errors import LogDamaged
 _MESSAGE, _HAS_BLOB, _CARRIED = int(Kind.MESSAGE), int(Flag.HAS_BLOB), int(Flag.CARRIED)
 #: bytes of a blob that are copied at a time
 _PIECE = 16 << 20
+#: runs of messages that are looked at while others wait
+_AT_ONCE = 10_000
 
 
 @dataclass
@@ -66,10 +68,13 @@ class Compaction:
         """How many of the oldest segments have no more than so many needed messages among all of theirs."""
         count = needed = messages = 0
         for number, segment in enumerate(sealed):
-            with self._journal:  # for each alone, since there may be many topics in many segments
-                for run in segment.runs:
-                    messages += len(run.positions)
-                    needed += max(0, run.end - max(run.first, self._needed_from(run.topic)))
+            with self._journal:
+                runs = segment.runs[:]
+            for at in range(0, len(runs), _AT_ONCE):
+                with self._journal:  # for a few alone, since there may be many topics in many segments
+                    for run in runs[at : at + _AT_ONCE]:
+                        messages += len(run.positions)
+                        needed += max(0, run.end - max(run.first, self._needed_from(run.topic)))
             if needed <= share * messages:
                 count = number + 1
         return count
@@ -77,8 +82,8 @@ class Compaction:
     # -- what is to be carried, with the lock ------------------------------------------------------------
 
     def _needed_from(self, number: int) -> int:
-        """The first offset of the topic that somebody may want; all, if it has no group."""
-        return self._topics.acknowledged(number) or 0
+        """The first offset of the topic that somebody may want; all, if it has no group that reads."""
+        return self._topics.needed_from(number)
 
     def _pin_oldest(self, last: int) -> Segment | None:
         """The oldest segment, if it is older than this one and nobody else has pinned it."""

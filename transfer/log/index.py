@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from transfer.log.ranges import Ranges
@@ -149,10 +149,10 @@ class Topic:
         begin = max(run.first, self.begin)
         return [run.part(begin, run.end)] if begin < run.end else []
 
-    def grow_on(self, home: Home) -> None:
-        """The last run, if it is one of this segment's, goes on there."""
+    def grow_on(self, home: Home, its: Collection[Run]) -> None:
+        """The last run, if it is one of this segment's (`its`: they may be very many), goes on there."""
         last = self._runs[-1] if self._runs else None
-        if last is not None and isinstance(last.positions, array) and any(run is last for run in home.runs):
+        if last is not None and isinstance(last.positions, array) and last in its:
             self._growing, self._home = last.positions, home.first
 
     def _set(self, runs: list[Run]) -> None:

@@ -11,13 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from transfer.log.contents import contents_of, store
-from transfer.log.record import HEADER_SIZE, encode, encode_messages, opening, state_body
+from transfer.log.record import HEADER_SIZE, Opening, encode, encode_messages, opening
 from transfer.log.retention import Retention, removable
-from transfer.log.segment import Segment, full_disk_told, sync_folder
+from transfer.log.segment import LARGEST, Segment, full_disk_told, sync_folder
 from transports.errors import Again, Closed, ForkedError, InternalError, LogFull
 
 #: a segment's blobs take so many times the bytes of its records at most, unless one alone takes more
 _BLOBS = 16
+#: a segment takes at least so many times the bytes of the state that it begins with
+_STATE_SHARE = 4
 _IN_DOUBT = "what was not committed is in doubt until the log is opened again"
 #: state as a new segment repeats it
 Snapshot = Callable[[], Iterable[tuple[bytes, bytes]]]
@@ -72,7 +74,7 @@ class Journal:
         self._closed = False
         with self.lock:
             if not segments:
-                self._begin(self._create(0, limited=False))
+                self._begin(*self._create(0, limited=False))
         self.kept_at = self._place()
 
     @property
@@ -212,14 +214,14 @@ class Journal:
 
     def _roll(self, size: int, limited: bool) -> None:
         """The next segment begins, with room for `size` bytes. After LogFull all is as it was."""
-        new = self._create(size, limited)
+        new, beginning = self._create(size, limited)
         try:
             self._flush(sync=True)
         except BaseException:
             new.remove()
             raise
         old = self.segments[-1]
-        self._begin(new)
+        self._begin(new, beginning)
         with full_disk_told():
             old.seal()
             old.trim_blobs()
@@ -231,28 +233,31 @@ class Journal:
         with suppress(OSError):
             segment.index_bytes = store(self._folder, contents_of(segment, following))
 
-    def _create(self, size: int, limited: bool) -> Segment:
-        state = sum(HEADER_SIZE + len(state_body(key, value)) for key, value in self._snapshot())
-        capacity = max(self._segment_bytes, state + HEADER_SIZE + size)
+    def _create(self, size: int, limited: bool) -> tuple[Segment, Opening]:
+        """A segment, and what it begins with: with very many topics it would be nothing but state, if it were
+        not larger then."""
+        beginning = opening(self._snapshot(), self.sequence)
+        state = len(beginning.data)
+        wanted = max(self._segment_bytes, state + size, min(_STATE_SHARE * state, LARGEST))
         if limited:
-            self._limit(capacity)
+            self._limit(wanted)
         with full_disk_told():
-            return Segment.create(self._folder, self.sequence, capacity)
+            return Segment.create(self._folder, self.sequence, wanted), beginning
 
-    def _begin(self, segment: Segment) -> None:
+    def _begin(self, segment: Segment, beginning: Opening) -> None:
         """Its first records are all state and the word that it is whole; when they are synced it counts."""
-        data, segment.last, sequence = opening(self._snapshot(), segment.first)
+        segment.last = beginning.last
         try:
             with full_disk_told():
-                segment.write(0, data)
+                segment.write(0, beginning.data)
                 segment.sync()
                 sync_folder(self._folder)
         except BaseException as error:
             self._failed = error
             raise
-        segment.end = len(data)
+        segment.end = len(beginning.data)
         self.segments.append(segment)
-        self.sequence = self._written = self._synced = sequence + 1
+        self.sequence = self._written = self._synced = beginning.sequence + 1
         self.kept_at = self._place()
 
     def collect(self, wanted: int) -> int:

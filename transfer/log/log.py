@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from transfer.log.appending import Appender, flat
+from transfer.log.blob import BlobPlace, BlobReader, blob_place
 from transfer.log.checks import check_key, check_name, lock, parts_of
 from transfer.log.compaction import Compaction
 from transfer.log.holes import give_back
@@ -197,10 +198,11 @@ class Log:
             return (found.begin, found.end) if found is not None else (0, 0)
 
     def read(
-        self, topic: str, offset: int, *, limit: int = 1000, nbytes: int = 1 << 20, verify: bool = True
+        self, topic: str, offset: int, *, limit: int = 1000, nbytes: int = 1 << 20, verify: bool | int = True
     ) -> list[Message]:
         """Messages that are kept, from `offset` on (or from the oldest that is there): at most `limit`, and
-        not more than `nbytes` beside the first. verify: blobs too are checked.
+        not more than `nbytes` beside the first. verify: blobs too are checked; a number: those smaller than
+        that.
 
         Raises LogDamaged, UsageError (offset beyond the end), Closed.
         """
@@ -226,6 +228,22 @@ class Log:
             with self._journal if doubtful else nullcontext():
                 if all(one < found.begin or found.find(one) == places[one - begin] for one in doubtful):
                     return messages
+
+    def blob_at(self, topic: str, offset: int) -> BlobReader | None:
+        """The blob of one message, to be read in ranges. None: it has none, or is gone. Raises LogDamaged,
+        Closed."""
+
+        def look() -> BlobPlace | None:
+            with self._journal as journal:
+                found = self._topics.named.get(topic)
+                if found is None or not found.begin <= offset < found.end:
+                    return None
+                first, position = found.find(offset)
+                segments = {segment.first: segment for segment in journal.segments}
+            return blob_place(found, segments, (segments[first].memory, position, offset))
+
+        place = look()
+        return BlobReader(place, look) if place is not None else None
 
     def offset_at(self, topic: str, time_ns: int) -> int:
         """The offset of the first message that is as young as that, or that of the next one to be kept."""

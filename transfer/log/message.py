@@ -34,7 +34,7 @@ def messages_at(
     segments: Mapping[int, Segment],
     places: Iterable[tuple[memoryview, int, int]],
     nbytes: int,
-    verify: bool,
+    verify: bool | int,
 ) -> list[Message]:
     """The messages at these places, not more than `nbytes` beside the first. Raises LogDamaged."""
     messages: list[Message] = []
@@ -51,7 +51,7 @@ def messages_at(
 
 
 def message_at(
-    topic: Topic, segments: Mapping[int, Segment], place: tuple[memoryview, int, int], verify: bool
+    topic: Topic, segments: Mapping[int, Segment], place: tuple[memoryview, int, int], verify: bool | int
 ) -> Message | None:
     """The message at a place: (memory, position, offset). None: the log was closed meanwhile. Needs no lock.
 
@@ -71,7 +71,8 @@ def message_at(
         return Message(record.offset, record.time, record.body[BLOB.size :], None, True)
     if segment.closed:
         return None
-    if blob is None or (verify and crc32c(blob) != crc):
+    checked = verify if type(verify) is bool else nbytes < verify
+    if blob is None or (checked and crc32c(blob) != crc):
         raise LogDamaged(f"the blob of message {offset} is not what was written")
     return Message(record.offset, record.time, record.body[BLOB.size :], blob)
 

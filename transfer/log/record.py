@@ -133,18 +133,30 @@ def state_body(key: bytes, value: bytes) -> bytes:
 
 def state_of(body: memoryview) -> tuple[bytes, bytes]:
     """(key, value) of a STATE record's body."""
-    size = int.from_bytes(body[:4], "little")
-    return bytes(body[4 : 4 + size]), bytes(body[4 + size :])
+    data = bytes(body)
+    end = 4 + int.from_bytes(data[:4], "little")
+    return data[4:end], data[end:]
 
 
-def opening(state: Iterable[tuple[bytes, bytes]], first: int) -> tuple[bytes, int, int]:
+class Opening(NamedTuple):
+    """What a segment begins with. last: where the last of these records begins. sequence: that one's."""
+
+    data: bytearray
+    last: int
+    sequence: int
+
+
+def opening(state: Iterable[tuple[bytes, bytes]], first: int) -> Opening:
     """What a segment begins with, all state and the word that it is whole: the bytes, and where the last of
     these records begins, and its sequence."""
-    chunks: list[bytes] = []
+    pack, pack_first, kind, flags = _REST.pack, _FIRST.pack, int(Kind.STATE), int(Flag.SNAPSHOT)
+    data = bytearray()
     sequence = first
-    for key, value in state:
-        chunks += encode(Kind.STATE, Flag.SNAPSHOT, 0, sequence, 0, 0, 0, state_body(key, value))
+    for key, value in state:  # there may be millions, and all others wait
+        body = state_body(key, value)
+        rest = pack(len(body), 0, sequence, 0, 0, 0, kind, flags, 0)
+        data += b"".join((pack_first(MAGIC, crc32c(body, crc32c(rest))), rest, body))
         sequence += 1
-    last = sum(map(len, chunks))
-    chunks += encode(Kind.OPENED, 0, 0, sequence, 0, 0, 0, b"")
-    return b"".join(chunks), last, sequence
+    last = len(data)
+    data += b"".join(encode(Kind.OPENED, 0, 0, sequence, 0, 0, 0, b""))
+    return Opening(data, last, sequence)

@@ -2,13 +2,17 @@
 
 A crash leaves records and blobs that were not synced in any condition, and nobody was told that they were
 kept: the last segment ends before the first of them that is not whole. A record that is not whole though a
-later one calls it synced is damage, and is told. What sealed segments hold, their index files say; one that
-is missing or damaged is made again. State is read in the last segment, which begins with all of it.
+later one calls it synced is damage, and is told: of a plain message when it is read, of all else at once.
+What sealed segments hold, their index files say; one that is missing or damaged is made again. State is read
+in the last segment, which begins with all of it.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import gc
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +31,8 @@ from transfer.log.segment import (
 from transfer.log.state import discard_of, take_discarded, take_state
 from transports.core import crc32c
 from transports.errors import LogDamaged
+
+_log = logging.getLogger("transfer.log")
 
 _RESTORE = "restore the file; opening with repair=True drops it and all that follows"
 _HAS_BLOB = int(Flag.HAS_BLOB)
@@ -56,13 +62,26 @@ def recover(folder: Path, *, repair: bool = False) -> Recovered:
         firsts = _begun(folder, _without_damage(folder, firsts), repair)
     found = Recovered()
     try:
-        _open(found, folder, firsts, repair)
+        with undisturbed():
+            _open(found, folder, firsts, repair)
     except BaseException:
         for segment in found.segments:
             segment.close()
         raise
     remove_orphans(folder, firsts)
     return found
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No garbage is looked for: there is none, while millions of objects are made that stay."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _open(found: Recovered, folder: Path, firsts: list[int], repair: bool) -> None:
@@ -124,6 +143,7 @@ def _take_messages(found: Recovered, contents: list[Contents]) -> None:
     # The last one's index is still to be made: all that it holds has to stand there.
     last = found.segments[-1]
     last.runs = contents[-1].runs
+    its = set(last.runs)
     carried = any(one.carried for one in contents)
     for number, runs in follow(contents).items():
         topic = found.topics.get(number)
@@ -134,7 +154,7 @@ def _take_messages(found: Recovered, contents: list[Contents]) -> None:
             continue
         if not topic.place(runs) and not carried:
             raise LogDamaged(f"messages of topic {topic.name!r} are missing before {topic.begin}")
-        topic.grow_on(last)
+        topic.grow_on(last, its)
         for run in topic.runs:
             if run.segment != last.first:
                 by_first[run.segment].runs.append(run)
@@ -173,8 +193,10 @@ def _unbegun(folder: Path, first: int, repair: bool) -> bool:
 def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
     """The last segment, byte by byte, up to the first record that is not whole."""
     said = load(segment.folder, segment.first)  # what was there when the log was closed the last time
-    known = said.following if said is not None and not repair else 0
-    until = _whole_until(found, segment, known)
+    if repair:
+        said = None
+    known = said.following if said is not None else 0
+    until = _whole_until(found, segment, said)
     contents = read_headers(
         segment.memory,
         segment.first,
@@ -196,15 +218,16 @@ def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
     return contents
 
 
-def _whole_until(found: Recovered, segment: Segment, known: int) -> int:
+def _whole_until(found: Recovered, segment: Segment, said: Contents | None) -> int:
     """The first record of the last segment that is not whole, nor its blob, though it is wanted.
 
-    known: records before this one were synced, and so those before what later ones call so: their blobs are
-    not read. A blob that is discarded by a later record that counts need not be whole: it may be a hole.
+    said: what it held when the log was closed, which was synced, as is what later records call so: those
+    blobs are not read. A blob that is discarded by a later record that counts need not be whole: it may be a
+    hole.
     """
-    synced, end = max(segment.first, known), segment.first
+    synced, end = max(segment.first, said.following if said is not None else 0), segment.first
     blobs: list[Record] = []
-    for record in scan(segment.memory, segment.first):
+    for record in _scan_last(segment, said):
         if record.flags & _HAS_BLOB:
             blobs.append(record)
         synced = max(synced, record.sequence - record.lag)
@@ -223,6 +246,43 @@ def _whole_until(found: Recovered, segment: Segment, known: int) -> int:
                 end = record.sequence
                 break
     return end
+
+
+def _scan_last(segment: Segment, said: Contents | None) -> Iterator[Record]:
+    """The records of the last segment, up to the first one that is not whole. A plain message that is damaged
+    though it was synced is passed over: whoever reads it is told, and the rest is served."""
+    position, sequence = 0, segment.first
+    while True:
+        record = decode(segment.memory, position)
+        if record is None or record.sequence != sequence:
+            record = _damaged_message(segment, position, sequence, said)
+            if record is None:
+                return
+            _log.error("record %d of %s is damaged: that message is lost", sequence, segment.path)
+        yield record
+        position, sequence = record.end, sequence + 1
+
+
+def _damaged_message(segment: Segment, position: int, sequence: int, said: Contents | None) -> Record | None:
+    """The header of a plain message whose bytes are not what was written. None: it was not synced, for what
+    anybody says, or its header cannot be trusted: what is whole has to follow where it says that it ends."""
+    record = decode(segment.memory, position, verify=False)
+    if record is None or record.sequence != sequence or record.kind != Kind.MESSAGE or record.flags:
+        return None
+    known = said.following if said is not None else 0
+    if said is not None and (sequence + 1, record.end) == (known, said.end):
+        return record  # the last one
+    for after in _records_from(segment, record.end, sequence + 1):
+        if sequence < known or after.sequence - after.lag > sequence:
+            return record
+    return None
+
+
+def _records_from(segment: Segment, position: int, sequence: int) -> Iterator[Record]:
+    """Whole records that follow each other."""
+    while (record := decode(segment.memory, position)) is not None and record.sequence == sequence:
+        yield record
+        position, sequence = record.end, sequence + 1
 
 
 def _discards(segment: Segment) -> list[tuple[int, int, int, int]]:

@@ -57,15 +57,16 @@ def removable(
     total = sum(segment.disk_bytes for segment in segments) + wanted
     count = 0
     for number, segment in enumerate(segments[:-1]):
+        over = retention.bytes is not None and total > retention.bytes
+        old = retention.age is not None and now - segment.newest > retention.age * NANOSECONDS
+        if segment.pins or not (over or old or retention.acknowledged):
+            break  # before its topics are asked for, which may be very many
         open_ = (
             (done := acknowledged(topic)) is not None and done < end for topic, end in segment.ends.items()
         )
-        if segment.pins or any(open_):
+        if any(open_):
             break
-        over = retention.bytes is not None and total > retention.bytes
-        old = retention.age is not None and now - segment.newest > retention.age * NANOSECONDS
-        done_with = retention.acknowledged and all(acknowledged(topic) is not None for topic in segment.ends)
-        if not (over or old or done_with):
+        if not (over or old or all(acknowledged(topic) is not None for topic in segment.ends)):
             break
         total -= segment.disk_bytes
         count = number + 1

@@ -11,6 +11,7 @@ from transfer.log.record import Flag, Record, state_of
 #: topics by number, offsets of groups by number and name, ends of ranges of offsets whose blobs were
 #: discarded by number and begin
 TOPIC, GROUP, DISCARDED = b"\0t", b"\0g", b"\0d"
+_REMOVED = int(Flag.REMOVED)  # members of an enumeration are slow, and there may be millions of records
 #: the highest number that a topic ever had, as far as it was dropped
 HIGHEST = b"\0n"
 
@@ -60,14 +61,16 @@ def discard_of(record: Record) -> tuple[int, int, int] | None:
 def take_state(record: Record, state: dict[bytes, bytes], topics: dict[int, Topic]) -> None:
     """What a record says of state and of topics, when they are gathered again from records."""
     key, value = state_of(record.body)
-    removed = bool(record.flags & Flag.REMOVED)
+    removed = record.flags & _REMOVED
     if key.startswith(TOPIC):
         number, end = number_of(key), int.from_bytes(value[:8], "little")
         if removed:
             forget_topic(state, number)
             topics.pop(number, None)
         else:
-            topic = topics.setdefault(number, Topic(value[8:].decode(), number))
+            topic = topics.get(number)
+            if topic is None:
+                topic = topics[number] = Topic(value[8:].decode(), number)
             topic.end = max(topic.end, end)
         return
     if removed:

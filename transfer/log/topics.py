@@ -18,6 +18,8 @@ _RANGE_BODY = len(state_body(discarded_key(0, 0), bytes(8)))
 _STATE, _REMOVED = int(Kind.STATE), int(Flag.REMOVED)
 #: room for what `discard` and `drop` append
 ENOUGH = 2 * HEADER_SIZE + 2 * _RANGE_BODY
+#: groups of such names keep messages from retention, and read none
+HOLDS = "\0"
 #: nobody wants any message of a topic that was dropped
 DROPPED = 1 << 64
 
@@ -130,6 +132,16 @@ class Topics:
         if topic is None:
             return DROPPED
         return min(topic.groups.values()) if topic.groups else None
+
+    def needed_from(self, number: int) -> int:
+        """The offset from which on a topic's messages are needed: all of them, if nobody reads it as a group.
+        Who only holds (`HOLDS`) does not say that others need them no more."""
+        topic = self.numbered.get(number)
+        if topic is None:
+            return DROPPED
+        if all(name.startswith(HOLDS) for name in topic.groups):
+            return 0
+        return min(topic.groups.values())
 
     def forget(self, segment: Segment) -> None:
         """The segment is gone."""
