@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from transports.address import format_host
 from transports.errors import AddressError, AddressInUse, InternalError
+from transports.pacing import unpace
 
 _log = logging.getLogger("transfer.broker")
 #: connections taken at one wake-up, so that a storm of them leaves room for others
@@ -65,6 +66,7 @@ class Listener:
         try:
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            unpace(connection)
             self._accepted(connection, peer)
         except Exception:  # noqa: BLE001 - the others are served all the same
             _log.exception("a connection of %s cannot be served", peer)
