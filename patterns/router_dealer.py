@@ -85,6 +85,10 @@ class Router(Pattern):
         self.peers[heir] = self.peers[peer]
         self._identities[heir] = self._identities[peer]
 
+    def routes(self) -> dict[bytes, Peer]:
+        """The peers that can be sent to, by identity. Any thread."""
+        return self._by_identity.copy()
+
     def may_send(self) -> bool:
         return True
 

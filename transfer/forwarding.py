@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from patterns.router_dealer import Router
+from transports.errors import NotSupported, ProtocolError
 from transports.wire import Flag
 
 if TYPE_CHECKING:
@@ -42,6 +44,25 @@ class Forwarding:
     def has_peers(self) -> bool:
         """Whether somebody is connected. Costs less than `peers()`."""
         return bool(self._streams())
+
+    def routes(self) -> dict[bytes, int]:
+        """Of a ROUTER: whom it can send to, by identity (that of a peer which said none, too), and how many
+        messages wait for each. Raises NotSupported."""
+        streams: dict[bytes, Any] = {**self._router.routes()}
+        return {identity: stream.queued for identity, stream in streams.items()}
+
+    def expel(self, identity: bytes, reason: str) -> bool:
+        """Of a ROUTER: ends the connection with a peer that does not do its part; what waits for it is not
+        sent, and what it sent and nobody received is gone. False: it is not there. Raises NotSupported."""
+        peer = self._router.routes().get(identity)
+        return peer is not None and self._links.lost(peer, ProtocolError("stalled", reason))
+
+    @property
+    def _router(self) -> Router:
+        pattern = self._links.pattern
+        if not isinstance(pattern, Router):
+            raise NotSupported(f"a {pattern.socket_type.name} has no identities", hint="a ROUTER has")
+        return pattern
 
     def recv_frames(self, flags: int = 0) -> list[Frame | bytes]:
         """Receives one whole message as its frames: with topics, tensor headers, and compressed as they came.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import (
     REGISTRY,
     CollectorRegistry,
+    ProcessCollector,
     generate_latest,
     multiprocess,
     start_http_server,
@@ -171,7 +172,8 @@ class _Given(Collector):
 
 
 def exposition(context: Context, families: Mapping[str, Family], numbers: Mapping[Key, float]) -> bytes:
-    """A context's numbers and those of others, in Prometheus' text format. Any thread.
+    """A context's numbers, those of others, and what this process takes of its machine, in Prometheus' text
+    format. Any thread.
 
     families: counters and gauges by name; numbers: by name and labels, each of one of them. Of this process
     alone, whatever PROMETHEUS_MULTIPROC_DIR says.
@@ -181,6 +183,7 @@ def exposition(context: Context, families: Mapping[str, Family], numbers: Mappin
     collector.add(context)
     registry.register(collector)
     registry.register(_Given(families, numbers))
+    ProcessCollector(registry=registry)
     try:
         return generate_latest(registry)
     finally:

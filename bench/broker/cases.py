@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.broker import flow, lasting, nats_cycle, own_cycle, redis_cycle
+from bench.broker import flow, lasting, nats_cycle, own_cycle, own_flow, redis_cycle
 from bench.broker.case import Case, Goal, Peer, Place, Sample
 from bench.broker.cycle import Cycle, Part, measure_ours, measure_server
 from bench.broker.servers import nats_server, redis_server
@@ -136,6 +136,27 @@ CASES = (
             Goal("peak_mb", 512 * MIB / 1e6, "MB", at_least=False),
             Goal("first_ahead_s", 0, "s from its first byte out to its last byte in"),
         ),
+        lower=True,
+    ),
+    Case(
+        "own_tensor",
+        "the same in pieces by the broker's own front, out by TTP",
+        "peak_mb",
+        "MB",
+        (Peer(OURS, OURS, own_flow.passing),),
+        (
+            Goal("peak_mb", 512 * MIB / 1e6, "MB", at_least=False),
+            Goal("first_ahead_s", 0, "s from its first byte out to its last byte in"),
+        ),
+        lower=True,
+    ),
+    Case(
+        "own_tensor_kept",
+        "the same, kept, and fetched by a consumer in pieces",
+        "peak_mb",
+        "MB",
+        (Peer(OURS, OURS, own_flow.kept),),
+        (Goal("peak_mb", 512 * MIB / 1e6, "MB", at_least=False),),
         lower=True,
     ),
     Case(

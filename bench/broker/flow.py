@@ -28,7 +28,7 @@ from transfer.protocols.ttp import HEADER_SIZE, Kind, encode_head
 TOPIC = "bench"
 #: frames that a flooding publisher gives to the system at once
 _AT_ONCE = 64
-_TRANSIENT = (pattern(Grammar.EXACT, TOPIC),)
+TRANSIENT = (pattern(Grammar.EXACT, TOPIC),)
 Address = tuple[str, int]
 
 
@@ -58,7 +58,7 @@ Receive = Callable[[Stage, Address, Flow, Connection], tuple[float, float]]
 def measure(place: Place, flow: Flow, publish: Publish, receive: Receive) -> Sample:
     """One publisher, some subscribers, the broker: each a process."""
     with Crew() as crew:
-        target = started(crew, place.folder, _TRANSIENT)
+        target = started(crew, place.folder, TRANSIENT)
         sample = _measure(crew, target, flow, publish, receive)
         target.end()
     return sample

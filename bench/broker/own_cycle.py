@@ -14,9 +14,8 @@ _GROUP = "bench"
 
 
 def publish(stage: Stage, endpoint: str | int, cycle: Cycle) -> tuple[float, float]:
-    """Publishes all, with so many in flight: the half of them with one call, where they are small and of one
-    topic."""
-    burst = max(1, cycle.in_flight // 2) if cycle.topics == 1 and cycle.size < MIB else 1
+    """Publishes all, with so many in flight: the half of them with one call, where they are small."""
+    burst = max(1, cycle.in_flight // 2) if cycle.size < MIB else 1
     return _publish(stage, str(endpoint), cycle, burst)
 
 
@@ -35,8 +34,12 @@ def _publish(stage: Stage, endpoint: str, cycle: Cycle, burst: int) -> tuple[flo
             client.wait_room(cycle.in_flight - some + 1)
             if some == 1:
                 client.publish(next(topics), payload, wait=False)
-            else:
+            elif cycle.topics == 1:
                 client.publish_many(next(topics), [payload] * some, wait=False)
+            else:
+                with client.together():
+                    for _ in range(some):
+                        client.publish(next(topics), payload, wait=False)
             left -= some
         client.flush()
         return begun, time.monotonic()
@@ -49,10 +52,12 @@ def consume(stage: Stage, endpoint: str | int, cycle: Cycle) -> tuple[float, flo
         begin(stage)
         begun, left = time.monotonic(), cycle.count
         while left:
-            for consumer in client.ready():
-                messages = consumer.recv_many()
-                consumer.ack(*messages, wait=cycle.in_flight == 1)
-                left -= len(messages)
+            there = client.ready()
+            with client.together():
+                for consumer in there:
+                    messages = consumer.recv_many()
+                    consumer.ack(*messages, wait=cycle.in_flight == 1)
+                    left -= len(messages)
         for consumer in consumers:
             consumer.flush()
         return begun, time.monotonic()

@@ -44,7 +44,7 @@ class Alone:
 
     def _start(self, makers, durable, most):
         self.hub = _hub(self._loop, self._log, durable, most)
-        lines = Lines(self._loop, self._pool)
+        self._lines = lines = Lines(self._loop, self._pool)
         self.fronts = [make(self.hub, lines) for make in makers]
         self._listeners = [Listener(self._loop, "127.0.0.1", 0, front.connected) for front in self.fronts]
 
@@ -79,7 +79,7 @@ class Alone:
         return socket.create_connection(("127.0.0.1", self.ports[index]), PATIENCE)
 
     def close(self):
-        for end in (*self._listeners, *self.fronts, self.hub):
+        for end in (*self._listeners, *self.fronts, self.hub, self._lines):
             self.call(end.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE)
@@ -149,7 +149,8 @@ class Turns:
         self._log = Log(folder)
         self._pool = Pool()
         self._hub = _hub(self._loop, self._log, lambda name: False, 1000)
-        self._front = make(self._hub, Lines(self._loop, self._pool))
+        self._lines = Lines(self._loop, self._pool)
+        self._front = make(self._hub, self._lines)
 
     def heard(self, pieces: list[bytes]) -> tuple[list[tuple[str, bytes]], bool]:
         """(what subscribers are told when these bytes come piece by piece; whether the connection stays)."""
@@ -176,6 +177,7 @@ class Turns:
 
     def close(self):
         self._hub.close()
+        self._lines.close()
         self._turn()
         self._loop.close()
         self._log.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from transfer.broker.courier import Sent
 from transfer.broker.engine.direct import DirectDesk, Rules
 from transfer.broker.engine.direct_actions import (
     Admitted,
@@ -19,7 +20,6 @@ from transfer.broker.engine.direct_events import Finished, Ref, encode
 from transfer.broker.engine.direct_routes import TableRoutes
 from transfer.broker.engine.grammar import Kind, pattern
 from transfer.broker.engine.routes import Route, RouteTable, RouteType
-from transfer.broker.fronts.abtp_direct import Sent
 
 
 class InMemory:
@@ -55,6 +55,9 @@ class InMemory:
             self._loop.call_soon(told, None)
         return verdict
 
+    def unsent(self, action, sent):
+        self._do(self.desk.unsent(action.delivery, action.peer, self.now, gone=sent is Sent.GONE))
+
     def unroutable(self, message, facts, reason):
         self.lost.append((facts.topic, facts.message_id, reason))
 
@@ -68,10 +71,11 @@ class InMemory:
                 case Persist(event):
                     self.written.append(encode(event))
                     assert not isinstance(event, Finished) or event.number < self.desk.books.next_number
-                case Dispatch(peer, _, delivery, parcel) as action:
+                case Dispatch(parcel=parcel) as action:
                     sent = self._courier.dispatch(action, self._messages[parcel.ref.offset])
                     if sent is not Sent.YES:
-                        actions += self.desk.unsent(delivery, peer, self.now, gone=sent is Sent.GONE)
+                        gone = sent is Sent.GONE
+                        actions += self.desk.unsent(action.delivery, action.peer, self.now, gone=gone)
                 case Answer(peer, reply):
                     self._courier.answer(peer, reply)
                 case DeadLetter() as letter:

@@ -16,9 +16,9 @@ from pathlib import Path
 from tests.broker.running import running
 
 
-def serve(folder):
+def serve(folder, **changes):
     """Runs a broker until this process is killed."""
-    with running(Path(folder), first_delay=0.01) as broker:
+    with running(Path(folder), first_delay=0.01, **changes) as broker:
         found = {"pid": os.getpid(), "endpoints": broker.endpoints, "ports": broker.ports}
         print(json.dumps(found), flush=True)
         while True:

@@ -175,7 +175,11 @@ def everything(folder):
     return {name: content for name, content in files.items() if content}
 
 
-@pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0", os.urandom(8192)])
+@pytest.mark.parametrize(
+    "content",
+    [b"no database at all" * 100, b"SQLite format 3\0", os.urandom(8192)],
+    ids=["text", "a mark", "noise"],
+)
 def test_a_file_that_is_no_database_is_told_and_left(path, content):
     path.parent.mkdir()
     path.write_bytes(content)

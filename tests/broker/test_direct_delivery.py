@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -12,6 +16,7 @@ from transfer.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
 from transfer.clients.own import BrokerClient
 from transfer.clients.pybroker import PyBrokerClient
 from transfer.clients.rqueue import RqueueClient
+from transfer.clients.ttp import TtpClient
 from transports.errors import Again, ProtocolError
 
 ANYWHERE = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
@@ -129,6 +134,17 @@ def test_every_protocol_hears_of_what_another_publishes(tmp_path):
         assert listener.recv(10).payload == b"rain"
 
 
+def test_what_comes_in_pieces_reaches_a_consumer(tmp_path):
+    large = bytes(range(256)) * (40 << 10)
+    with abtp(tmp_path) as broker, consumer(broker, subscriptions=("news.*",)) as worker:
+        with BrokerClient(broker.endpoints["requests"]) as client:
+            client.publish("news.today", large)
+            assert worker.recv(10).payload == large
+        with TtpClient("127.0.0.1", broker.ports["ttp"]) as ttp:
+            ttp.publish("news.today", large[:100_000], wait=True)
+            assert worker.recv(10).payload == large[:100_000]
+
+
 def test_topics_that_keep_nothing_still_keep_direct_messages(tmp_path):
     with abtp(tmp_path, keep=False) as broker:
         with consumer(broker) as worker, producer(broker) as maker:
@@ -137,3 +153,46 @@ def test_topics_that_keep_nothing_still_keep_direct_messages(tmp_path):
             session = worker.session_id
     with abtp(tmp_path, keep=False) as broker, consumer(broker, session_id=session) as worker:
         assert worker.recv(10).payload == b"kept"
+
+
+#: a broker as a process that can be killed
+_SERVES = """
+import sys
+from tests.broker.serving import serve
+from transfer.broker.settings import AbtpEndpoints
+serve(sys.argv[1], abtp=AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"))
+"""
+
+
+@pytest.mark.parametrize("summed_up", [False, True])
+def test_a_delayed_message_keeps_its_time_over_a_kill(tmp_path, summed_up):
+    route = 'version = 1\n[[routes]]\nid = "r"\npattern = "orders.*"\ndestination = "worker"\n'
+    (tmp_path / "routes.toml").write_text(route, "utf-8")
+    with abtp(tmp_path / "data", catalog=str(tmp_path / "routes.toml")):
+        pass  # somebody has a route to it, whoever is there
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVES, str(tmp_path / "data")], stdout=subprocess.PIPE
+    )
+    try:
+        router = json.loads(process.stdout.readline())["endpoints"]["abtp router"]
+        soon, late = (int(time.time() * 1000) + seconds * 1000 for seconds in (4, 3600))
+        with AbtpProducer(router) as maker:
+            maker.publish("orders.soon", b"soon", headers={"deliver_at_unix_ms": soon}, message_id="soon")
+            maker.publish("orders.late", b"late", headers={"deliver_at_unix_ms": late}, message_id="late")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    if summed_up:  # by a clean stop: from then on it stands in a snapshot
+        with abtp(tmp_path / "data"):
+            pass
+    with abtp(tmp_path / "data") as broker, consumer(broker, subscriptions=()) as worker:
+        desk = broker.hub.direct.desk
+        times = {parcel.facts.message_id: parcel.facts.due_ms for parcel in desk.books.parcels.values()}
+        assert times == {"soon": soon, "late": late}
+        got = worker.recv(20)
+        assert got.message_id == "soon" and time.time() * 1000 >= soon
+        worker.ack(got, confirm=True)
+        assert desk.waiting.scheduled == len(desk.books.parcels) == 1
+        with pytest.raises(Again):
+            worker.recv(0.2)

@@ -30,7 +30,7 @@ def client(broker):
 
 def test_a_broker_that_is_gone_is_broken(tmp_path):
     with running(tmp_path) as broker:
-        client = BrokerClient(broker.endpoints["requests"], timeout=5)
+        client = BrokerClient(broker.endpoints["requests"], timeout=20)
         consumer = client.consume("t", "g")
         client.publish("t", b"kept")
         assert bytes(consumer.recv().data) == b"kept"
@@ -39,7 +39,7 @@ def test_a_broker_that_is_gone_is_broken(tmp_path):
             begin = time.monotonic()
             with pytest.raises(Broken):
                 call()
-            assert time.monotonic() - begin < 2
+            assert time.monotonic() - begin < 10, "it waited for its time-out"
     with pytest.raises(Closed):
         client.publish("t", b"x")
     client.close()
@@ -73,7 +73,7 @@ def test_time_outs_are_kept(client):
         begin = time.monotonic()
         with pytest.raises(Again, match="no message came"):
             consumer.recv(timeout=seconds)
-        assert seconds <= time.monotonic() - begin < seconds + 1
+        assert seconds <= time.monotonic() - begin < seconds + 5
 
 
 def test_closing_wakes_who_waits(broker):

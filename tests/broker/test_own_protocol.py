@@ -24,12 +24,16 @@ from transfer.protocols.own import (
     encode_join,
     encode_nack,
 )
+from transfer.protocols.own_several import encode_several
 from transports.errors import ProtocolError
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols" / "own.md").read_text()
 VECTORS = {
     "PUBLISH number 7": encode(Op.PUBLISH, 7, b"logs"),
     "ACK of consumer 3": encode(Op.ACK, 3, encode_deliveries([(5, 1, 0)])),
+    "SEVERAL: that PUBLISH": encode_several(
+        Op.SEVERAL, [(encode(Op.PUBLISH, 7, b"logs"), 1), (encode(Op.ALIVE, 0), 0)]
+    ),
     "KEPT: numbers": encode(Op.KEPT, 7, count=3),
 }
 

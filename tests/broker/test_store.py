@@ -156,6 +156,23 @@ def test_positions_stay_when_all_messages_are_gone(tmp_path):
     store.log.close()
 
 
+def test_positions_of_very_many_topics_are_kept_a_few_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("transfer.broker.store._AT_ONCE", 2)
+    store = opened(tmp_path)
+    for n in range(5):
+        put(store, f"t{n}", b"12")
+    marks = []
+    while (found := store.remember()) is not None:
+        marks.append([topic.name for topic, _ in found[1]])
+        store.remembered(found[1])
+        if len(marks) == 1:
+            put(store, "t0", b"3")  # it has its turn again, behind the others
+    assert marks == [["t0", "t1"], ["t2", "t3"], ["t4", "t0"]]
+    store = reopened(store)
+    assert [store.topic(f"t{n}").position for n in range(5)] == [3, 2, 2, 2, 2]
+    store.log.close()
+
+
 def test_what_is_not_remembered_is_not_removed(tmp_path):
     """A crash behind the removal would lose the position."""
     store = opened(tmp_path, segment_bytes=4096, retention=Retention(bytes=16384))

@@ -154,6 +154,17 @@ def test_a_scrape_has_every_documented_name_and_no_other(broker):
     assert 'transfer_pool_bytes{state="in_use"}' in text  # its own sockets' numbers are there too
 
 
+def test_a_scrape_tells_what_the_process_takes(broker):
+    http = broker.ports["http"]
+    _, text = ask(http, "/metrics")
+    found = set(re.findall(r"^# TYPE (process_\w+) ", text, re.MULTILINE))
+    assert found == set(re.findall(r"`(process_\w+)`", DOCUMENT.read_text()))
+    before = number_of(http, "process_cpu_seconds_total")
+    assert number_of(http, "process_resident_memory_bytes") > 1 << 20
+    assert number_of(http, "process_open_fds") > 5
+    until(lambda: number_of(http, "process_cpu_seconds_total") > before, True)
+
+
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_names_follow_prometheus_conventions(name):
     spec = FAMILIES[name]

@@ -190,7 +190,9 @@ def test_a_whole_folder_is_told_to_be_so(serve, within, tmp_path):
     code, output, said = within("check", tmp_path / "data")
     assert (code, said.count("damaged")) == (0, 0), said
     lines = output.splitlines()
-    assert [line.split()[:2] for line in lines] == [["log", "whole"], ["state", "whole"], ["audit", "whole"]]
+    assert [line.split()[:2] for line in lines] == [
+        [part, "whole"] for part in ("log", "state", "letters", "audit")
+    ]
     code, output, _ = within("check", tmp_path / "data", "--json")
     assert code == 0 and json.loads(output)["whole"]
 

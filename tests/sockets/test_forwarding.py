@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -126,6 +127,29 @@ def test_only_a_bound_socket_over_tcp_adopts(context):
                 with pytest.raises(error):
                     made.adopt(*accepted_elsewhere(listener))
                 assert stranger.recv(1) == b""
+
+
+def test_a_router_tells_whom_it_reaches_and_lets_one_go():
+    with transfer.Context() as context:
+        router, dealers = context.socket(transfer.ROUTER), [context.socket(transfer.DEALER) for _ in range(2)]
+        router.rcvtimeo = 10_000
+        router.bind("tcp://127.0.0.1:0")
+        dealers[1].identity = b"named"
+        for dealer in dealers:
+            dealer.reconnect_ivl = 60_000
+            dealer.connect(router.last_endpoint)
+            dealer.send(b"here")
+        (nameless,) = {bytes(router.recv_frames()[0]) for _ in dealers} - {b"named"}
+        assert router.routes() == {nameless: 0, b"named": 0}
+        assert router.expel(nameless, "it does not read") and not router.expel(b"nobody", "")
+        assert list(router.routes()) == [b"named"]
+        deadline = time.monotonic() + 10
+        while dealers[0].peers():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not router.expel(nameless, "again")
+        with pytest.raises(NotSupported, match="DEALER"):
+            dealers[1].routes()
 
 
 def test_a_proxy_passes_tensors_on():

@@ -7,10 +7,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from transfer.broker.settings import FastPath
 from transports.errors import InternalError, TransferError
+
+if TYPE_CHECKING:
+    from transfer.broker.settings import FastPath
 
 _log = logging.getLogger("transfer.broker")
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from transfer.broker.state.letter import DeadLetter, Reference
+from transfer.broker.state.letter import DeadLetter
+from transfer.broker.state.payloads import INLINE
 from transfer.broker.topic import LOG_PREFIX
+from transports.core import crc32c
 from transports.errors import LogDamaged
 
 if TYPE_CHECKING:
@@ -15,30 +21,37 @@ if TYPE_CHECKING:
     from transfer.broker.groups import Dead
     from transfer.broker.message import Message
     from transfer.broker.state.dead_letters import DeadLetters
+    from transfer.broker.state.payloads import Large
     from transfer.broker.state.thread import StateThread
+    from transfer.log import Log
 
-#: payloads up to so many bytes lie in the database, larger ones stay in the log
-_INLINE = 64 << 10
+_log = logging.getLogger("transfer.broker")
+
+#: bytes of a payload that are copied at one time
+_PIECE = 4 << 20
 
 
 class Burying:
     """Keeps dead letters of groups. A delivery has one name for ever, so that a letter which was kept before
     a crash is not kept twice. `bury` is called on the loop."""
 
-    def __init__(self, thread: StateThread, letters: DeadLetters) -> None:
+    def __init__(self, thread: StateThread, letters: DeadLetters, log: Log) -> None:
         self._thread = thread
         self._letters = letters
+        self._log = log
 
     def bury(self, dead: Dead, message: Message | None, told: Told) -> None:
-        """Keeps a dead letter; then calls `told` on the loop."""
+        """Keeps a dead letter; then calls `told` on the loop. Until then its group holds the message in the
+        log: a large payload is copied from there."""
         letter = letter_of(dead, message, time.time_ns() // 1_000_000)
-        self._thread.do(lambda: self._letters.add(letter), told)
+        large = large_of(message, self._log, LOG_PREFIX + dead.topic, dead.offset)
+        self._thread.do(lambda: keep_letter(self._letters, letter, large), told)
 
     def is_buried(self, topic: str, group: str, offset: int) -> bool:
         """Whether there is a letter of this message: before a crash its group may not have known. Waits for
         the database."""
         try:
-            return self._letters.get(name_of(topic, group, offset)) is not None
+            return self._letters.has(name_of(topic, group, offset))
         except LogDamaged:
             return True
 
@@ -48,39 +61,74 @@ def name_of(topic: str, group: str, offset: int) -> str:
     return f"{topic}/{group}/{offset}"
 
 
+def keep_letter(letters: DeadLetters, letter: DeadLetter, large: Large | None) -> None:
+    """Keeps a letter, without its payload where the log has it no more. On the state's thread. Raises what
+    `DeadLetters.add` does."""
+    try:
+        letters.add(letter, large=large)
+    except LogDamaged as error:
+        if large is None:
+            raise
+        lost = f"its payload is lost: {error}"
+        _log.error("dead letter %s: %s", letter.delivery_id, lost)
+        letters.add(replace(letter, payload=b"", last_error=lost[:1000]))
+
+
+def large_of(
+    message: Message | None, log: Log, log_name: str, offset: int, *, held: bool = False
+) -> Large | None:
+    """The payload of a message that stands in the log there, if it is too large for the database. held: it is
+    in memory, and perhaps not on the disk yet."""
+    if message is None or message.nbytes <= INLINE:
+        return None
+    return (lambda: message.parts) if held else partial(_pieces, log, log_name, offset)
+
+
+def _pieces(log: Log, log_name: str, offset: int) -> Iterator[memoryview]:
+    """Each is a mapping of its own: what was copied leaves the memory. Raises LogDamaged."""
+    blob = log.blob_at(log_name, offset)
+    if blob is None:
+        raise LogDamaged(f"message {offset} of {log_name} is not kept any more")
+    crc = 0
+    for begin in range(0, blob.nbytes, _PIECE):
+        view = blob.view(begin, min(begin + _PIECE, blob.nbytes))
+        if view is None:
+            raise LogDamaged(f"the payload of message {offset} of {log_name} is not kept any more")
+        crc = crc32c(view, crc)
+        yield view
+    if crc != blob.crc:
+        raise LogDamaged(f"the payload of message {offset} of {log_name} is not what was written")
+
+
+def _small(message: Message | None) -> bytes:
+    return bytes(message.payload) if message is not None and message.nbytes <= INLINE else b""
+
+
 def letter_of(dead: Dead, message: Message | None, now_ms: int) -> DeadLetter:
-    """The letter of a message that nobody could process. message: None if it is gone. Pure."""
+    """The letter of a message that nobody could process, without a payload that is large. message: None if it
+    is gone. Pure."""
     name = name_of(dead.topic, dead.group, dead.offset)
     headers = dict(message.headers or {}) if message is not None else {}
-    payload: bytes | Reference = b""
-    nbytes = 0
-    if message is not None:
-        nbytes = message.nbytes
-        payload = (
-            bytes(message.payload) if nbytes <= _INLINE else Reference(LOG_PREFIX + dead.topic, dead.offset)
-        )
     return DeadLetter(
         delivery_id=name,
         message_id=str(headers.get("message_id", name)),
         consumer=dead.group,
         topic=dead.topic,
         reason=dead.reason[:1000],
-        payload=payload,
+        payload=_small(message),
         attempts=dead.attempts,
         last_error=dead.reason[:1000],
         last_ms=now_ms,
         headers=headers,
-        payload_bytes=nbytes,
+        payload_bytes=message.nbytes if message is not None else 0,
+        front=message.front if message is not None else None,
+        head=message.head if message is not None else b"",
     )
 
 
 def letter_of_parcel(dead: ActionLetter, message: Message | None, now_ms: int) -> DeadLetter:
-    """The letter of a message for direct delivery. message: None if it is gone. Pure."""
+    """The same of a message for direct delivery. Pure."""
     parcel = dead.parcel
-    payload: bytes | Reference = b""
-    if message is not None:
-        small = message.nbytes <= _INLINE
-        payload = bytes(message.payload) if small else Reference(*parcel.ref)
     return DeadLetter(
         delivery_id=f"direct/{dead.number}",
         message_id=parcel.facts.message_id,
@@ -88,10 +136,12 @@ def letter_of_parcel(dead: ActionLetter, message: Message | None, now_ms: int) -
         consumer=parcel.destination,
         topic=parcel.facts.topic,
         reason=dead.reason[:1000],
-        payload=payload,
+        payload=_small(message),
         attempts=dead.attempts,
         last_error=dead.error[:1000],
         last_ms=now_ms,
         headers=dict(message.headers or {}) if message is not None else {},
-        payload_bytes=parcel.facts.nbytes,
+        payload_bytes=message.nbytes if message is not None else parcel.facts.nbytes,
+        front=message.front if message is not None else None,
+        head=message.head if message is not None else b"",
     )

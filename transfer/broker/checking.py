@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transfer.broker.state.database import Database
+from transfer.broker.state.dead_letters import DeadLetters
 from transfer.broker.state.verification import examine
 from transfer.log import Log
 from transports.errors import LogDamaged, LogInUse, TransferError, UsageError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 #: problems of one part that are told
 _TOLD = 20
-#: the parts of a broker's folder: the log, the database, the audit
+#: the parts of a broker's folder: the log, the database (with the files of dead letters), the audit
 LOG, STATE, AUDIT = "log", "state.db", "audit"
 
 #: is told how many bytes were read until now
@@ -63,7 +64,8 @@ def check(folder: Path, read: Read = lambda _: None) -> Report:
         raise UsageError(
             f"{folder} has no data of a broker", hint="name the folder that --data was given when it ran"
         )
-    return Report(tuple(part for part in (_log(folder / LOG, read), _state(folder), _audit(folder)) if part))
+    log = _log(folder / LOG, read)  # first: it tells whether a broker runs there
+    return Report((log, *_state(folder), *_audit(folder)))
 
 
 def _log(folder: Path, read: Read) -> Part:
@@ -81,30 +83,46 @@ def _log(folder: Path, read: Read) -> Part:
     return Part("log", found, problems)
 
 
-def _state(folder: Path) -> Part | None:
+def _state(folder: Path) -> Iterator[Part]:
     path = folder / STATE
     if not path.exists():
-        return None
+        return
     try:
         database = Database(path)
     except (TransferError, OSError) as error:
-        return Part("state", "it cannot be opened", (_text(error),))
+        yield Part("state", "it cannot be opened", (_text(error),))
+        return
     try:
         tables = database.query("SELECT name FROM sqlite_schema WHERE type = 'table'")
-        return Part("state", f"{len(tables)} tables", tuple(database.check()[:_TOLD]))
+        problems = database.check()
+        yield Part("state", f"{len(tables)} tables", tuple(problems[:_TOLD]))
+        if not problems:
+            yield _letters(DeadLetters(database))
     except TransferError as error:
-        return Part("state", "it cannot be read", (_text(error),))
+        yield Part("state", "it cannot be read", (_text(error),))
     finally:
         database.close()
 
 
-def _audit(folder: Path) -> Part | None:
+def _letters(letters: DeadLetters) -> Part:
+    """Each dead letter, with its payload."""
+    count, problems = 0, []
+    for letter in letters.all():
+        count += 1
+        problem = letters.problem(letter)
+        if problem:
+            problems.append(f"{letter.delivery_id}: {problem}")
+    more = len(problems) - _TOLD
+    told = (*problems[:_TOLD], *((f"and {more} more",) if more > 0 else ()))
+    return Part("letters", f"{count} dead letters", told)
+
+
+def _audit(folder: Path) -> Iterator[Part]:
     path = folder / AUDIT
-    if not path.is_dir():
-        return None
-    verdict = examine(path)
-    told = [str(problem) for problem in verdict.problems]
-    return Part("audit", f"{verdict.events} events", tuple(told[:_TOLD]))
+    if path.is_dir():
+        verdict = examine(path)
+        told = [str(problem) for problem in verdict.problems]
+        yield Part("audit", f"{verdict.events} events", tuple(told[:_TOLD]))
 
 
 def _text(error: Exception) -> str:

@@ -36,6 +36,10 @@ CHOICES = (
     Choice("own.subscriptions", ("own", "subscriptions"), values.endpoint_or_off, "where SUB connects"),
     Choice("own.queues", ("own", "queues"), values.endpoints, "by topic, where PULL connects"),
     Choice("own.largest", ("own", "largest"), values.size, "bytes of a message at most"),
+    Choice(
+        "own.largest_in_pieces", ("own", "largest_in_pieces"), values.size, "bytes of a message in pieces"
+    ),
+    Choice("own.stalled", ("own", "stalled"), values.seconds, "seconds that a program may stop in one"),
     Choice("ttp.port", ("ttp",), values.port, "of TTP v2"),
     Choice("ttp.most_meta", ("ttp_limits", "most_meta"), values.size, "bytes of a frame's metadata"),
     Choice("ttp.most_data", ("ttp_limits", "most_data"), values.size, "bytes of a frame's data"),

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from transfer.broker.burying import letter_of_parcel
+from transfer.broker.burying import keep_letter, large_of, letter_of_parcel
+from transfer.broker.courier import Sent
 from transfer.broker.direct_journal import DirectJournal
 from transfer.broker.engine.direct import DirectDesk, Rules
 from transfer.broker.engine.direct_actions import (
@@ -28,18 +29,18 @@ from transfer.broker.engine.direct_actions import (
 )
 from transfer.broker.engine.direct_events import End, Event, Facts, Finished, Parcel, Ref
 from transfer.broker.engine.direct_routes import TableRoutes
-from transfer.broker.fronts.abtp_direct import Sent
-from transfer.broker.message import Front, Message
-from transfer.broker.state.chain import Action as Audited
+from transfer.broker.message import Front, Message, Written
+from transfer.broker.topic import BESIDE
+from transfer.log import HOLDS
 from transports.errors import InternalError, LogDamaged, LogFull, TransferError
 
 if TYPE_CHECKING:
+    from transfer.broker.auditing import Auditing
+    from transfer.broker.courier import Courier
     from transfer.broker.durability import Told
     from transfer.broker.engine.direct_actions import Control, Verdict
     from transfer.broker.engine.routes import RouteTable
-    from transfer.broker.fronts.abtp_direct import Courier
     from transfer.broker.hub import Hub
-    from transfer.broker.state.audit import Audit as AuditChain
     from transfer.broker.state.dead_letters import DeadLetters
     from transfer.broker.state.sessions import Sessions
     from transfer.broker.state.thread import StateThread
@@ -53,12 +54,12 @@ _SNAPSHOT_AFTER = 100_000
 _HELD_BYTES = 32 << 20
 #: seconds between two tries to write what happened, when the log is full, or to keep a dead letter
 _PAUSE = 0.5
-#: stale acknowledgements that wait to be audited; beyond them they are counted only
-_MOST_AUDITS = 1000
 #: topics of which it is remembered whether a route leads anywhere
 _MOST_LEADS = 10_000
-#: the group for whose sake the log keeps messages that are not finished
-_GROUP = "direct"
+#: the group for whose sake the log keeps messages that are not finished; others may want them later
+_GROUP = HOLDS + "direct"
+#: and the one that says of topics which nobody else reads what is done with
+_ALONE = "direct"
 #: appends a message to a topic that keeps it
 Keep = Callable[["Topic", Message, "Told"], object]
 #: topics of the broker's own
@@ -66,7 +67,7 @@ UNROUTABLE, DEAD_LETTERS = "_system.unroutable", "_dlq."
 
 
 class Direct:
-    """The driver of a `DirectDesk`. On the broker's loop; see `fronts.abtp_direct.DirectDriver`."""
+    """The driver of a `DirectDesk`. On the broker's loop; see `courier.DirectDriver`."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Direct:
         thread: StateThread,
         letters: DeadLetters,
         sessions: Sessions,
-        audit: AuditChain,
+        auditing: Auditing,
     ) -> None:
         self.table = table
         self._routes = TableRoutes(table)
@@ -89,8 +90,7 @@ class Direct:
         self._thread = thread
         self._letters = letters
         self._sessions = sessions
-        self._audit = audit
-        self._audits = 0
+        self._auditing = auditing
         self._courier: Courier | None = None
         self._journal = DirectJournal(hub.store.log)
         self._events: list[Event] = []
@@ -136,23 +136,26 @@ class Direct:
         self.accept(verdict, direct, told, self._hub.keep)
         return verdict
 
-    def offer(self, topic: Topic, message: Message, *, whole: bool = True) -> None:
+    def offer(self, topic: Topic, message: Message, *, nbytes: int | None = None) -> None:
         """A message that came by another protocol and is kept: a direct route may lead to a consumer.
 
-        whole: its payload is at hand; else it is read from the log.
+        nbytes: of its payload, if that came in pieces: it is read from the log then.
         """
-        if not self._leads_somewhere(topic.name):
+        if not self.leads_somewhere(topic.name):
             return
         headers = message.headers or {}
         name = str(headers.get("message_id") or f"{topic.name}/{message.offset}")
-        facts = Facts("", topic.name, name, message.front.name.lower(), message.nbytes)
+        size = message.nbytes if nbytes is None else nbytes
+        facts = Facts("", topic.name, name, message.front.name.lower(), size)
         verdict = self.desk.admit(facts)
         if isinstance(verdict, Admitted) and message.offset is not None:
-            self._accept_kept(verdict, Ref(topic.log_name, message.offset), message if whole else None)
+            held = message if nbytes is None else None
+            self._accept_kept(verdict, Ref(topic.log_name, message.offset), held)
         elif not isinstance(verdict, NoRoute):
             self._hub.counts["direct_refused"] += 1
 
-    def _leads_somewhere(self, topic: str) -> bool:
+    def leads_somewhere(self, topic: str) -> bool:
+        """Whether a direct route takes messages of this topic."""
         version, leads = self._leads.get(topic, (-1, False))
         if version != self.table.version:
             if len(self._leads) >= _MOST_LEADS:
@@ -167,6 +170,14 @@ class Direct:
         words: dict[str, object] = {"topic": facts.topic, "reason": reason}
         words["producer_id"] = facts.producer_id
         self._say(UNROUTABLE, message, words)
+
+    def unsent(self, action: Dispatch, sent: Sent) -> None:
+        """See DirectDriver."""
+        if sent is Sent.FAILED and action.parcel.number in self.desk.books.parcels:
+            self._do(self.desk.remove(action.parcel.number, "it could not be packed"))
+            return
+        gone = sent is Sent.GONE
+        self._do(self.desk.unsent(action.delivery, action.peer, self._now(), gone=gone))
 
     def request(self, peer: bytes, control: Control) -> None:
         """See DirectDriver."""
@@ -183,14 +194,16 @@ class Direct:
             lowest[topic] = min(offset, lowest.get(topic, offset))
         log = self._hub.store.log
         for topic in self._holding - lowest.keys():
+            if topic.startswith(BESIDE):  # nobody else will want these
+                log.acknowledge(topic, _ALONE, log.range(topic)[1])
             log.leave(topic, _GROUP)
         for topic, offset in lowest.items():
             if log.groups(topic).get(_GROUP) != offset:
                 log.acknowledge(topic, _GROUP, offset)
         self._holding = set(lowest)
-        if self._journal.grown > _SNAPSHOT_AFTER and not self._withheld:
-            self._flush()
-            self._journal.snapshot(self.desk.books)
+        # What stands in the journal keeps the log from giving room back.
+        if self._journal.grown > (0 if self._hub.durability.full else _SNAPSHOT_AFTER) and not self._withheld:
+            self._snapshot()
 
     def accept(self, admitted: Admitted, message: Message, told: Told, keep: Keep) -> None:
         """Keeps a message, and gives it to the desk. The producer is told when both are on the disk."""
@@ -207,7 +220,9 @@ class Direct:
         keep(topic, message, one_kept)
         assert message.offset is not None  # the log was not full
         self._then.append(lambda: one_kept(None))
-        self._accept_kept(admitted, Ref(topic.log_name, message.offset), message)
+        # Of one that was written before, the parts are somebody else's file: it is read from the log.
+        held = None if isinstance(message, Written) else message
+        self._accept_kept(admitted, Ref(topic.log_name, message.offset), held)
 
     def _accept_kept(self, admitted: Admitted, ref: Ref, message: Message | None) -> None:
         if ref.topic not in self._holding:
@@ -231,6 +246,15 @@ class Direct:
             _log.error("%s", error)
             self._hub.counts["damaged"] += 1
             return None
+
+    def _is_coming(self, ref: Ref) -> bool:
+        """Whether a message that cannot be read is not on the disk yet: what came in pieces is not held."""
+        log = self._hub.store.log
+        begin, end = log.range(ref.topic)
+        try:
+            return begin <= ref.offset < end and not log.read(ref.topic, ref.offset, limit=1, verify=False)
+        except LogDamaged:
+            return False
 
     def _say(self, topic: str, message: Message, words: dict[str, object]) -> None:
         """Something that the broker itself publishes, with the payload that it is about."""
@@ -273,7 +297,7 @@ class Direct:
             case DropSession(session_id):
                 self._thread.do(partial(self._sessions.drop, session_id))
             case Audit():
-                self._audit_later(action)
+                self._auditing.tell(action.consumer_id, action.operation, (action.message_id,), action.text)
 
     def _persist(self, event: Event) -> None:
         if isinstance(event, Finished) and event.number in self._withheld:
@@ -283,14 +307,16 @@ class Direct:
 
     def _dispatch(self, action: Dispatch) -> None:
         message = self._message(action.parcel)
+        if message is None and self._is_coming(action.parcel.ref):
+            self.unsent(action, Sent.BUSY)
+            return
         if message is None:
             self._do(self.desk.remove(action.parcel.number, "its bytes are gone"))
             return
         assert self._courier is not None
         sent = self._courier.dispatch(action, message)
         if sent is not Sent.YES:
-            gone = sent is Sent.GONE
-            self._do(self.desk.unsent(action.delivery, action.peer, self._now(), gone=gone))
+            self.unsent(action, sent)
 
     def _answer(self, action: Answer) -> None:
         """What the answer is about is on the disk first."""
@@ -309,14 +335,16 @@ class Direct:
         self._withheld[action.number] = parcel
         message = self._message(parcel)
         letter = letter_of_parcel(action, message, time.time_ns() // 1_000_000)
+        held = parcel.ref in self._held
+        large = large_of(message, self._hub.store.log, *parcel.ref, held=held)
 
-        def keep() -> None:
-            self._thread.do(lambda: self._letters.add(letter), buried)
+        def try_it() -> None:
+            self._thread.do(lambda: keep_letter(self._letters, letter, large), buried)
 
         def buried(error: TransferError | None) -> None:
             if error is not None:
                 _log.error("a dead letter could not be kept, and is tried again: %s", error)
-                self._loop.call_later(_PAUSE, keep)
+                self._loop.call_later(_PAUSE, try_it)
                 return
             del self._withheld[action.number]
             self._events.append(Finished(action.number, End.DEAD_LETTERED))
@@ -324,22 +352,7 @@ class Direct:
             if message is not None:
                 self._say(DEAD_LETTERS + parcel.facts.topic, message, _words_of(action))
 
-        keep()
-
-    def _audit_later(self, action: Audit) -> None:
-        if self._audits >= _MOST_AUDITS:
-            self._hub.counts["not_audited"] += 1
-            return
-        self._audits += 1
-        now_ms = time.time_ns() // 1_000_000
-        audited = Audited(action.consumer_id, action.operation, (action.message_id,), action.text)
-
-        def done(error: TransferError | None) -> None:
-            self._audits -= 1
-            if error is not None:
-                _log.error("an event is not audited: %s", error)
-
-        self._thread.do(lambda: self._audit.append(audited, now_ms), done)
+        try_it()
 
     # -- the journal -------------------------------------------------------------------------------------
 
@@ -365,6 +378,16 @@ class Direct:
             _log.error("what direct delivery did cannot be kept: %s", error)
             return
         self._events, self._then = [], []
+        self._hub.durability.when_kept(sequence, _told_all(then) if then else None)
+
+    def _snapshot(self) -> None:
+        """What was not written yet stands in it too: a log that is full takes no events."""
+        try:
+            sequence = self._journal.snapshot(self.desk.books)
+        except LogFull as error:
+            _log.warning("direct delivery leaves no snapshot: %s", error)
+            return
+        then, self._events, self._then = self._then, [], []
         self._hub.durability.when_kept(sequence, _told_all(then) if then else None)
 
     def _set_alarm(self) -> None:

@@ -50,12 +50,14 @@ class DirectJournal:
         self.grown += len(events)
         return sequence
 
-    def snapshot(self, books: Books) -> None:
-        """What stands in the journal so far is not needed any more."""
+    def snapshot(self, books: Books) -> int:
+        """What stands in the journal so far is not needed any more. The last record's sequence. Raises
+        LogFull when the disk is full."""
         _, end = self._log.range(TOPIC)
         self._log.put(_SNAPSHOT, _PLACE.pack(end) + pack(books.snapshot()))
-        self._log.acknowledge(TOPIC, _READER, end)
+        sequence = self._log.acknowledge(TOPIC, _READER, end)
         self.grown = 0
+        return sequence
 
     def books(self) -> Books:
         """The books of before the restart. Raises LogDamaged."""

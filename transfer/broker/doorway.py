@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 from collections import Counter
 from collections.abc import Mapping
@@ -84,7 +85,12 @@ class Doorway:
         self._loop.call_later(0.02, self._look_again, connection, peer)
 
     def _look_again(self, connection: socket.socket, peer: str) -> None:
-        if connection in self._waiting:
+        if connection not in self._waiting:
+            return
+        if _has_gone(connection):
+            self._let_go(connection)
+            self._refuse(connection, "silent")
+        else:
             self._loop.add_reader(connection.fileno(), self._look, connection, peer)
 
     def _late(self, connection: socket.socket) -> None:
@@ -98,3 +104,10 @@ class Doorway:
     def _refuse(self, connection: socket.socket, why: str) -> None:
         self.counts[why] += 1
         connection.close()
+
+
+def _has_gone(connection: socket.socket) -> bool:
+    """Whether the peer says nothing more: bytes that were only looked at hide that from `recv`."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))

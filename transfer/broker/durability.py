@@ -24,6 +24,8 @@ Told = Callable[[TransferError | None], None]
 
 #: seconds until messages are synced for which nobody waits
 _SYNC_AFTER = 0.05
+#: bytes up to which they are synced on the loop itself, if the disk is quick: one message at a time
+_FEW = 8 << 10
 #: bytes that may wait for the disk before whoever publishes has to
 _UNSYNCED = 64 << 20
 #: seconds between two tries when the log is full
@@ -49,6 +51,8 @@ class Durability:
     ) -> None:
         self.full = ""
         self.failure: TransferError | None = None
+        #: called when it fails, for those who wait elsewhere
+        self.at_failure: Callable[[TransferError], None] = lambda error: None
         self._loop = loop
         self._store = store
         self._held_appended = appended
@@ -84,19 +88,21 @@ class Durability:
         self.appended(topic, message, sequence, told, message.nbytes)
         return True
 
-    def append_many(self, topic: Topic, messages: Sequence[Message], told: Told | None) -> bool:
-        """The same for several small messages, all or none. told: when all are kept. False: nothing was done;
-        give them one by one."""
+    def append_many(self, topics: Sequence[Topic], messages: Sequence[Message], told: Told | None) -> bool:
+        """The same for several small messages, each with its topic, all or none. told: when all are kept.
+        False: nothing was done; give them one by one."""
         if self._held:
             return False
         try:
-            sequence = self._store.append_many(topic, messages)
+            sequence = self._store.append_many(topics, messages)
         except LogFull:
             return False
         except InternalError as error:
             self.failed(error)
             raise
-        self.appended(topic, messages[-1], sequence, told, sum(message.nbytes for message in messages))
+        ends = {topic: message.offset or 0 for topic, message in zip(topics, messages, strict=True)}
+        self._grown += [(sequence, topic, offset + 1) for topic, offset in ends.items()]
+        self.when_kept(sequence, told, sum(message.nbytes for message in messages))
         return True
 
     def appended(self, topic: Topic, message: Message, sequence: int, told: Told | None, nbytes: int) -> None:
@@ -144,9 +150,22 @@ class Durability:
             self._keeper.want(self._newest)
         self._keeper.close()
 
-    def _want(self) -> None:
+    def end_turn(self) -> None:
+        """All that came at once was taken: what somebody waits for is synced now.
+
+        A little on the loop itself, if the disk is quick: to another thread and back takes longer than that.
+        What is told of it may bring more that somebody waits for, which then has its own sync.
+        """
+        if not self._wanted:
+            return
         self._wanted = False
-        self._keeper.want(self._newest)
+        if self._unsynced > _FEW or not self._keeper.sync_here(self._newest):
+            self._keeper.want(self._newest)
+
+    def _want(self) -> None:
+        if self._wanted:
+            self._wanted = False
+            self._keeper.want(self._newest)
 
     def _sync(self) -> None:
         self._due = None
@@ -182,6 +201,7 @@ class Durability:
         for told in [one[2] for one in waiting] + [one[2] for one in held]:
             tell(told, error)
         self._relieve()
+        self.at_failure(error)
 
     def _relieve(self) -> None:
         if not self._held and self._unsynced <= _UNSYNCED:

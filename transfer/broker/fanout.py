@@ -106,7 +106,7 @@ class Fanout:
 
     def left_out(self, subscriber: Subscriber, topic: Topic, offset: int | None) -> None:
         """A subscriber had no room for a message. offset: in the log; None: it is not kept."""
-        if not self._wants(subscriber, topic):
+        if subscriber.idle or not self._wants(subscriber, topic):
             return
         overflow = subscriber.overflow
         if overflow is Overflow.SPILL and offset is not None:
@@ -159,6 +159,9 @@ class Fanout:
         """Whether there is room for more."""
         damaged = 0
         while (behind := self._behind.get(subscriber, {}).get(topic)) is not None:
+            if subscriber.idle:
+                self._caught_up(subscriber, topic)
+                return True
             if subscriber.queued * 2 > subscriber.limit:
                 return False
             low, end = self._store.range(topic)

@@ -24,10 +24,15 @@ _log = logging.getLogger("transfer.broker")
 
 #: deliveries that go out at once, and bytes
 _AT_ONCE, _BYTES = 256, 4 << 20
+#: payloads of so many bytes are not checked for who reads them in pieces
+LARGE = 8 << 20
 
 
 class Consumer(Protocol):
-    """Whoever takes messages of a group, on some connection."""
+    """Whoever takes messages of a group, on some connection. in_pieces: it reads payloads of LARGE bytes and
+    more by itself, piece by piece, and checks them; those of its messages are not to be looked at."""
+
+    in_pieces: bool
 
     def deliver(self, messages: Sequence[tuple[Delivery, Message | None]]) -> None:
         """Messages that are the consumer's until it acknowledges them. None: retention or damage took it; the
@@ -89,6 +94,8 @@ class Groups:
         self._notes = Notes(loop, self._journal, durability, self._books)
         self._alarm: asyncio.TimerHandle | None = None
         self._closed = False
+        #: is told (topic, group, consumer, offsets) of acknowledgements that were refused
+        self.told_stale: Callable[[str, str, str, Sequence[int]], None] | None = None
         self._restore()
 
     def close(self) -> None:
@@ -168,7 +175,11 @@ class Groups:
         group = served.group
         stale = group.ack_many(consumer, deliveries)
         self._counts["acked"] += len(deliveries) - len(stale)
-        self._counts["stale_acks"] += len(stale)
+        if stale:
+            self._counts["stale_acks"] += len(stale)
+            if self.told_stale is not None:
+                named, offsets = served.named, [offset for offset, _ in stale]
+                self.told_stale(named.topic, named.name, str(consumer), offsets)
         self._pump(served)
         self._note(served, told)
         return stale
@@ -200,6 +211,10 @@ class Groups:
             for served in self._by_topic.get(topic, ()):
                 self._pump(served)
 
+    def end_turn(self) -> None:
+        """All that came at once was taken: what somebody waits for is written now."""
+        self._notes.end_turn()
+
     def tick(self, *, full: bool = False) -> None:
         """About once a second: what groups are done with, retention may take. full: the log is."""
         for served in self._groups.values():
@@ -217,7 +232,9 @@ class Groups:
             self._counts["expired"] += 1
             if outcome is Outcome.DEAD:
                 self._give_up(served, delivery, "it was not acknowledged in time")
-        while taken := group.take(served.topic.kept, now, _AT_ONCE):
+        more = True
+        while more and (taken := group.take(served.topic.kept, now, _AT_ONCE)):
+            more = len(taken) == _AT_ONCE
             self._send(served, taken)
         self._note(served, None)
         self._set_alarm(group.due())
@@ -225,8 +242,12 @@ class Groups:
     def _send(self, served: Served, taken: list[Delivery]) -> None:
         messages = self._messages(served, taken)
         mine: dict[object, list[tuple[Delivery, Message | None]]] = {}
-        for delivery in taken:
-            mine.setdefault(delivery.consumer, []).append((delivery, messages.get(delivery.offset)))
+        first = taken[0].consumer
+        if served.group.consumers == 1:
+            mine[first] = [(delivery, messages.get(delivery.offset)) for delivery in taken]
+        else:
+            for delivery in taken:
+                mine.setdefault(delivery.consumer, []).append((delivery, messages.get(delivery.offset)))
         self._counts["dispatched"] += len(taken)
         self._counts["redelivered"] += sum(delivery.attempt > 1 for delivery in taken)
         for consumer, theirs in mine.items():
@@ -244,7 +265,12 @@ class Groups:
                 found[delivery.offset] = message
                 continue
             try:
-                behind = self._store.read(served.topic, delivery.offset, nbytes=_BYTES, limit=len(taken))
+                behind = self._store.read(
+                    served.topic, delivery.offset, nbytes=_BYTES, limit=len(taken), verify=LARGE
+                )
+                for message in behind:
+                    if message.nbytes >= LARGE:
+                        self._check(served, message, taken)
             except LogDamaged as error:
                 _log.error("%s", error)
                 self._counts["damaged"] += 1
@@ -253,6 +279,12 @@ class Groups:
                 if message.offset is not None:
                     found[message.offset] = message
         return found
+
+    def _check(self, served: Served, message: Message, taken: list[Delivery]) -> None:
+        """Whoever takes a large message in pieces checks it as they go. Raises LogDamaged."""
+        takers = [one.consumer for one in taken if one.offset == message.offset]
+        if not all(getattr(taker, "in_pieces", False) for taker in takers):
+            self._store.check(served.topic, message.offset or 0)
 
     def _give_up(self, served: Served, delivery: Delivery, reason: str) -> None:
         """Nobody can process it: it becomes a dead letter, and then is done with."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from transfer.broker.durability import Durability, Told
+from transfer.broker.aside import Aside
+from transfer.broker.durability import Durability, Told, tell
 from transfer.broker.fanout import Fanout
 from transfer.broker.groups import Bury, Groups, IsBuried
-from transfer.broker.message import Front
+from transfer.broker.message import Front, Written
 from transfer.broker.passage import Passage, Publisher, takes
 from transfer.broker.stored import BLOB_FROM, record_of
 from transfer.broker.writing import Writer, Writing
@@ -73,12 +74,17 @@ class Hub:
         self.direct: Direct | None = None
         self._patience = patience
         self._writer = Writer(loop)
+        self._aside = Aside(self._writer, store, self._keep, self._written_whole)
+        self.durability.at_failure = self._aside.failed
         self._passages: set[Passage] = set()
+        self._at_end: list[Callable[[], None]] = []
 
     def close(self) -> None:
         """Ends its threads; all that was taken whole is on the disk then. Idempotent."""
         for passage in list(self._passages):
             passage.abandon("the broker ends")
+        self._writer.stop()
+        self._aside.close()
         self._writer.close()
         if self.direct is not None:
             self.direct.close()
@@ -103,20 +109,28 @@ class Hub:
             self.keep(topic, message, told)
 
     def publish_many(self, messages: Sequence[Message], told: Told | None = None) -> None:
-        """Takes several messages of one topic, at least one, in their order. told: when all are kept, or with
-        the reason why one is not. Raises as `publish`; some may have been taken then."""
-        topic = self.store.topic(messages[0].topic)
+        """Takes several messages, at least one, in their order. told: when all are kept, or with the reason
+        why one is not. Raises as `publish`; some may have been taken then."""
+        topics = [self.store.topic(message.topic) for message in messages]
         small = all(message.nbytes < BLOB_FROM for message in messages)
-        if topic.durable and small and self.durability.append_many(topic, messages, told):
-            for message in messages:
-                self._appended(topic, message)
+        kept = all(topic.durable for topic in topics)
+        small = small and not self._aside.busy
+        if small and kept and self.durability.append_many(topics, messages, told):
+            self._appended_many(topics, messages)
             return
         together = _Together(len(messages), told)
         for message in messages:
             self.publish(message, together)
 
     def keep(self, topic: Topic, message: Message, told: Told | None = None) -> bool:
-        """Takes a message for a topic that keeps it; False: a full log holds it up. See `publish`."""
+        """Takes a message for a topic that keeps it; False: a full log holds it up, or it is large and a
+        thread writes it, or it stands behind such a one. See `publish`."""
+        if self._aside.takes(topic, message.nbytes) and not isinstance(message, Written):
+            self._aside.take(topic, message, told)
+            return False
+        return self._keep(topic, message, told)
+
+    def _keep(self, topic: Topic, message: Message, told: Told | None) -> bool:
         appended = self.durability.append(topic, message, told)
         if appended:
             self._appended(topic, message)
@@ -151,9 +165,21 @@ class Hub:
             told(None)
         return passage
 
+    def at_end_of_turn(self, call: Callable[[], None]) -> None:
+        """Has it called when all that came at once is done, and may be answered at once."""
+        self._at_end.append(call)
+
+    def end_turn(self) -> None:
+        """All that came at once was taken. Without this word it goes on in the loop's next turns, later."""
+        self.groups.end_turn()
+        self.durability.end_turn()
+        self._call_at_end()
+
     def pressed(self, publisher: Publisher) -> None:
         """Whoever has just published waits, if the disk is far behind or full."""
         self.durability.pressed(publisher)
+        if self._aside.busy:
+            self._aside.pressed(publisher)
 
     def stream(self, topic: str, position: int, limit: int) -> list[Buffer]:
         """Bytes of the topic's payloads, one behind the other, from a position on: at most `limit`.
@@ -170,31 +196,60 @@ class Hub:
         return self.store.oldest(found) if found is not None else 0
 
     @property
+    def full(self) -> str:
+        """Why publishers wait for room on the disk; "": they do not."""
+        return self.durability.full or ("no room for a large payload" if self._writer.full else "")
+
+    @property
     def busy(self) -> bool:
         """Large messages are on their way, or somebody waits for the disk."""
-        return bool(self._passages) or self.durability.busy
+        return bool(self._passages) or self._aside.busy or self.durability.busy
 
     def _appended(self, topic: Topic, message: Message) -> None:
+        nbytes, store = message.nbytes, self.store
         topic.messages += 1
-        topic.nbytes += message.nbytes
+        topic.nbytes += nbytes
+        store.messages += 1
+        store.nbytes += nbytes
         if topic.recent is not None:
             topic.recent.add(message)
         self.fanout.tell(topic, message)
         if self.direct is not None and message.front not in _ROUTED:
             self.direct.offer(topic, message)
 
+    def _appended_many(self, topics: Sequence[Topic], messages: Sequence[Message]) -> None:
+        topic = topics[0]
+        alone = topics.count(topic) == len(topics) and not self.fanout.listeners(topic)
+        if not alone or (self.direct is not None and self.direct.leads_somewhere(topic.name)):
+            for its_topic, message in zip(topics, messages, strict=True):
+                self._appended(its_topic, message)
+            return
+        nbytes, store = sum(message.nbytes for message in messages), self.store
+        topic.messages += len(messages)
+        topic.nbytes += nbytes
+        store.messages += len(messages)
+        store.nbytes += nbytes
+        if topic.recent is not None:
+            topic.recent.add_many(messages, nbytes)
+
     def _kept(self, topics: Sequence[Topic]) -> None:
         """More is on the disk."""
         self.fanout.kept()
         self.groups.kept(topics)
+        self._call_at_end()
+
+    def _call_at_end(self) -> None:
+        for call in self._at_end:
+            call()
 
     def _ended(self, passage: Passage) -> None:
         self._passages.discard(passage)
         if passage.broken:
             self.counts["broken_off"] += 1
             return
-        passage.topic.messages += 1
-        passage.topic.nbytes += passage.nbytes
+        for counted in (passage.topic, self.store):
+            counted.messages += 1
+            counted.nbytes += passage.nbytes
         if passage.writing is None:
             for subscriber in passage.left_out:
                 self.fanout.left_out(subscriber, passage.topic, None)
@@ -203,29 +258,45 @@ class Hub:
         """All of a large payload is written: its record can be appended. Raises LogFull."""
         assert passage.writing is not None
         topic, offset = passage.topic, None
+        if self._placed(topic, passage.message, passage.writing, told, error):
+            offset = passage.message.offset
+            if self.direct is not None and passage.message.front not in _ROUTED:
+                self.direct.offer(topic, passage.message, nbytes=passage.nbytes)
+        for subscriber in passage.left_out:
+            self.fanout.left_out(subscriber, topic, offset)
+        if offset is not None:
+            for subscriber in passage.receivers:
+                self.fanout.given(subscriber, topic, offset)
+
+    def _written_whole(
+        self, topic: Topic, message: Message, writing: Writing, told: Told | None, error: TransferError | None
+    ) -> None:
+        """The same for one that came whole."""
+        if self._placed(topic, message, writing, told, error):
+            self._appended(topic, message)
+
+    def _placed(
+        self, topic: Topic, message: Message, writing: Writing, told: Told | None, error: TransferError | None
+    ) -> bool:
+        """Appends the record of a payload that is written. False: it is not kept, and its publisher is told.
+        Raises LogFull."""
         try:
             if error is None:
-                record = record_of(passage.message, topic.position, blob=True)
-                sequence, offset = passage.writing.commit(record)
-                passage.message.offset = offset
-                self.store.grew(topic, passage.nbytes)
-                self.durability.appended(topic, passage.message, sequence, told, passage.nbytes)
+                record = record_of(message, topic.position, blob=True)
+                sequence, message.offset = writing.commit(record)
+                self.store.grew(topic, writing.nbytes)
+                self.durability.appended(topic, message, sequence, told, writing.nbytes)
+                return True
         except LogFull:
             raise  # it is tried again
         except TransferError as failed:
             error = failed
             if isinstance(failed, InternalError):
                 self.durability.failed(failed)
-        if error is not None:
-            _log.error("a message of topic %r is not kept: %s", topic.name, error)
-            passage.writing.abandon()
-            if told is not None:
-                told(error)
-        for subscriber in passage.left_out:
-            self.fanout.left_out(subscriber, topic, offset)
-        if offset is not None:
-            for subscriber in passage.receivers:
-                self.fanout.given(subscriber, topic, offset)
+        _log.error("a message of topic %r is not kept: %s", topic.name, error)
+        writing.abandon()
+        tell(told, error)
+        return False
 
     # -- subscribing -------------------------------------------------------------------------------------
 
@@ -255,7 +326,7 @@ class Hub:
             for receiver in passage.look_again(now, self._patience):
                 self.counts["closed_slow"] += 1
                 receiver.close(f"it took nothing for {self._patience:g} s and held up others")
-        self.groups.tick(full=bool(self.durability.full) or self._writer.full)
+        self.groups.tick(full=bool(self.full))
         if self.direct is not None:
             self.direct.tick()
         self._remember()

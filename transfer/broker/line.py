@@ -8,6 +8,7 @@ are.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from abc import ABC, abstractmethod
@@ -15,6 +16,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from transfer.broker.pipes import POUR_FROM, Poured, Waiting, pipes_of, pour
 from transports.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -33,15 +35,23 @@ _TURN = 1 << 20
 _WRITE_BYTES, _WRITE_BUFFERS = 1 << 20, 512
 #: queued bytes that are written at once, instead of at the end of the turn
 _WRITE_NOW = 512 << 10
+#: bytes that are read behind a payload that came in pipes: the head of the next one, and little of its data
+_LOOK = 4 << 10
+#: what a socket or a system answers that cannot do it
+_NO_PIPES = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
 #: the rest of a frame that is kept until more of it comes; larger payloads come in pieces
 LARGEST_FRAME = 1 << 20
 
 
 class Lines:
-    """What the connections of one loop share: the memory they read into, and who has something to write."""
+    """What the connections of one loop share: the memory they read into, and who has something to write.
+
+    pipes: for payloads that are not copied (`pipes.py`); None: there are none here.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: Pool) -> None:
         self.loop = loop
+        self.pipes = pipes_of(pool)
         self._pool = pool
         self._arena = memoryview(pool.lease(_ARENA))
         self._used = 0
@@ -53,6 +63,11 @@ class Lines:
     def busy(self) -> bool:
         """Something waits to be written."""
         return bool(self._dirty or self.blocked)
+
+    def close(self) -> None:
+        """When all connections have ended. Idempotent."""
+        if self.pipes is not None:
+            self.pipes.close()
 
     def room(self) -> memoryview:
         """Memory to read into; `take` says how much of it was used."""
@@ -99,7 +114,10 @@ class Line(ABC):
         self._socket = connection
         self._rest = b""  # the beginning of a frame
         self._body = 0  # bytes of a payload that are still to come, in pieces
-        self._out: deque[Buffer] = deque()
+        self._out: deque[Buffer | Waiting] = deque()
+        self._in_pipes = 0  # how many of them wait in pipes
+        self._pouring = False  # the payload on its way is large enough for pipes
+        self._looks = False  # the next read takes little
         self._scheduled = self._blocked = False
         self._paused = 0
         self._loop.add_reader(connection.fileno(), self._readable)
@@ -118,8 +136,16 @@ class Line(ABC):
     def body(self, data: memoryview) -> None:
         """The next bytes of a payload that was announced by `expect`; `data` may be kept."""
 
+    @property
+    def takes_pipes(self) -> bool:
+        """The next bytes of the payload may be given to `body_poured` instead."""
+        return False
+
+    def body_poured(self, data: Poured) -> None:
+        """As `body`, for bytes in a pipe, which is emptied when it returns."""
+
     def body_ended(self) -> None:
-        """All bytes of a payload were given to `body`."""
+        """All bytes of a payload were given to `body` or `body_poured`."""
 
     @abstractmethod
     def refuse(self, error: ProtocolError) -> None:
@@ -137,6 +163,7 @@ class Line(ABC):
     def expect(self, nbytes: int) -> None:
         """The next `nbytes` bytes go to `body`, as they come; then `body_ended` is called."""
         self._body = nbytes
+        self._pouring = nbytes >= POUR_FROM and self._lines.pipes is not None
 
     def pause(self) -> None:
         """Reads no more until `resume` was called as often: the peer's own buffers fill, and it waits."""
@@ -160,22 +187,49 @@ class Line(ABC):
     def _readable(self) -> None:
         left = _TURN
         while left > 0 and not self._paused and not self.closed:
-            room = self._lines.room()
             try:
-                nbytes = self._socket.recv_into(room)
+                data, more = self._receive()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
                 self.close(error.strerror or str(error))
                 return
-            if not nbytes:
+            if not data:
                 self.close("the peer has closed it")
                 return
             self.heard = self._loop.time()
-            self._take(self._lines.take(nbytes))
-            left -= nbytes
-            if nbytes < len(room):
+            left -= len(data)
+            if isinstance(data, Poured):
+                self._take_poured(data)
+            else:
+                self._take(data)
+            if not more:
                 return
+
+    def _receive(self) -> tuple[memoryview | Poured, bool]:
+        """What came, and whether more may be there."""
+        if self._pouring and self.takes_pipes:
+            data = self._pour()
+            if data is not None:
+                if not data:
+                    data.end()
+                return data, True
+        room = self._lines.room()
+        if self._looks:
+            self._looks, room = False, room[:_LOOK]
+        nbytes = self._socket.recv_into(room)
+        return self._lines.take(nbytes), nbytes == len(room)
+
+    def _pour(self) -> Poured | None:
+        """The next bytes of a payload, in a pipe; None: they have to be read."""
+        assert self._lines.pipes is not None
+        try:
+            return pour(self._lines.pipes, self._socket.fileno(), self._body)
+        except OSError as error:
+            if error.errno not in _NO_PIPES:
+                raise
+            self._pouring = False
+            return None
 
     def _again(self) -> None:
         if not self.closed and not self._paused:
@@ -214,6 +268,21 @@ class Line(ABC):
             self.body_ended()
         return data[len(piece) :]
 
+    def _take_poured(self, data: Poured) -> None:
+        """The same for bytes in a pipe."""
+        self._body -= len(data)
+        try:
+            self.body_poured(data)
+            if not self._body and not self.closed:
+                self._looks = True  # of the next payload as much as can be goes through pipes
+                self.body_ended()
+        except ProtocolError as error:
+            self.refuse(error)
+        except Exception:  # noqa: BLE001 - what comes behind cannot be understood
+            self.fail()
+        finally:
+            data.end()
+
     # -- writing -----------------------------------------------------------------------------------------
 
     def write(self, data: Buffer) -> None:
@@ -230,21 +299,34 @@ class Line(ABC):
             self._scheduled = True
             self._lines.soon(self)
 
+    def write_poured(self, data: Poured) -> None:
+        """The same for bytes in a pipe, of which the line keeps what is not written at once."""
+        if self.closed:
+            return
+        waiting = data.share()
+        if waiting is not None:
+            self._out.append(waiting)
+            self._in_pipes += 1
+            self.queued += len(waiting)
+        missing = len(data) - (len(waiting) if waiting is not None else 0)
+        if missing:
+            self.write(data.memory()[-missing:])
+        if not self._blocked:
+            self.flush()
+
     def flush(self) -> None:
         """Writes as much as the system takes."""
         self._scheduled = False
         out = self._out
         while out and not self.closed:
-            buffers, nbytes = self._next_buffers()
             try:
-                written = self._socket.sendmsg(buffers)
+                whole = self._write_waiting() if self._in_pipes else self._write_buffers()
             except (BlockingIOError, InterruptedError):
-                written = 0
+                whole = False
             except OSError as error:
                 self.close(error.strerror or str(error))
                 return
-            self._written(written)
-            if written < nbytes:
+            if not whole:
                 self._block()
                 return
         if self._blocked and not self.closed:
@@ -260,21 +342,41 @@ class Line(ABC):
         except Exception:  # noqa: BLE001 - it is ours, and told in the log
             self.fail()
 
-    def _next_buffers(self) -> tuple[list[Buffer], int]:
+    def _write_buffers(self, most: int = _WRITE_BUFFERS, flags: int = 0) -> bool:
+        """Whether all was written that the system was given."""
         buffers: list[Buffer] = []
         nbytes = 0
-        for data in islice(self._out, _WRITE_BUFFERS):
-            buffers.append(data)
+        for data in islice(self._out, most):
+            buffers.append(data)  # type: ignore[arg-type]
             nbytes += len(data)
             if nbytes >= _WRITE_BYTES:
                 break
-        return buffers, nbytes
+        written = self._socket.sendmsg(buffers, [], flags)
+        self._written(written)
+        return written == nbytes
+
+    def _write_waiting(self) -> bool:
+        """The same while something waits in pipes."""
+        out = self._out
+        first = out[0]
+        if not isinstance(first, Waiting):
+            before = next(n for n, data in enumerate(out) if isinstance(data, Waiting))
+            # what waits in the pipe goes into the same packets
+            return self._write_buffers(min(before, _WRITE_BUFFERS), socket.MSG_MORE)
+        self.queued -= first.write(self._socket.fileno())
+        if first:
+            return False
+        self._in_pipes -= 1
+        out.popleft()
+        first.end()
+        return True
 
     def _written(self, nbytes: int) -> None:
         self.queued -= nbytes
         out = self._out
         while nbytes:
             first = out[0]
+            assert not isinstance(first, Waiting)
             if len(first) > nbytes:
                 out[0] = memoryview(first)[nbytes:]
                 return
@@ -301,7 +403,11 @@ class Line(ABC):
         self._loop.remove_reader(number)
         self._loop.remove_writer(number)
         self._socket.close()
+        for data in self._out:
+            if isinstance(data, Waiting):
+                data.end()
         self._out.clear()
+        self._in_pipes = 0
         self._rest, self.queued = b"", 0
         self.lost(reason)
 
@@ -313,6 +419,7 @@ class Line(ABC):
     def _last_words(self) -> None:
         """An error that was written just before: one try."""
         try:
-            self._written(self._socket.sendmsg(self._next_buffers()[0]))
+            if not self._in_pipes:
+                self._write_buffers()
         except OSError:
             return

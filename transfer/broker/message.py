@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transfer.log.pieces import BlobWriter
 
 #: what a payload consists of: flat buffers of bytes
 Buffer = bytes | memoryview
@@ -59,3 +62,22 @@ class Message:
     def payload(self) -> Buffer:
         """The payload in one piece; copied if it has several."""
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+
+
+class Written(Message):
+    """A message whose large payload lies in the log already: its record alone is missing. blob: that payload,
+    of the topic to which the message is appended. parts: the same bytes, wherever they came from."""
+
+    __slots__ = ("blob",)
+
+    def __init__(
+        self,
+        topic: str,
+        parts: tuple[Buffer, ...],
+        front: Front,
+        head: bytes,
+        headers: Mapping[str, Any] | None,
+        blob: BlobWriter,
+    ) -> None:
+        super().__init__(topic, parts, front, head, headers)
+        self.blob = blob

@@ -21,6 +21,8 @@ _log = logging.getLogger("transfer.broker")
 SUMMARY_AFTER = 100_000
 #: ticks after which they are written all the same: what stands behind them holds the log's segments
 _SUMMARY_TICKS = 60
+#: seconds until what nobody waits for is written: most of it is acknowledged by then, in the same record
+_LATER = 0.01
 #: seconds between two tries to write what happened, when the disk is full
 _FULL_PAUSE = 0.5
 
@@ -40,20 +42,32 @@ class Notes:
         self._books = books
         self._changed: dict[int, Group] = {}
         self._told: list[Told] = []
-        self._flush_due = False
+        self._due: asyncio.Handle | None = None
+        self._soon = False  # it is due at the end of this turn
+        self._paused = False  # the disk is full
         self._since_summary = 0  # ticks
         self._closed = False
 
     def note(self, number: int, group: Group, told: Told | None) -> None:
-        """The group's changes are written at the end of this turn, together with those of others. told: when
-        they are on the disk."""
+        """The group's changes are written together with those of others. told: when they are on the disk,
+        which begins at the end of this turn."""
         if group.changes:
             self._changed[number] = group
         if told is not None:
             self._told.append(told)
-        if (self._changed or self._told) and not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
+        if self._paused:
+            return
+        if told is not None:
+            if not self._soon:
+                self._soon = True
+                self._write_at(self._loop.call_soon(self._flush))
+        elif self._changed and self._due is None:
+            self._write_at(self._loop.call_later(_LATER, self._flush))
+
+    def end_turn(self) -> None:
+        """What somebody waits for is written now."""
+        if self._soon and not self._paused:
+            self._flush()
 
     def tick(self, *, full: bool) -> None:
         """About once a second: a summary, if one is due. full: the log is. Raises LogFull, InternalError."""
@@ -76,8 +90,16 @@ class Notes:
             except TransferError as error:
                 _log.error("groups leave no summary: %s", error)  # the journal has it all
 
+    def _write_at(self, due: asyncio.Handle) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        self._due = due
+
     def _flush(self) -> None:
-        self._flush_due = False
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        self._soon = self._paused = False
         changed, told = self._changed, self._told
         if not changed and not told:
             return
@@ -86,8 +108,8 @@ class Notes:
         except LogFull as error:
             _log.warning("what groups have done is not kept yet: %s", error)
             if not self._closed:
-                self._flush_due = True
-                self._loop.call_later(_FULL_PAUSE, self._flush)
+                self._paused = True
+                self._write_at(self._loop.call_later(_FULL_PAUSE, self._flush))
             return
         except TransferError as error:
             self._durability.failed(error)

@@ -9,6 +9,7 @@ from transports.errors import UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.message import Buffer, Message
+    from transfer.broker.pipes import Poured
     from transfer.broker.subscriber import Subscriber
     from transfer.broker.topic import Topic
     from transfer.broker.writing import Writing
@@ -57,13 +58,25 @@ class Passage:
 
     def piece(self, data: Buffer) -> None:
         """The next bytes. Raises UsageError if they are more than were announced."""
-        if len(data) > self._left:
-            raise UsageError(f"{len(data)} bytes of a payload of which {self._left} are missing")
-        self._left -= len(data)
+        self._count(len(data))
         for receiver in tuple(self._receivers):  # one may go by it
             receiver.piece(data)
         if self.writing is not None:
             self.writing.write(data)
+        self._look()
+
+    @property
+    def pours(self) -> bool:
+        """The next bytes may come in a pipe: they need not be kept, and all receivers take them so."""
+        return self.writing is None and all(receiver.pours for receiver in self._receivers)
+
+    def poured(self, data: Poured) -> None:
+        """As `piece`, for bytes in a pipe."""
+        self._count(len(data))
+        for receiver in tuple(self._receivers):
+            receiver.poured(data)
+        if self.writing is not None:
+            self.writing.write(data.memory())
         self._look()
 
     def finish(self) -> None:
@@ -119,6 +132,11 @@ class Passage:
                 late.append(receiver)
         self._look()
         return late
+
+    def _count(self, nbytes: int) -> None:
+        if nbytes > self._left:
+            raise UsageError(f"{nbytes} bytes of a payload of which {self._left} are missing")
+        self._left -= nbytes
 
     def _look(self) -> None:
         slow = not self.ended and any(one.queued > one.limit for one in self._receivers)

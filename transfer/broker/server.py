@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 import transfer
+from transfer.broker.auditing import Auditing
 from transfer.broker.beside import Beside
 from transfer.broker.burying import Burying
 from transfer.broker.direct import Direct
@@ -41,7 +42,7 @@ from transfer.broker.state.sessions import Sessions
 from transfer.broker.state.thread import StateThread
 from transfer.broker.store import Store
 from transfer.broker.upkeep import Upkeep
-from transfer.log import Log, Retention
+from transfer.log import Log, Retention, undisturbed
 from transports.address import format_host
 from transports.errors import NotSupported, TransferError
 
@@ -189,12 +190,13 @@ class Broker:
         database = Database(self.folder / STATE)
         self._owned.callback(database.close)
         self.letters = DeadLetters(database)
+        self.letters.sweep()
         thread = StateThread(loop)
         self._owned.callback(thread.close)
         self.audit = self._owned.enter_context(Audit(self.folder / AUDIT, time.time_ns() // 1_000_000))
         store = Store(log, settings.durable, most=settings.most_topics, room=settings.retention_bytes)
         retry = RetryPolicy(max_attempts=settings.attempts, initial=settings.first_delay)
-        burying = Burying(thread, self.letters)
+        burying = Burying(thread, self.letters, log)
         self.hub = Hub(
             loop,
             store,
@@ -204,6 +206,8 @@ class Broker:
             patience=settings.patience,
         )
         self._owned.callback(self.hub.close)
+        auditing = Auditing(thread, self.audit, self.hub.counts)
+        self.hub.groups.told_stale = auditing.stale_acks
         self.direct = Direct(
             loop,
             self.hub,
@@ -212,7 +216,7 @@ class Broker:
             thread,
             self.letters,
             Sessions(database),
-            self.audit,
+            auditing,
         )
         self._owned.callback(Upkeep(log).close)
         self._open_fronts()
@@ -225,11 +229,12 @@ class Broker:
     def _routes(self, database: Database) -> RouteTable:
         """The routes that were put up before, and those of the file, if there is one."""
         self.catalog = Catalog(database)
-        if self.settings.catalog:
-            self.catalog.replace_static(read_file(self.settings.catalog))
         table = RouteTable()
-        for route in self.catalog.load()[1]:
-            table.add(route)
+        with undisturbed():
+            if self.settings.catalog:
+                self.catalog.replace_static(read_file(self.settings.catalog))
+            for route in self.catalog.load()[1]:
+                table.add(route)
         return table
 
     def _open_abtp(self, where: AbtpEndpoints) -> None:
@@ -255,6 +260,7 @@ class Broker:
         self.context = context = transfer.Context()
         self._owned.callback(context.destroy, 0)
         self._lines = lines = Lines(self._loop, context.pool)
+        self._owned.callback(lines.close)
         own: OwnFront | None = None
         if settings.own is not None:
             own = self._add("own", OwnFront(self.hub, self._loop, context, settings.own))

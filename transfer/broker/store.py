@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from transfer.broker.message import Buffer, Message
+from transfer.broker.message import Buffer, Message, Written
 from transfer.broker.stored import BLOB_FROM, message_of, position_of, record_of
 from transfer.broker.topic import BESIDE, LOG_PREFIX, Topic
+from transfer.log import HOLDS, undisturbed
 from transports.errors import LogDamaged, LogFull, UsageError
 
 if TYPE_CHECKING:
@@ -18,11 +20,14 @@ _log = logging.getLogger("transfer.broker")
 
 #: bytes that one look into the log reads
 _READ = 4 << 20
+#: topics whose positions are kept at one time: others are served in between
+_AT_ONCE = 2000
+#: topics that are looked at to find one that may be forgotten
+_LOOKED_AT = 100
 #: in front of the keys under which topics' positions are kept
 _POSITION = b"broker/position/"
-#: the log's group that keeps messages until the topic's position behind them is kept; no group of users
-#: has a zero in its name
-_HOLDER = "\0position"
+#: the log's group that keeps messages until the topic's position behind them is kept, and reads none
+_HOLDER = HOLDS + "position"
 
 
 class Store:
@@ -43,14 +48,15 @@ class Store:
         self._topics: dict[str, Topic] = {}
         self._beside: dict[str, Topic] = {}
         self._transient: dict[str, Topic] = {}  # of them, those that keep nothing
-        self._grown: set[Topic] = set()
+        self._grown: dict[Topic, None] = {}  # whose positions are to be kept; those that wait longest first
         self._held: set[Topic] = set()  # those with a holder
         self._checked: tuple[str, int] = ("", -1)  # topic and offset of the payload that was checked last
-        #: what was published of topics that kept nothing, and are forgotten
-        self.forgotten_messages = self.forgotten_bytes = 0
-        for name in log.topics:
-            if name.startswith(LOG_PREFIX):
-                self._found(name)
+        #: what was published since the start, of topics that are forgotten too
+        self.messages = self.nbytes = 0
+        with undisturbed():
+            for name in log.topics:
+                if name.startswith(LOG_PREFIX):
+                    self._found(name)
 
     @property
     def topics(self) -> dict[str, Topic]:
@@ -87,24 +93,33 @@ class Store:
         if large or self._room is not None:
             self.check_room(nbytes)
         record = record_of(message, topic.position, blob=large)
-        sequence, message.offset = self.log.append(
-            topic.log_name, record, blob=list(message.parts) if large else None
-        )
+        if large and isinstance(message, Written):
+            sequence, message.offset = message.blob.commit(record)
+        else:
+            sequence, message.offset = self.log.append(
+                topic.log_name, record, blob=list(message.parts) if large else None
+            )
         self.grew(topic, nbytes)
         return sequence
 
-    def append_many(self, topic: Topic, messages: Sequence[Message]) -> int:
-        """The same for several small messages, in one go: the last record's sequence. All or none are
-        appended. Raises LogFull."""
-        position = topic.position
+    def append_many(self, topics: Sequence[Topic], messages: Sequence[Message]) -> int:
+        """The same for several small messages, each with its topic, in one go: the last record's sequence.
+        All or none are appended. Raises LogFull."""
+        ends = {topic: topic.position for topic in dict.fromkeys(topics)}
         records = []
-        for message in messages:
-            records.append(record_of(message, position, blob=False))
-            position += message.nbytes
-        sequence, begin = self.log.append_many(topic.log_name, records)
-        for offset, message in enumerate(messages, begin):
+        for topic, message in zip(topics, messages, strict=True):
+            records.append(record_of(message, ends[topic], blob=False))
+            ends[topic] += message.nbytes
+        if len(ends) == 1:
+            sequence, begin = self.log.append_many(topics[0].log_name, records)
+            offsets: Iterable[int] = range(begin, begin + len(messages))
+        else:
+            named = [(topic.log_name, record) for topic, record in zip(topics, records, strict=True)]
+            sequence, offsets = self.log.append_all(named)
+        for offset, message in zip(offsets, messages, strict=True):
             message.offset = offset
-        self.grew(topic, position - topic.position)
+        for topic, end in ends.items():
+            self.grew(topic, end - topic.position)
         return sequence + len(messages) - 1
 
     def grew(self, topic: Topic, nbytes: int) -> None:
@@ -112,7 +127,7 @@ class Store:
         if topic not in self._held:
             self._hold(topic)
         topic.position += nbytes
-        self._grown.add(topic)
+        self._grown[topic] = None
 
     def durable_topic(self, name: str) -> Topic:
         """A topic that keeps its messages. Raises UsageError when it does not, or there are too many."""
@@ -145,16 +160,18 @@ class Store:
         return self.log.range(topic.log_name)
 
     def remember(self) -> tuple[int, list[tuple[Topic, int]]] | None:
-        """Positions of topics that have grown are kept, so that they never move when retention takes all.
+        """Positions of topics that have grown are kept, so that they never move when retention takes all. Of
+        very many some come later.
 
         (sequence of the last record, what `remembered` is given when that is on the disk); None: nothing
         has grown. Raises LogFull, InternalError.
         """
         sequence, marks = -1, []
-        for topic in self._grown:
+        for topic in list(islice(self._grown, _AT_ONCE)):
             sequence = self.log.put(_POSITION + topic.name.encode(), topic.position.to_bytes(8, "little"))
             marks.append((topic, self.range(topic)[1]))
-        self._grown.clear()
+        for topic, _ in marks:
+            del self._grown[topic]
         return (sequence, marks) if marks else None
 
     def remembered(self, marks: Sequence[tuple[Topic, int]]) -> None:
@@ -162,16 +179,28 @@ class Store:
         for topic, offset in marks:
             self.log.acknowledge(topic.log_name, _HOLDER, offset)
 
-    def read(self, topic: Topic, offset: int, *, nbytes: int = _READ, limit: int = 1000) -> list[Message]:
+    def read(
+        self,
+        topic: Topic,
+        offset: int,
+        *,
+        nbytes: int = _READ,
+        limit: int = 1000,
+        verify: bool | int = True,
+    ) -> list[Message]:
         """Messages that are kept, from `offset` on, or from the oldest that is there; those before a damaged
-        one. Raises LogDamaged when the first one is damaged."""
+        one. verify: as in `Log.read`. Raises LogDamaged when the first one is damaged."""
         try:
-            kept = self.log.read(topic.log_name, offset, limit=limit, nbytes=nbytes)
+            kept = self.log.read(topic.log_name, offset, limit=limit, nbytes=nbytes, verify=verify)
             return [message_of(topic.name, one) for one in kept]
         except LogDamaged:
             if limit == 1:
                 raise
-        return self.read(topic, offset, nbytes=nbytes, limit=limit // 2)
+        return self.read(topic, offset, nbytes=nbytes, limit=limit // 2, verify=verify)
+
+    def check(self, topic: Topic, offset: int) -> None:
+        """Looks at all of a message's payload. Raises LogDamaged."""
+        self.log.read(topic.log_name, offset, limit=1)
 
     def stream(self, topic: Topic, position: int, limit: int) -> list[Buffer]:
         """Bytes of all the topic's payloads, one behind the other, from a position on: at most `limit`.
@@ -266,9 +295,12 @@ class Store:
         topic = Topic(log_name.removeprefix(LOG_PREFIX), durable=True)
         remembered = int.from_bytes(self.log.get(_POSITION + topic.name.encode()) or b"", "little")
         _, topic.kept = self.log.range(log_name)
-        topic.position = max(remembered, self._end_of(topic, topic.kept - 1) if topic.kept else 0)
-        if _HOLDER in self.log.groups(log_name):
+        held = self.log.groups(log_name).get(_HOLDER)
+        if held is not None:
             self._held.add(topic)
+        if held != topic.kept:  # it has grown since its position was kept
+            remembered = max(remembered, self._end_of(topic, topic.kept - 1) if topic.kept else 0)
+        topic.position = remembered
         self._topics[topic.name] = topic
 
     def _end_of(self, topic: Topic, offset: int) -> int:
@@ -281,11 +313,12 @@ class Store:
             return 0
 
     def _forget_one(self) -> bool:
-        """Room for one name more: a topic that keeps nothing, and to which nobody listens."""
-        for name, topic in self._transient.items():
+        """Room for one name more: a topic that keeps nothing, and to which nobody listens. A few are looked
+        at each time: all of them would take a while for each name that is refused."""
+        for name, topic in list(islice(self._transient.items(), _LOOKED_AT)):
+            del self._transient[name]
             if all(one.passive for one in topic.listeners):
-                del self._topics[name], self._transient[name]
-                self.forgotten_messages += topic.messages
-                self.forgotten_bytes += topic.nbytes
+                del self._topics[name]
                 return True
+            self._transient[name] = topic  # the others have their turn next time
         return False

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transfer.broker.message import Buffer, Message
+    from transfer.broker.pipes import Poured
 
 
 class Overflow(Enum):
@@ -25,14 +26,19 @@ class Overflow(Enum):
 class Subscriber(ABC):
     """One connection that has subscribed; each front has a class of its own. Used on the broker's loop only.
 
-    passive: it hears all there is, whoever wants it: a topic that nobody else hears may be forgotten. limit:
-    bytes that may wait for it. overflow: what happens beyond them. dropped: messages that it was not given.
+    passive: it hears all there is, whoever wants it: a topic that nobody else hears may be forgotten. idle:
+    nobody is there to miss what it is not given. limit: bytes that may wait for it. overflow: what happens
+    beyond them. dropped: messages that it was not given.
     """
 
     passive: bool = False
     limit: int = 64 << 20
     overflow: Overflow = Overflow.SPILL
     dropped: int = 0
+
+    @property
+    def idle(self) -> bool:
+        return False
 
     @property
     @abstractmethod
@@ -59,6 +65,16 @@ class Subscriber(ABC):
     def piece(self, data: Buffer) -> None:
         """The next bytes of the payload that was begun. Whoever publishes is paused while `queued` is over
         `limit`."""
+
+    @property
+    def pours(self) -> bool:
+        """It takes bytes in a pipe as well as memory (`poured`)."""
+        return False
+
+    def poured(self, data: Poured) -> None:
+        """As `piece`, for bytes in a pipe, which is emptied when it returns."""
+        if not self.pours:
+            self.piece(data.memory())
 
     @abstractmethod
     def finish(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,10 +31,14 @@ class Recent:
 
     def add(self, message: Message) -> None:
         """A message that has its offset."""
+        self.add_many((message,), message.nbytes)
+
+    def add_many(self, messages: Sequence[Message], nbytes: int) -> None:
+        """The same for several, of so many bytes together."""
         order = self._order
-        order.append(message)
-        self._messages[message.topic, message.offset] = message
-        self._nbytes += message.nbytes
+        order.extend(messages)
+        self._messages.update({(one.topic, one.offset): one for one in messages})
+        self._nbytes += nbytes
         while self._nbytes > self._most_bytes or len(order) > self._most:
             oldest = order.popleft()
             self._nbytes -= oldest.nbytes

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from transfer import __version__
@@ -42,6 +41,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "transfer_broker_group_waiting_messages": Family("gauge", "Those that come again, or later.", _GROUP),
     "transfer_broker_group_consumers": Family("gauge", "Consumers that have joined.", _GROUP),
     "transfer_broker_dead_letters": Family("gauge", "Messages that nobody could process."),
+    "transfer_broker_audit_problems": Family("gauge", "Damaged places of the audit, as found at the start."),
     "transfer_broker_log_bytes": Family("gauge", "What the log takes on the disk."),
     "transfer_broker_log_full": Family("gauge", "1: the log is full, and publishers wait."),
     "transfer_broker_unsynced_bytes": Family("gauge", "Payload bytes that are not on the disk yet."),
@@ -63,10 +63,12 @@ EVENTS: Final = (
     "dropped",
     "expired",
     "nacked",
+    "not_audited",
     "redelivered",
     "returned",
     "spilled",
     "stale_acks",
+    "unreadable",
 )
 
 
@@ -108,9 +110,7 @@ def numbers_of(broker: Broker, names: Names, *, ready: bool, dead_letters: int) 
 def published(broker: Broker) -> tuple[int, int]:
     """Messages and their bytes since the start, of topics that are forgotten too."""
     store = broker.hub.store
-    topics = store.topics.values()
-    messages = sum(map(attrgetter("messages"), topics)) + store.forgotten_messages
-    return messages, sum(map(attrgetter("nbytes"), topics)) + store.forgotten_bytes
+    return store.messages, store.nbytes
 
 
 def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...], float]]:
@@ -137,8 +137,9 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
         yield "group_held_messages", labels, served.group.held
         yield "group_waiting_messages", labels, served.group.waiting
         yield "group_consumers", labels, served.group.consumers
+    yield "audit_problems", (), len(broker.audit.found.problems)
     yield "log_bytes", (), hub.store.log.disk_bytes
-    yield "log_full", (), bool(hub.durability.full)
+    yield "log_full", (), bool(hub.full)
     yield "unsynced_bytes", (), hub.durability.unsynced
     yield "loop_late_seconds", (), broker.late
 
@@ -163,18 +164,23 @@ def overview_told(broker: Broker) -> dict[str, Json]:
         "connections": sum(front.connections for front in broker.fronts.values()),
         "events": {event: hub.counts[event] for event in sorted({*EVENTS, *hub.counts})},
         "log_bytes": hub.store.log.disk_bytes,
-        "log_full": hub.durability.full,
+        "log_full": hub.full,
         "unsynced_bytes": hub.durability.unsynced,
         "loop_late": broker.late,
     }
 
 
-def topics_told(broker: Broker, after: str, contains: str, limit: int) -> dict[str, Json]:
-    """Topics by name. next: what to ask with as `after` for more; None: there are no more."""
+def first_names(names: Sequence[str], after: str, contains: str, limit: int) -> list[str]:
+    """One more than `limit` of these names, in order, if there are as many. On any thread: there may be
+    millions."""
+    return heapq.nsmallest(limit + 1, (name for name in names if name > after and contains in name))
+
+
+def topics_told(broker: Broker, names: Sequence[str], limit: int) -> dict[str, Json]:
+    """Topics of these names, which `first_names` gave. next: what to ask with as `after` for more; None:
+    these are all."""
     known = broker.hub.store.topics
-    wanted = (name for name in known if name > after and contains in name)
-    names = heapq.nsmallest(limit + 1, wanted)
-    found: list[Json] = [_topic(broker, known[name]) for name in names[:limit]]
+    found: list[Json] = [_topic(broker, known[name]) for name in names[:limit] if name in known]
     return {
         "seconds": broker.loop.time(),
         "topics": found,

@@ -49,10 +49,14 @@ class Writer:
         if not self.closing.is_set():
             self.loop.call_soon_threadsafe(told)
 
-    def close(self) -> None:
-        """Ends the thread; payloads that are not whole are given up. Idempotent."""
+    def stop(self) -> None:
+        """Ends the thread, behind all that it was given. Idempotent."""
         self.closing.set()
         self._pool.shutdown(wait=True)
+
+    def close(self) -> None:
+        """The same; payloads that have no record are given up. Idempotent."""
+        self.stop()
         for writing in list(self.open):
             writing.give_up()
 
@@ -73,6 +77,7 @@ class Writing:
         self._publisher = publisher
         self._written = written
         self._blob: BlobWriter | None = None
+        self.nbytes = 0  # that were given
         self._waiting = 0
         self._paused = self._given_up = False
         self._failed: TransferError | None = None
@@ -81,6 +86,7 @@ class Writing:
 
     def write(self, data: Buffer) -> None:
         """The next bytes, which are kept until they are written."""
+        self.nbytes += len(data)
         self._waiting += len(data)
         self._thread.do(lambda: self._write(data))
         self._look()
@@ -89,6 +95,11 @@ class Writing:
         """All bytes were given: `written` is told when they are."""
         self._publisher.pause()
         self._thread.do(lambda: self._thread.tell(self._finished))
+
+    @property
+    def failure(self) -> TransferError | None:
+        """Why it cannot be written, as far as the thread has come."""
+        return self._failed
 
     def commit(self, body: bytes) -> tuple[int, int]:
         """Appends the record: (sequence, offset). Raises LogFull, Closed, InternalError."""

@@ -13,8 +13,14 @@ from typing import Any, Self
 
 import transfer
 from transfer.clients.own_consumer import Consumer, Received
+from transfer.clients.own_errors import error_of
+from transfer.clients.own_fetching import Fetching
+from transfer.clients.own_together import Gathered
+from transfer.clients.own_uploads import Uploads, is_large, plain_parts, tensor_parts
 from transfer.protocols.names import encode_topic
 from transfer.protocols.own import MOST, Head, Join, Op, decode, decode_words, encode
+from transfer.protocols.own_pieces import Part
+from transfer.protocols.own_several import decode_several
 from transports.errors import Again, Broken, Closed, TransferError, UsageError
 
 __all__ = ["BrokerClient", "Consumer", "Received"]
@@ -67,6 +73,9 @@ class BrokerClient:
         self._consumers: dict[int, Consumer] = {}
         self._socket: Any = None
         self._failure: TransferError | None = None
+        self._gathered = Gathered()
+        self._uploads = Uploads(self)
+        self.fetching = Fetching(self, self._context.pool.lease)
         try:
             self._connect(time.monotonic() + timeout)
         except BaseException:
@@ -100,7 +109,20 @@ class BrokerClient:
         """
         if not parts:
             raise UsageError("a message without parts")
+        if is_large(parts):
+            return self._publish_large(topic, plain_parts(parts), wait)
         return self._publish(Op.PUBLISH, topic, parts, 1, wait)[0]
+
+    def publish_tensor(self, topic: str, tensor: Any, *, wait: bool = True) -> int:
+        """Publishes a tensor, with its header: numpy, torch, or what has DLPack or the buffer protocol.
+        `Received.tensor` gives it back. Raises NotATensor, and as `publish`."""
+        return self._publish_large(topic, tensor_parts(tensor), wait)
+
+    def _publish_large(self, topic: str, parts: Sequence[tuple[Part, memoryview]], wait: bool) -> int:
+        number = self._uploads.publish(encode_topic(topic), parts)
+        if wait:
+            self.wait_kept(number)
+        return number
 
     def publish_many(self, topic: str, payloads: Sequence[Any], *, wait: bool = True) -> range:
         """Publishes messages of one part each, in one go: their numbers. See `publish`."""
@@ -110,6 +132,8 @@ class BrokerClient:
 
     def _publish(self, op: Op, topic: str, parts: Sequence[Any], count: int, wait: bool) -> range:
         name = encode_topic(topic)
+        if self._uploads.is_behind(name):
+            self._uploads.wait(name)
         with self._lock:
             self._ready(time.monotonic() + self._timeout)
             first = self._take_numbers(count)
@@ -154,6 +178,25 @@ class BrokerClient:
                 pass
             self._changed.notify_all()
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What this thread says within goes in one message, at the end or before anything is waited for.
+
+        For many messages of different topics (`publish(…, wait=False)`), and for acknowledgements of several
+        consumers: broker and network have less to do. What is published within must not be changed before the
+        end. Raises what sending raises: Again, Broken, Closed.
+        """
+        with self._lock:
+            outer = self._gathered.begin()
+        try:
+            yield
+        finally:
+            if outer:
+                with self._lock:
+                    words = self._gathered.end()
+                    if words and self._socket is not None:
+                        self._send_now(words)
+
     # -- consuming ---------------------------------------------------------------------------------------
 
     def consume(
@@ -175,7 +218,8 @@ class BrokerClient:
         with self._lock:
             self._ready(time.monotonic() + self._timeout)
             number = self._take_numbers(1)
-            consumer = Consumer(self, number, Join(topic, group, window, begin, timeout))
+            join = Join(topic, group, window, begin, timeout, pieces=True, several=True)
+            consumer = Consumer(self, number, join)
             self._send([consumer.wish()])
             self._consumers[number] = consumer
         try:
@@ -197,6 +241,38 @@ class BrokerClient:
         ):
             return [one for one in self._consumers.values() if one.waiting]
 
+    # -- for large messages ------------------------------------------------------------------------------
+
+    def begin(self, word: Callable[[int], Sequence[Any]]) -> int:
+        """Sends the first word of a message, which is made with its number: its number. Raises Again, Broken,
+        Closed."""
+        with self._lock:
+            self._ready(time.monotonic() + self._timeout)
+            if words := self._gathered.taken():
+                self._send_now(words)
+            number = self._take_numbers(1)
+            self._send_now(word(number))
+            self._open.add(number)
+            return number
+
+    def is_open(self, number: int) -> bool:
+        """Whether a message is not acknowledged yet. With the lock, as `put`."""
+        return number in self._open
+
+    def put(self, frames: Sequence[Any]) -> None:
+        """Sends a word at once. Raises Again, Broken."""
+        self._send_now(frames)
+
+    def give_up(self, number: int, word: Sequence[Any]) -> None:
+        """A message will not be finished: nobody waits for it, and the broker is told so, if it is there."""
+        with self._lock:
+            if number in self._open:
+                self._open.discard(number)
+                try:
+                    self._send_now(word)
+                except TransferError:
+                    return  # it sees that we have gone, or that nothing more comes
+
     # -- for consumers -----------------------------------------------------------------------------------
 
     def say(self, head: Callable[[], bytes]) -> None:
@@ -217,6 +293,8 @@ class BrokerClient:
         seconds = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         with self._lock:
+            if (words := self._gathered.taken()) and self._socket is not None:
+                self._send_now(words)
             while True:
                 while self._socket is not None and not self._hearing and self._hear_one():
                     self._changed.notify_all()
@@ -253,11 +331,21 @@ class BrokerClient:
         return first
 
     def _send(self, frames: Sequence[Any]) -> None:
+        """A word now, or with others at the end of `together`. Raises as `_send_now`."""
+        if not self._gathered.here:
+            self._send_now(frames)
+        elif words := self._gathered.add(frames):
+            self._send_now(words)
+
+    def _send_now(self, frames: Sequence[Any]) -> None:
         """Raises Again if the broker takes nothing; Broken if it has gone."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                self._socket.send_multipart(frames, transfer.DONTWAIT)
+                if type(frames[0]) is tuple:
+                    self._socket.send_frames(frames, transfer.DONTWAIT)
+                else:
+                    self._socket.send_multipart(frames, transfer.DONTWAIT)
                 return
             except Again as error:
                 if not self._socket.peers():
@@ -274,18 +362,30 @@ class BrokerClient:
         except Again:
             return False
         head = decode(bytes(frames[0].data))
+        if head.op is Op.SEVERAL_SAID:
+            parts = frames[1:]
+            for word, its_parts in decode_several(head, len(parts)):
+                self._heard(word, parts[its_parts])
+        else:
+            self._heard(head, frames[1:])
+        return True
+
+    def _heard(self, head: Head, parts: list[Any]) -> None:
         if head.op is Op.KEPT:
             self._open.difference_update(range(head.number, head.number + head.amount))
         elif head.op is Op.REFUSED:
             self._refuse(head)
+        elif head.op is Op.GRANT:
+            self._uploads.granted(head)
+        elif head.op is Op.RANGE:
+            self.fetching.heard(head, parts)
         elif (consumer := self._consumers.get(head.number)) is not None:
-            answer = consumer.told(head, frames[1:])
+            answer = consumer.told(head, parts)
             if answer is not None:
                 self._send([answer])
-        return True
 
     def _refuse(self, head: Head) -> None:
-        error = _error_of(decode_words(head))
+        error = error_of(decode_words(head))
         if head.number in self._open:
             self._open.discard(head.number)
             self._refused[head.number] = error
@@ -297,8 +397,10 @@ class BrokerClient:
         error = Broken(_GONE)
         self._socket.close(0)
         self._socket = None
+        self._gathered.forget()
         self._refused.update(dict.fromkeys(self._open, error))
         self._open.clear()
+        self.fetching.lost()
         for consumer in self._consumers.values():
             consumer.lost(error, again=self._reconnect)
         if not self._reconnect:
@@ -346,15 +448,3 @@ class BrokerClient:
             else:
                 self._socket = socket
                 return
-
-
-def _error_of(words: dict[str, Any]) -> TransferError:
-    """The broker's error, of the family that it named."""
-    from transports import errors
-
-    kind = getattr(errors, str(words.get("code")), None)
-    text = str(words.get("message", "refused"))
-    if kind in (errors.UsageError, errors.LogFull, errors.InternalError, errors.OptionError, errors.Closed):
-        refused: TransferError = kind(text)
-        return refused
-    return UsageError(text)

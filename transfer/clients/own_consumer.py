@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from transfer.clients.own_fetching import Offered
 from transfer.protocols.own import (
     MOST,
     Head,
@@ -34,6 +35,12 @@ class Received(NamedTuple):
     attempt: int
     parts: list[Frame]
 
+    def tensor(self, part: int = 0) -> Any:
+        """A part that was sent as a tensor: a numpy array, writable. Raises TensorMismatch, ProtocolError."""
+        from transfer.tensors.arrival import tensor_of
+
+        return tensor_of(self.parts[part])
+
     @property
     def data(self) -> bytes | memoryview:
         """The message's only part, or its first one."""
@@ -55,22 +62,56 @@ class Consumer:
         self._client = client
         self._number = number
         self._join = join
-        self._messages: deque[Received] = deque()
+        self._messages: deque[Received | Offered] = deque()
+        self._offered = 0  # of them
         self._asked = self._acked = 0
         self._failure: TransferError | None = None  # it is not a member any more
         self._unsure: Broken | None = None  # the connection ended before acknowledgements were kept
 
     def recv(self, timeout: float | None = None) -> Received:
-        """The next message, which is this consumer's until it is acknowledged. Raises Again after `timeout`
-        seconds (None: the client's), Broken when the broker is gone, and what it refused."""
+        """The next message, which is this consumer's until it is acknowledged. A large one is fetched now.
+        Raises Again when nothing came for `timeout` seconds (None: the client's), Broken when the broker is
+        gone, and what it refused."""
         return self.recv_many(1, timeout)[0]
 
     def recv_many(self, most: int = 1000, timeout: float | None = None) -> list[Received]:
         """The next messages that are there, at least one. Raises as `recv`."""
-        with self._client.waited(lambda: self._messages or self._failure, timeout, "no message came"):
-            if not self._messages and self._failure is not None:
-                raise self._failure
-            return [self._messages.popleft() for _ in range(min(most, len(self._messages)))]
+        while True:
+            with self._client.waited(lambda: self._messages or self._failure, timeout, "no message came"):
+                messages = self._messages
+                if not messages and self._failure is not None:
+                    raise self._failure
+                if not self._offered:
+                    return [messages.popleft() for _ in range(min(most, len(messages)))]  # type: ignore[misc]
+                if found := self._whole(most):
+                    return found
+                offered = messages.popleft()
+                self._offered -= 1
+                assert isinstance(offered, Offered)
+                self._client.fetching.open(offered)
+            if message := self._fetched(offered, timeout):
+                return [message]
+
+    def _whole(self, most: int) -> list[Received]:
+        """The next ones, up to one that is to be fetched."""
+        found: list[Received] = []
+        while self._messages and len(found) < most and isinstance(message := self._messages[0], Received):
+            found.append(message)
+            self._messages.popleft()
+        return found
+
+    def _fetched(self, offered: Offered, timeout: float | None) -> Received | None:
+        """A large message. None: it is gone."""
+        try:
+            if not self._client.fetching.fetch(offered, timeout):
+                return None
+        except Again:
+            with self._client.waited(lambda: True, None, ""):
+                if not offered.gone:
+                    self._messages.appendleft(offered)
+                    self._offered += 1
+            raise
+        return Received(self.topic, offered.offset, offered.attempt, offered.frames())
 
     def ack(self, *messages: Received, wait: bool = False) -> None:
         """These are processed and never come again. wait: until that is on the broker's disk."""
@@ -143,6 +184,7 @@ class Consumer:
             self._unsure = error
         self._asked = self._acked = 0
         self._messages.clear()
+        self._offered = 0
         self.joined = False
         if not again:
             self._failure = error
@@ -160,8 +202,13 @@ class Consumer:
             return self._acks(gone) if gone else None
         elif head.op is Op.ACKED:
             self._acked = int.from_bytes(head.body, "little")
+        elif head.op is Op.OFFER:
+            self._messages.append(Offered(head))
+            self._offered += 1
         elif head.op is Op.STALE:
-            self.stale.extend((one.offset, one.attempt) for one in decode_deliveries(head))
+            stale = [(one.offset, one.attempt) for one in decode_deliveries(head)]
+            self.stale.extend(stale)
+            self._forget(stale)
         return None
 
     def _take(self, head: Head, frames: list[Frame]) -> list[tuple[int, int, int]]:
@@ -176,4 +223,20 @@ class Consumer:
             else:
                 gone.append((offset, attempt, 0))  # retention or damage took it
             at += parts
+        self._forget([one[:2] for one in gone])
         return gone
+
+    def _forget(self, deliveries: Sequence[tuple[int, int]]) -> None:
+        """Those of them that were offered, and not fetched yet, will not come."""
+        if not deliveries:
+            return
+        self._client.fetching.gone(self._number, deliveries)
+        if self._offered:
+            keys = set(deliveries)
+            kept = deque(
+                one
+                for one in self._messages
+                if isinstance(one, Received) or (one.offset, one.attempt) not in keys
+            )
+            self._offered -= len(self._messages) - len(kept)
+            self._messages = kept

@@ -88,6 +88,14 @@ def make_head(
     return msgspec.json.encode(fields)
 
 
+def with_header(head: bytes, name: str, value: str) -> bytes:
+    """The head of an envelope with one header more; all else in it stays as the producer wrote it."""
+    fields = _fields.decode(head)
+    headers = _fields.decode(fields["headers"]) if "headers" in fields else {}
+    headers[name] = msgspec.Raw(msgspec.json.encode(value))
+    return msgspec.json.encode({**fields, "headers": msgspec.Raw(msgspec.json.encode(headers))})
+
+
 # --- what a producer sends --------------------------------------------------------------------------------
 
 

@@ -36,6 +36,10 @@ class Op(IntEnum):
     From the broker: KEPT are `count` messages from `number` on. REFUSED is what had `number`. JOINED. DELIVER
     messages to consumer `number`. ACKED: so many deliveries of the consumer are done, and that is on the
     disk. STALE: these deliveries are not the consumer's any more.
+
+    SEVERAL and SEVERAL_SAID hold words of the program's and of the broker's, see `own_several`. Of large
+    messages, which go in pieces, see `own_pieces`: BEGIN, PIECE, END and GRANT on their way in,
+    OFFER, FETCH and RANGE on their way out.
     """
 
     PUBLISH = 1
@@ -45,12 +49,21 @@ class Op(IntEnum):
     ACK = 5
     NACK = 6
     ALIVE = 7
+    SEVERAL = 8
+    BEGIN = 9
+    PIECE = 10
+    END = 11
+    FETCH = 12
     KEPT = 17
     REFUSED = 18
     JOINED = 19
     DELIVER = 20
     ACKED = 21
     STALE = 22
+    SEVERAL_SAID = 23
+    GRANT = 24
+    OFFER = 25
+    RANGE = 26
 
 
 #: quicker than `Op(number)`, for each message
@@ -141,13 +154,16 @@ def decode_words(head: Head) -> dict[str, Any]:
 class Join(NamedTuple):
     """A wish to consume. window: messages that may be out at once. begin: where a new group starts: "new"
     (what comes from now on) or "old" (all that is there). timeout: seconds that a delivery may be held;
-    None: as long as the consumer is connected."""
+    None: as long as the consumer is connected. pieces: large messages may be offered, and are fetched in
+    pieces then. several: the program understands SEVERAL_SAID."""
 
     topic: str
     group: str
     window: int = 64
     begin: str = "new"
     timeout: float | None = None
+    pieces: bool = False
+    several: bool = False
 
 
 def encode_join(join: Join) -> bytes:
@@ -171,6 +187,9 @@ def decode_join(head: Head) -> Join:
     timeout = join.timeout
     if timeout is not None and not (type(timeout) in (int, float) and 0 < timeout < 1e6):
         raise ProtocolError("join", f"a timeout of {timeout!r} seconds")
+    for name in ("pieces", "several"):
+        if type(getattr(join, name)) is not bool:
+            raise ProtocolError("join", f"{name}={getattr(join, name)!r}, neither true nor false")
     return join
 
 

@@ -38,6 +38,15 @@ def receive_one(socket: _Receiver, flags: int, builder: Builder) -> Any:
     except TensorMismatch:
         socket._unreceive(frames)
         raise
+    return _built(frame, recipe, builder)
+
+
+def tensor_of(frame: Any, builder: Builder = NUMPY) -> Any:
+    """The tensor of a frame that was received. Raises TensorMismatch, ProtocolError."""
+    return _built(*_single([frame]), builder)
+
+
+def _built(frame: Any, recipe: Recipe, builder: Builder) -> Any:
     data = frame.data
     if frame.flags & _LZ4:
         data = _decompressed(data, recipe.nbytes)

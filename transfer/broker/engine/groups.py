@@ -141,6 +141,8 @@ class Group:
     def take(self, end: int, now: float, limit: int = 1000) -> list[Delivery]:
         """What goes out now, of a topic that ends at `end`: at most `limit`; each is its consumer's from
         now on."""
+        if self._next >= end and not self._again:
+            return []
         taken = self._take_run(end, now, limit)
         turn = self._turn
         full = 0

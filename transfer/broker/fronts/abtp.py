@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from transfer.broker.courier import DirectDriver, Sent
 from transfer.broker.engine.direct_actions import Admitted, Dispatch, Full, NoRoute, Reply
 from transfer.broker.engine.direct_events import Facts
-from transfer.broker.fronts.abtp_direct import DirectDriver, Sent
+from transfer.broker.fronts.abtp_outgoing import Frames, Outgoing
 from transfer.broker.fronts.abtp_pub import PubSubscriber, envelope_of
 from transfer.broker.message import Front, Message
 from transfer.protocols.abtp import (
@@ -81,8 +82,8 @@ class AbtpFront:
     """Used on the broker's loop only, where it is made. endpoints: where it listens, by "router" and
     "pub". connections: that are open at both.
 
-    policy: says what may be published. beside: reads large messages. counters: what happened, by name.
-    Raises AddressInUse, AddressError.
+    policy: says what may be published. beside: reads and packs large messages. counters: what happened, by
+    name. Raises AddressInUse, AddressError.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class AbtpFront:
         self._unkept = self._unkept_bytes = 0
         self._scheduled = False
         self._beside = beside
+        self._outgoing = Outgoing(self._send, beside)
         self._away = False  # a large message is read beside the loop, and others come behind it
         self.connections = 0
         self._monitors: list[zmq.Socket[bytes]] = []
@@ -330,16 +332,12 @@ class AbtpFront:
 
     def dispatch(self, action: Dispatch, message: Message) -> Sent:
         """Sends a message to a consumer, in an envelope that says which delivery it is."""
-        delivery = action.delivery
-        envelope = write_envelope(
-            *envelope_of(message),
-            attempt=delivery.attempt,
-            delivery_id=delivery.delivery_id,
-            session_id=delivery.session_id,
-        )
-        if action.session.capabilities.supports_compression:
-            envelope = compress(envelope)
-        return self._send([action.peer, b"", delivery.topic.encode(), envelope])
+        packs = action.session.capabilities.supports_compression
+        make = partial(_frames_of, action, message, packs=packs)
+        failed = partial(self._direct.unsent, action)
+        if packs and self._outgoing.takes(message.nbytes):
+            return self._outgoing.pack(action.peer, make, failed)
+        return self._outgoing.send(make(), failed)
 
     def answer(self, peer: bytes, reply: Reply) -> None:
         """Answers a consumer."""
@@ -351,10 +349,14 @@ class AbtpFront:
         self._say(peer, encode_error(code, text, message_id))
 
     def _say(self, peer: bytes, answer: bytes) -> None:
-        if self._send([peer, b"", CONTROL, answer]) is not Sent.YES:
+        def unanswered(sent: Sent) -> None:
             self.counters["unanswered"] += 1
 
-    def _send(self, frames: list[bytes]) -> Sent:
+        sent = self._outgoing.send([peer, b"", CONTROL, answer], unanswered)
+        if sent is not Sent.YES:
+            unanswered(sent)
+
+    def _send(self, frames: Frames) -> Sent:
         if self._context.closed:
             return Sent.GONE
         self._soon()
@@ -374,6 +376,18 @@ class AbtpFront:
         self._soon()
         self._pub.send(topic, _MORE)
         self._pub.send(envelope, _NOW)
+
+
+def _frames_of(action: Dispatch, message: Message, *, packs: bool) -> Frames:
+    """A message for a consumer. packs: as LZ4. Any thread."""
+    delivery = action.delivery
+    envelope = write_envelope(
+        *envelope_of(message),
+        attempt=delivery.attempt,
+        delivery_id=delivery.delivery_id,
+        session_id=delivery.session_id,
+    )
+    return [action.peer, b"", delivery.topic.encode(), compress(envelope) if packs else envelope]
 
 
 def _address_error(endpoint: str, error: zmq.ZMQError) -> TransferError:

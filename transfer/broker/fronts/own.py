@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import transfer
 from transfer.broker.engine.grammar import Kind, pattern
+from transfer.broker.fronts.own_arrivals import Limits
 from transfer.broker.fronts.own_heard import Heard, Pushes
 from transfer.broker.fronts.own_pub import OwnPublisher
 from transfer.broker.fronts.own_queue import OwnQueue
@@ -30,13 +31,16 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class OwnSettings:
     """Endpoints; "" for none. requests: where DEALER and REQ connect; pushes: PUSH; subscriptions: SUB.
-    queues: by topic, where PULL connects. largest: bytes of a message at most."""
+    queues: by topic, where PULL connects. largest: bytes of a message at most, and of one in pieces; stalled:
+    seconds that a program may stop in the middle of that."""
 
     requests: str = "tcp://127.0.0.1:5580"
     pushes: str = "tcp://127.0.0.1:5581"
     subscriptions: str = "tcp://127.0.0.1:5582"
     largest: int = 4 << 30
     queues: Mapping[str, str] = field(default_factory=dict)
+    largest_in_pieces: int = 64 << 30
+    stalled: float = 30.0
 
 
 class OwnFront:
@@ -54,11 +58,13 @@ class OwnFront:
         self.endpoints: dict[str, str] = {}
         try:
             if settings.requests:
-                self._add("requests", Requests(hub, loop, context, self.counters), settings)
+                pieces = Limits(settings.largest_in_pieces, settings.largest, settings.stalled)
+                requests = Requests(hub, loop, context, self.counters, pieces)
+                self._add("requests", requests, settings)
             if settings.pushes:
                 self._add("pushes", Pushes(hub, loop, context, self.counters), settings)
             if settings.subscriptions:
-                self._publisher = OwnPublisher(context, settings.subscriptions, settings.largest)
+                self._publisher = OwnPublisher(context, settings.subscriptions, settings.largest, hub.counts)
                 self.endpoints["subscriptions"] = self._publisher.endpoint
                 hub.subscribe(self._publisher, pattern(Kind.PREFIX, ""))
             for topic, endpoint in settings.queues.items():

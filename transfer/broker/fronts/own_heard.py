@@ -64,6 +64,10 @@ class Heard(ABC):
             self._loop.call_soon(self._hear)
 
     def _hear(self) -> None:
+        self._hear_some()
+        self._hub.end_turn()
+
+    def _hear_some(self) -> None:
         for _ in range(_AT_ONCE):
             if self._paused or self.socket.closed:
                 return
@@ -81,7 +85,7 @@ class Heard(ABC):
             except Exception:  # noqa: BLE001 - of this message; others go on
                 _log.exception("a message could not be taken")
                 self._counters["failed"] += 1
-        self._loop.call_soon(self._hear)
+        self._loop.call_soon(self._hear)  # others first
 
     def _refused(self, error: ProtocolError) -> None:
         self._counters["refused"] += 1

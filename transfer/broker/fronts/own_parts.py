@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import struct
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from transfer.broker.message import Buffer, Front, Message
 from transfer.protocols.names import read_topic
+from transfer.protocols.own_pieces import Part, pack_part, unpack_parts
 from transports.errors import ProtocolError
 from transports.wire import Flag
 
 if TYPE_CHECKING:
     from transports.core_contract import Frame
 
-_PART = struct.Struct("<IQ")
+_log = logging.getLogger("transfer.broker")
+
 _OWN = Front.OWN
 #: flags of a frame whose bytes are not just the payload
 _SPECIAL = int(Flag.EXTENDED | Flag.LZ4)
@@ -31,10 +34,10 @@ def message_of(topic: str, frames: Sequence[Frame]) -> Message:
     first = frames[0]
     if len(frames) == 1 and first.meta is None and not first.flags & _SPECIAL:
         data = first.data
-        return Message(topic, (data if type(data) is bytes else _flat(data),), _OWN)
-    parts = tuple(_flat(frame.data) for frame in frames)
+        return Message(topic, (data if type(data) is bytes else flat(data),), _OWN)
+    parts = tuple(flat(frame.data) for frame in frames)
     head = b"".join(
-        _PART.pack(frame.flags << 24 | len(frame.meta or b""), len(part)) + (frame.meta or b"")
+        pack_part(Part(frame.flags, frame.meta or b"", len(part)))
         for frame, part in zip(frames, parts, strict=True)
     )
     return Message(topic, parts, Front.OWN, head)
@@ -45,23 +48,37 @@ def parts_of(message: Message) -> list[OutPart]:
     damaged."""
     if message.front is not Front.OWN or not message.head:
         return [(None, None, 0, part) for part in message.parts] or [(None, None, 0, b"")]
-    head, payload = message.head, memoryview(message.payload)
+    said = check_head(message)
+    payload = memoryview(message.payload)
     found: list[OutPart] = []
-    at = begin = 0
-    try:
-        while at < len(head):
-            what, size = _PART.unpack_from(head, at)
-            at += _PART.size
-            meta = head[at : at + (what & 0xFFFFFF)] or None
-            at += what & 0xFFFFFF
-            found.append((None, meta, what >> 24, payload[begin : begin + size]))
-            begin += size
-    except struct.error as error:
-        raise ProtocolError("head", f"a message of topic {message.topic!r} cannot be taken apart") from error
+    begin = 0
+    for flags, meta, size in said:
+        found.append((None, meta or None, flags, payload[begin : begin + size]))
+        begin += size
     return found
 
 
-def _flat(data: Any) -> Buffer:
+def check_head(message: Message) -> list[Part]:
+    """What a message's head says of its parts; nothing, for one plain part. Raises ProtocolError for a head
+    that is damaged, or that a later version wrote: such frames would break their receiver's connection."""
+    if message.front is not Front.OWN:
+        return []
+    parts = unpack_parts(message.head)
+    fits = not parts or sum(part.nbytes for part in parts) == message.nbytes
+    if not fits or any(bool(part.meta) != bool(part.flags & Flag.TENSOR) for part in parts):
+        raise ProtocolError("head", "what is said of the parts is not so")
+    return parts
+
+
+def unreadable(message: Message, error: ProtocolError, counts: Counter[str]) -> str:
+    """Counts and tells a message whose head cannot be read; what is wrong with it."""
+    counts["unreadable"] += 1
+    _log.error("message %s of topic %r cannot be taken apart: %s", message.offset, message.topic, error)
+    return f"the message cannot be taken apart: {error}"
+
+
+def flat(data: Any) -> Buffer:
+    """A frame's data as the bytes of a payload."""
     return data if type(data) is bytes else memoryview(data).cast("B")
 
 

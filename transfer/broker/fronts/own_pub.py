@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import transfer
-from transfer.broker.fronts.own_parts import HELD_FROM, parts_of
+from transfer.broker.fronts.own_parts import HELD_FROM, parts_of, unreadable
 from transfer.broker.message import Message
 from transfer.broker.subscriber import Overflow, Subscriber
+from transports.errors import ProtocolError
 
 if TYPE_CHECKING:
     from transfer.broker.message import Buffer
@@ -17,7 +19,8 @@ class OwnPublisher(Subscriber):
     """The PUB socket: it knows who wants what, and counts what it drops for those who are slow.
 
     A large message that comes in pieces is gathered first, one at a time; another one meanwhile is read from
-    the log, if its topic is kept. largest: bytes of a message that is gathered.
+    the log, if its topic is kept. largest: bytes of a message that is gathered: a larger one does not come
+    here, and is counted as dropped if somebody is there. counts: of the hub.
     """
 
     passive = True
@@ -25,7 +28,8 @@ class OwnPublisher(Subscriber):
     overflow = Overflow.SPILL
     queued = 0
 
-    def __init__(self, context: transfer.Context, endpoint: str, largest: int) -> None:
+    def __init__(self, context: transfer.Context, endpoint: str, largest: int, counts: Counter[str]) -> None:
+        self._counts = counts
         self.socket = context.socket(transfer.PUB)
         self.socket.bind(endpoint)
         self.endpoint: str = self.socket.last_endpoint
@@ -34,18 +38,30 @@ class OwnPublisher(Subscriber):
         self._gathered: tuple[Message, memoryview] | None = None
         self._at = 0
 
+    @property
+    def idle(self) -> bool:
+        return not self.socket.has_peers
+
     def offer(self, message: Message) -> None:
-        if not self.socket.has_peers:
+        if self.idle:
             return
-        (_, meta, flags, data), *rest = parts_of(message)
+        try:
+            (_, meta, flags, data), *rest = parts_of(message)
+        except ProtocolError as error:
+            unreadable(message, error, self._counts)
+            self.dropped += 1
+            return
         copy = None if message.nbytes < HELD_FROM else False
         self.socket.send_frames([(message.topic.encode(), meta, flags, data), *rest], copy=copy)
 
     def begin(self, message: Message, nbytes: int) -> bool:
-        if self._gathered is not None or nbytes > self._largest:
+        if self._gathered is not None:
             return False
-        if not self.socket.has_peers:
-            nbytes = 0  # nobody will miss it
+        if self.idle:
+            nbytes = 0
+        elif nbytes > self._largest:
+            self.dropped += 1
+            nbytes = 0
         self._gathered = message, memoryview(self._pool.lease(nbytes))
         self._at = 0
         return True
@@ -54,6 +70,11 @@ class OwnPublisher(Subscriber):
         if self._gathered is not None and len(self._gathered[1]):
             self._gathered[1][self._at : self._at + len(data)] = data
             self._at += len(data)
+
+    @property
+    def pours(self) -> bool:
+        """Nothing is gathered, so nothing need be looked at."""
+        return self._gathered is None or not len(self._gathered[1])
 
     def finish(self) -> None:
         if self._gathered is None:

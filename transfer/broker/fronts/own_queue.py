@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import transfer
-from transfer.broker.fronts.own_parts import parts_of
-from transports.errors import Again, Closed, LogFull
+from transfer.broker.fronts.own_parts import parts_of, unreadable
+from transports.errors import Again, Closed, LogFull, ProtocolError
 
 if TYPE_CHECKING:
     from transfer.broker.engine.groups import Delivery
@@ -46,6 +46,7 @@ class OwnQueue:
         topic: str,
         endpoint: str,
     ) -> None:
+        self.in_pieces = False
         self._hub = hub
         self._loop = loop
         self._counters = counters
@@ -71,7 +72,11 @@ class OwnQueue:
                 self._hub.groups.ack(self, self._served, [key])
                 continue
             topic = message.topic.encode()
-            (_, meta, flags, data), *rest = parts_of(message)
+            try:
+                (_, meta, flags, data), *rest = parts_of(message)
+            except ProtocolError as error:
+                self._loop.call_soon(self._refuse, key, unreadable(message, error, self._hub.counts))
+                continue
             try:
                 tracker = self.socket.send_frames(
                     [(topic, meta, flags, data), *rest], transfer.DONTWAIT, copy=False, track=True
@@ -122,6 +127,10 @@ class OwnQueue:
         self._sent = left
         if taken:
             self._hub.groups.ack(self, self._served, taken)
+
+    def _refuse(self, key: tuple[int, int], reason: str) -> None:
+        """Nobody who pulls could read it."""
+        self._hub.groups.nack(self, self._served, key, reason, retry=False)
 
     def _give_back(self, key: tuple[int, int]) -> None:
         """To another; that it was not taken is nobody's fault."""

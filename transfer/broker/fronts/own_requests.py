@@ -5,12 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import transfer
+from transfer.broker.fronts.own_arrivals import Arrivals, Limits, ProgramArrivals
 from transfer.broker.fronts.own_heard import Heard
-from transfer.broker.fronts.own_parts import HELD_FROM, OutPart, message_of, parts_of, topic_and_rest
+from transfer.broker.fronts.own_offers import Offers, Reader, is_large
+from transfer.broker.fronts.own_outbox import Outbox
+from transfer.broker.fronts.own_parts import (
+    OutPart,
+    check_head,
+    message_of,
+    parts_of,
+    topic_and_rest,
+    unreadable,
+)
+from transfer.broker.stored import BLOB_FROM
 from transfer.protocols.names import read_topic
 from transfer.protocols.own import (
     Head,
@@ -23,7 +35,9 @@ from transfer.protocols.own import (
     encode_deliveries,
     encode_words,
 )
-from transports.errors import Again, Closed, ProtocolError, TransferError
+from transfer.protocols.own_pieces import IN_PIECES, Place, decode_place, encode_place
+from transfer.protocols.own_several import decode_several
+from transports.errors import ProtocolError, TransferError
 from transports.wire import SocketType
 
 if TYPE_CHECKING:
@@ -32,6 +46,11 @@ if TYPE_CHECKING:
     from transfer.broker.hub import Hub
     from transfer.broker.message import Message
     from transports.core_contract import Frame
+
+#: messages of one program that are taken together, instead of one by one
+_RUN = 2
+#: words that may wait for a program which does not read: windows bound deliveries, nothing bounds answers
+_MOST_UNREAD = 50_000
 
 
 class Requests(Heard):
@@ -42,12 +61,20 @@ class Requests(Heard):
     peers = (SocketType.DEALER, SocketType.REQ)
 
     def __init__(
-        self, hub: Hub, loop: asyncio.AbstractEventLoop, context: transfer.Context, counters: Counter[str]
+        self,
+        hub: Hub,
+        loop: asyncio.AbstractEventLoop,
+        context: transfer.Context,
+        counters: Counter[str],
+        pieces: Limits,
     ) -> None:
         super().__init__(hub, loop, context, counters)
+        self.arrivals = Arrivals(hub, loop, counters, pieces)
+        self.reader = Reader(loop, hub.store, hub.counts)
         self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows bound what is on its way
         self._programs: dict[bytes, _Program] = {}
-        self._kept: dict[bytes, list[list[int]]] = {}
+        self._outbox = Outbox(loop, self.socket, counters)
+        hub.at_end_of_turn(self._outbox.flush)
 
     def take(self, frames: list[Any]) -> None:
         identity = bytes(frames[0])
@@ -58,9 +85,42 @@ class Requests(Heard):
         if type(first) is bytes or not len(first.data):  # the delimiter that a REQ puts before its request
             self._take_request(identity, rest[1:])
             return
-        head = decode(bytes(rest[0].data))
+        head = decode(bytes(first.data))
+        if head.op is not Op.SEVERAL:
+            self._try(identity, head, rest[1:])
+            return
+        parts = rest[1:]
+        words = [(word, parts[its_parts]) for word, its_parts in decode_several(head, len(parts))]
+        while words:
+            count = self._publish_run(identity, words)
+            for word, its_parts in words[count : count + 1]:
+                self._try(identity, word, its_parts)
+            del words[: count + 1]
+
+    def _publish_run(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]]) -> int:
+        """Publishes the first words together, as far as they are messages whose numbers follow each other;
+        how many. What may be refused is left out."""
+        messages: list[Message] = []
+        for word, parts in words:
+            if word.op is not Op.PUBLISH or not parts or word.number != words[0][0].number + len(messages):
+                break
+            try:
+                message = message_of(read_topic(word.body), parts)
+                self._hub.store.topic(message.topic)
+            except TransferError:
+                break
+            if message.nbytes >= BLOB_FROM:
+                break
+            messages.append(message)
+        if len(messages) < _RUN:
+            return 0
+        self._publish_many(identity, words[0][0].number, messages)
+        self._hub.pressed(self)
+        return len(messages)
+
+    def _try(self, identity: bytes, head: Head, frames: list[Frame]) -> None:
         try:
-            self._do(identity, head, rest[1:])
+            self._do(identity, head, frames)
         except TransferError as error:
             self.refuse(identity, head.number, error)
         if head.op in (Op.PUBLISH, Op.PUBLISH_MANY):
@@ -75,14 +135,16 @@ class Requests(Heard):
             if len(frames) != head.amount or not frames:
                 raise ProtocolError("parts", f"{len(frames)} messages, of {head.amount} that were announced")
             topic = read_topic(head.body)
-            self._publish_many(identity, head, [message_of(topic, [frame]) for frame in frames])
+            self._publish_many(identity, head.number, [message_of(topic, [frame]) for frame in frames])
+        elif head.op in IN_PIECES:
+            self._program(identity).arrivals.do(head, frames)
         elif head.op is not Op.ALIVE:
             self._program(identity).do(head)
 
     def _publish(self, identity: bytes, number: int, message: Message) -> None:
         def told(error: TransferError | None) -> None:
             if error is None:
-                self._tell_kept(identity, number)
+                self._outbox.kept(identity, number, number + 1)
             else:
                 self.refuse(identity, number, error)
 
@@ -91,37 +153,20 @@ class Requests(Heard):
         except TransferError as error:
             self.refuse(identity, number, error)
 
-    def _publish_many(self, identity: bytes, head: Head, messages: list[Message]) -> None:
+    def _publish_many(self, identity: bytes, begin: int, messages: list[Message]) -> None:
+        end = begin + len(messages)
+
         def told(error: TransferError | None) -> None:
             if error is None:
-                self.send(identity, encode(Op.KEPT, head.number, count=head.amount))
-            else:
-                self._refuse_all(identity, head, error)
+                self._outbox.kept(identity, begin, end)
+                return
+            for number in range(begin, end):
+                self.refuse(identity, number, error)
 
         try:
             self._hub.publish_many(messages, told)
         except TransferError as error:
-            self._refuse_all(identity, head, error)
-
-    def _refuse_all(self, identity: bytes, head: Head, error: TransferError) -> None:
-        for number in range(head.number, head.number + head.amount):
-            self.refuse(identity, number, error)
-
-    def _tell_kept(self, identity: bytes, number: int) -> None:
-        """Numbers that follow each other are told together, at the end of this turn."""
-        if not self._kept:
-            self._loop.call_soon(self._send_kept)
-        runs = self._kept.setdefault(identity, [])
-        if runs and runs[-1][1] == number:
-            runs[-1][1] = number + 1
-        else:
-            runs.append([number, number + 1])
-
-    def _send_kept(self) -> None:
-        kept, self._kept = self._kept, {}
-        for identity, runs in kept.items():
-            for begin, end in runs:
-                self.send(identity, encode(Op.KEPT, begin, count=end - begin))
+            told(error)
 
     def _take_request(self, identity: bytes, frames: list[Frame]) -> None:
         """A plain REQ: it is answered when the message is kept."""
@@ -149,13 +194,17 @@ class Requests(Heard):
         self.send(identity, encode(Op.REFUSED, number, encode_words(words)))
 
     def send(self, identity: bytes, head: bytes, parts: Sequence[OutPart] = ()) -> None:
-        """To one program; dropped when it has gone, whose deliveries come back then."""
-        frames: list[OutPart] = [(None, None, 0, identity), (None, None, 0, head), *parts]
-        copy = None if sum(len(part[3]) for part in parts) < HELD_FROM else False
-        try:
-            self.socket.send_frames(frames, transfer.DONTWAIT, copy=copy)
-        except (Again, Closed):
-            self._counters["unanswered"] += 1
+        """To one program, at the end of this turn; dropped when it has gone, whose deliveries come back
+        then."""
+        self._outbox.say(identity, head, parts)
+
+    def soon(self, call: Callable[..., object], *arguments: object) -> None:
+        """Calls it in the loop's next turn."""
+        self._loop.call_soon(call, *arguments)
+
+    def understands_several(self, identity: bytes) -> None:
+        """It may be told several words in one message."""
+        self._outbox.able.add(identity)
 
     def _program(self, identity: bytes) -> _Program:
         program = self._programs.get(identity)
@@ -164,12 +213,21 @@ class Requests(Heard):
         return program
 
     def tick(self) -> None:
-        """Programs that have gone lose what they held."""
-        if not self._programs:
-            return
-        there = {peer.identity for peer in self.socket.peers()}
+        """Programs that do not read what they are told are let go; those that have gone lose what they
+        held."""
+        self.arrivals.tick()
+        there = self.socket.routes()
+        for identity, waiting in there.items():
+            if waiting > _MOST_UNREAD:
+                self._counters["closed_slow"] += 1
+                self.socket.expel(identity, f"it has not read {waiting} messages")
         for identity in [identity for identity in self._programs if identity not in there]:
             self._programs.pop(identity).leave_all()
+            self._outbox.able.discard(identity)
+
+    def close(self) -> None:
+        super().close()
+        self.reader.close()
 
 
 class _Program:
@@ -180,6 +238,9 @@ class _Program:
         self._hub = hub
         self._identity = identity
         self._consumers: dict[int, _Consumer] = {}
+        self.arrivals = ProgramArrivals(
+            requests.arrivals, partial(requests.send, identity), partial(requests.refuse, identity)
+        )
 
     def do(self, head: Head) -> None:
         """A word about one consumer. Raises ProtocolError, UsageError."""
@@ -193,24 +254,37 @@ class _Program:
             consumer.ack(head)
         elif head.op is Op.NACK:
             consumer.nack(head)
+        elif head.op is Op.FETCH:
+            consumer.fetch(head)
         elif head.op is Op.LEAVE:
             self._hub.groups.leave(consumer, consumer.served)
+            consumer.offer_large(False)
             del self._consumers[head.number]
         else:
             raise ProtocolError("op", f"{head.op.name} is the broker's to say")
 
     def leave_all(self) -> None:
         """The program has gone."""
+        self.arrivals.leave()
         consumers, self._consumers = self._consumers, {}
         for consumer in consumers.values():
             self._hub.groups.leave(consumer, consumer.served)
+            consumer.offer_large(False)
 
     def _join(self, head: Head) -> None:
         join = decode_join(head)
+        if join.several:
+            self._requests.understands_several(self._identity)
+        served = self._hub.groups.served_for(join.topic, join.group, join.begin)
         consumer = self._consumers.get(head.number)
+        if consumer is not None and consumer.served is not served:  # what it holds of the other goes back
+            self._hub.groups.leave(consumer, consumer.served)
+            consumer.offer_large(False)
+            consumer = None
         if consumer is None:
             consumer = _Consumer(self._requests, self._hub, self._identity, head.number)
-        consumer.served = self._hub.groups.served_for(join.topic, join.group, join.begin)
+        consumer.served = served
+        consumer.offer_large(join.pieces)
         self._consumers[head.number] = consumer
         words = encode_words({"cursor": consumer.served.group.cursor})
         self._requests.send(self._identity, encode(Op.JOINED, head.number, words))
@@ -228,21 +302,68 @@ class _Consumer:
         self._identity = identity
         self._number = number
         self._acked = 0
+        self._offers: Offers | None = None
+        self.in_pieces = False
 
     def __str__(self) -> str:
         return f"{self._identity.hex()}/{self._number}"
 
     def deliver(self, messages: Sequence[tuple[Delivery, Message | None]]) -> None:
-        deliveries, parts = [], []
+        deliveries: list[tuple[int, int, int]] = []
+        parts: list[OutPart] = []
         for delivery, message in messages:
-            of_message = parts_of(message) if message is not None else []
+            try:
+                if self._offers is not None and message is not None and is_large(message):
+                    check_head(message)
+                    self._deliver(deliveries, parts)
+                    deliveries, parts = [], []
+                    self._offers.offer(delivery, message)
+                    continue
+                of_message = parts_of(message) if message is not None else []
+            except ProtocolError as error:
+                assert message is not None
+                self._requests.soon(self._refuse, delivery, unreadable(message, error, self._hub.counts))
+                continue
             deliveries.append((delivery.offset, delivery.attempt, len(of_message)))
             parts.extend(of_message)
-        head = encode(Op.DELIVER, self._number, encode_deliveries(deliveries), len(deliveries))
-        self._requests.send(self._identity, head, parts)
+        self._deliver(deliveries, parts)
+
+    def _refuse(self, delivery: Delivery, reason: str) -> None:
+        """In the program's place, which could not read it either: it becomes a dead letter."""
+        key = (delivery.offset, delivery.attempt)
+        self._hub.groups.nack(self, self.served, key, reason, retry=False)
+
+    def _deliver(self, deliveries: Sequence[tuple[int, int, int]], parts: Sequence[OutPart]) -> None:
+        if deliveries:
+            head = encode(Op.DELIVER, self._number, encode_deliveries(deliveries), len(deliveries))
+            self._requests.send(self._identity, head, parts)
+
+    def offer_large(self, wanted: bool) -> None:
+        """Whether large messages are offered from now on, and fetched in pieces. What was offered until now
+        is not any more."""
+        if self._offers is not None:
+            self._offers.close()
+        self.in_pieces = wanted
+        self._offers = Offers(self._requests.reader, self.served.topic, self) if wanted else None
+
+    def fetch(self, head: Head) -> None:
+        place, _ = decode_place(head)
+        if self._offers is None or not self._offers.fetch(place):
+            self.stale([place[:2]])
+
+    def say(self, op: Op, place: Place, rest: bytes = b"", data: memoryview | None = None) -> None:
+        """See own_offers.Taker."""
+        parts: list[OutPart] = [(None, None, 0, data)] if data is not None else []
+        self._requests.send(self._identity, encode_place(op, self._number, place, rest), parts)
+
+    def gone(self, offset: int, attempt: int) -> None:
+        """See own_offers.Taker."""
+        self._deliver([(offset, attempt, 0)], [])
 
     def ack(self, head: Head) -> None:
         deliveries = [(one.offset, one.attempt) for one in decode_deliveries(head)]
+        if self._offers is not None:
+            self._offers.forget(deliveries)
 
         def told(error: TransferError | None) -> None:
             if error is None:
@@ -253,14 +374,17 @@ class _Consumer:
 
         stale = self._hub.groups.ack(self, self.served, deliveries, told)
         if stale:
-            self._tell_stale(stale)
+            self.stale(stale)
 
     def nack(self, head: Head) -> None:
         offset, attempt, retry, reason = decode_nack(head)
+        if self._offers is not None:
+            self._offers.forget([(offset, attempt)])
         outcome = self._hub.groups.nack(self, self.served, (offset, attempt), reason, retry=retry)
         if outcome.value == "stale":
-            self._tell_stale([(offset, attempt)])
+            self.stale([(offset, attempt)])
 
-    def _tell_stale(self, stale: Sequence[tuple[int, int]]) -> None:
-        body = encode_deliveries((offset, attempt, 0) for offset, attempt in stale)
-        self._requests.send(self._identity, encode(Op.STALE, self._number, body, len(stale)))
+    def stale(self, deliveries: Sequence[tuple[int, int]]) -> None:
+        """Tells it that these are not its own any more."""
+        body = encode_deliveries((offset, attempt, 0) for offset, attempt in deliveries)
+        self._requests.send(self._identity, encode(Op.STALE, self._number, body, len(deliveries)))

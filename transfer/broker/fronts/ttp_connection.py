@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import socket
 
     from transfer.broker.fronts.ttp import TtpFront
+    from transfer.broker.pipes import Poured
 
 _PUBLISH, _TTP = int(Kind.PUBLISH), Front.TTP  # members of an enumeration are slow to find
 #: data of so many bytes and more go on piece by piece, as they come
@@ -149,6 +150,20 @@ class TtpConnection(Outgoing):
             sink.piece(data)
         except TransferError as error:
             self._sink = SKIPPED  # the rest of the frame is passed over
+            self._stopped(sink, error)
+
+    @property
+    def takes_pipes(self) -> bool:
+        """See Line."""
+        return self._sink is not None and self._sink.pours
+
+    def body_poured(self, data: Poured) -> None:
+        """See Line."""
+        sink = self._sink or SKIPPED
+        try:
+            sink.poured(data)
+        except TransferError as error:
+            self._sink = SKIPPED
             self._stopped(sink, error)
 
     def body_ended(self) -> None:

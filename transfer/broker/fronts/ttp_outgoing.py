@@ -15,6 +15,8 @@ from transfer.protocols.ttp import EOF, Kind, encode_head
 if TYPE_CHECKING:
     import socket
 
+    from transfer.broker.pipes import Poured
+
 _TTP = Front.TTP  # members of an enumeration are slow to find
 
 
@@ -72,11 +74,24 @@ class Outgoing(Line, Subscriber):
 
     def piece(self, data: Buffer) -> None:
         """See Subscriber."""
-        self._missing -= len(data)
+        self._piece(len(data))
+        self.write(data)
+
+    @property
+    def pours(self) -> bool:
+        """See Subscriber."""
+        return self._lines.pipes is not None
+
+    def poured(self, data: Poured) -> None:
+        """See Subscriber."""
+        self._piece(len(data))
+        self.write_poured(data)
+
+    def _piece(self, nbytes: int) -> None:
+        self._missing -= nbytes
         if self._chunked is not None:
             flags = 0 if self._missing else EOF
-            self.write(encode_head(Kind.CHUNK, size=len(data), flags=flags, stream_id=self._chunked))
-        self.write(data)
+            self.write(encode_head(Kind.CHUNK, size=nbytes, flags=flags, stream_id=self._chunked))
 
     def finish(self) -> None:
         """See Subscriber."""

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from transfer.broker.message import Buffer
     from transfer.broker.passage import Passage
+    from transfer.broker.pipes import Poured
     from transports.errors import TransferError
 
 
 class Sink(Protocol):
-    """Where the data of a frame go, piece by piece."""
+    """Where the data of a frame go, piece by piece. pours: they may be given in pipes, `poured`."""
 
+    @property
+    def pours(self) -> bool: ...
     def piece(self, data: Buffer) -> None: ...
+    def poured(self, data: Poured) -> None: ...
     def finish(self) -> None: ...
     def abandon(self, reason: str) -> None: ...
 
@@ -22,7 +26,12 @@ class Sink(Protocol):
 class Skipped:
     """For data that nobody wants: of a frame that was refused."""
 
+    pours = False
+
     def piece(self, data: Buffer) -> None:
+        """Nothing is kept."""
+
+    def poured(self, data: Poured) -> None:
         """Nothing is kept."""
 
     def finish(self) -> None:
@@ -73,9 +82,15 @@ class Large:
 
     def __init__(self, passage: Passage, receipt: Receipt | None) -> None:
         self.piece = passage.piece
+        self.poured = passage.poured
         self.abandon = passage.abandon
         self._passage = passage
         self._receipt = receipt
+
+    @property
+    def pours(self) -> bool:
+        """See Sink."""
+        return self._passage.pours
 
     def finish(self) -> None:
         """All of it came."""

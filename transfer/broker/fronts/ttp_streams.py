@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transfer.broker.hub import Hub
     from transfer.broker.line import Line
     from transfer.broker.passage import Passage
+    from transfer.broker.pipes import Poured
 
 #: streams that declare fewer bytes are gathered all the same: their chunks stay as they were cut
 PASSED_FROM = 64 << 10
@@ -77,9 +78,18 @@ class Stream(ABC):
     def chunk(self, header: Header, meta: bytes) -> None:
         """A CHUNK begins; its data come by `piece`, then `finish`. Raises ProtocolError if it cannot be."""
 
+    @property
+    def pours(self) -> bool:
+        """See Sink."""
+        return False
+
     @abstractmethod
     def piece(self, data: Buffer) -> None:
         """The next bytes."""
+
+    def poured(self, data: Poured) -> None:
+        """The next bytes, in a pipe."""
+        self.piece(data.memory())
 
     def finish(self) -> None:
         """The end of a chunk, which may be that of the stream. Raises what the hub raises."""
@@ -185,6 +195,14 @@ class Passed(Stream):
     def piece(self, data: Buffer) -> None:
         self._left -= len(data)
         self._passage.piece(data)
+
+    @property
+    def pours(self) -> bool:
+        return self._passage.pours
+
+    def poured(self, data: Poured) -> None:
+        self._left -= len(data)
+        self._passage.poured(data)
 
     def complete(self) -> None:
         self._passage.finish()

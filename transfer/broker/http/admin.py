@@ -74,11 +74,16 @@ class Admin:
         asked = Asked(request.query)
         id, tenant = asked.needed("id"), asked.text("tenant")
         asked.end()
-        letters = await self._run(lambda: self._operator.inspect(id, tenant))
+
+        def found() -> list[tuple[DeadLetter, bytes]]:
+            letters = self._operator.inspect(id, tenant)
+            return [(one, self._operator.begin(one, MAX_SHOWN)) for one in letters]
+
+        letters = await self._run(found)
         if not letters:
             told = {"error": "not_found", "message": f"there is no dead letter {id!r}"}
             return web.json_response(told, status=404)
-        return web.json_response({"letters": [_letter(one) | _payload(one) for one in letters]})
+        return web.json_response({"letters": [_whole(*one) for one in letters]})
 
     async def replay(self, request: web.Request) -> web.Response:
         """Body: ids, target_consumer, target_topic, actor, reason, confirm, tenant, again."""
@@ -241,17 +246,22 @@ def _letter(letter: DeadLetter) -> dict[str, Json]:
     }
 
 
-def _payload(letter: DeadLetter) -> dict[str, Json]:
-    """The payload as text if it is some, else as base64; a large one in its beginning."""
+def _whole(letter: DeadLetter, begin: bytes) -> dict[str, Json]:
+    """With what its protocol said of it, and its payload: as text if it is some, else as base64; a large one
+    in its beginning."""
+    told = _letter(letter)
+    if letter.front is not None:
+        told["front"] = letter.front.name.lower()
+    if letter.head:
+        told["head_base64"] = base64.b64encode(letter.head[:MAX_SHOWN]).decode()
     if isinstance(letter.payload, Reference):
-        return {"log": {"topic": letter.payload.topic, "offset": letter.payload.offset}}
-    payload = letter.payload or b""
-    shown = payload[:MAX_SHOWN]
-    cut: dict[str, Json] = {"payload_cut": True} if len(shown) < len(payload) else {}
+        return told | {"log": {"topic": letter.payload.topic, "offset": letter.payload.offset}}
+    if len(begin) < letter.payload_bytes:
+        told["payload_cut"] = True
     try:
-        return cut | {"payload": shown.decode()}
+        return told | {"payload": begin.decode()}
     except UnicodeDecodeError:
-        return cut | {"payload_base64": base64.b64encode(shown).decode()}
+        return told | {"payload_base64": base64.b64encode(begin).decode()}
 
 
 def _time(ms: int) -> str | None:

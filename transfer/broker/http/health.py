@@ -23,6 +23,6 @@ def ready_problems(broker: Broker) -> Sequence[str]:
     else:
         silent = [name for name in broker.ports if name != "http" and name not in broker.listening]
         problems += [f"{name} does not listen" for name in silent]
-    if broker.hub.durability.full:
+    if broker.hub.full:
         problems.append("the log is full, so publishers wait")
     return problems

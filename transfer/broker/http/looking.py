@@ -26,6 +26,7 @@ from transfer.broker.state.chain import Json
 from transfer.broker.watching import (
     FAMILIES,
     Names,
+    first_names,
     fronts_told,
     groups_told,
     numbers_of,
@@ -119,7 +120,11 @@ class _Looks:
         after, contains = asked.text("after") or "", asked.text("contains") or ""
         limit = min(asked.number("limit", _PAGE), _MOST)
         asked.end()
-        return web.json_response(topics_told(self._broker, after, contains, limit))
+        known = list(self._broker.hub.store.topics)
+        names = await asyncio.get_running_loop().run_in_executor(
+            self._thread, first_names, known, after, contains, limit
+        )
+        return web.json_response(topics_told(self._broker, names, limit))
 
     def told_by(self, tell: Callable[[Broker], Mapping[str, Json]]) -> Handler:
         """A handler that answers what `tell` says of the broker."""

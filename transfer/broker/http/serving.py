@@ -37,7 +37,8 @@ class HttpServer:
     def __init__(self, broker: Broker, host: str, port: int) -> None:
         self._loop = broker.loop
         self._taking: set[asyncio.Task[None]] = set()
-        operator = Operator(broker.letters, broker.audit, Replaying(broker.loop, broker.hub))
+        replaying = Replaying(broker.loop, broker.hub, broker.letters.payloads)
+        operator = Operator(broker.letters, broker.audit, replaying)
         token = broker.settings.token
         app = application(
             operator,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from transfer.broker.message import Front
 from transfer.broker.state.chain import Json
 from transfer.broker.state.database import Value
 
@@ -24,10 +25,19 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where a large payload lies in the log."""
+    """Where a large payload lies in the log, of a letter that an earlier version wrote: retention may take
+    it."""
 
     topic: str
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filed:
+    """A large payload in a file of its own (`payloads.Payloads`). check: CRC-32C of its bytes."""
+
+    name: str
+    check: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +47,10 @@ class DeadLetter:
     delivery_id: names it once and for all; a replay is another delivery. topic: of the delivery, where a
     replay goes; original_topic: what the producer said. first_ms, last_ms: unix milliseconds of the first
     attempt and of the end. payload: bytes, or where they lie; None: not read (`payload_bytes` tells).
-    number: of its row, in the order of arrival. replay: who replays it and why, while it is replaying.
-    damaged: it is not what was written.
+    front, head: as the message had them; None: nobody knows, as it was written by hand or by an earlier
+    version. head is not read where the payload is not. number: of its row, in the order of arrival.
+    payload_bytes: of the message; more than there are where its payload was lost. replay: who replays it and
+    why, while it is replaying. damaged: it is not what was written.
     """
 
     delivery_id: str
@@ -46,7 +58,7 @@ class DeadLetter:
     consumer: str
     topic: str
     reason: str
-    payload: bytes | Reference | None = b""
+    payload: bytes | Reference | Filed | None = b""
     tenant: str = ""
     original_topic: str = ""
     attempts: int = 0
@@ -55,6 +67,8 @@ class DeadLetter:
     last_ms: int = 0
     headers: Mapping[str, Json] = field(default_factory=dict)
     payload_bytes: int = 0
+    front: Front | None = None
+    head: bytes = b""
     state: State = State.DEAD
     replay: str = ""
     number: int = 0

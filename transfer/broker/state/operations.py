@@ -85,8 +85,13 @@ class Operator:
         return found[:limit], found[limit - 1].number if len(found) > limit else None
 
     def inspect(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
-        """The letter of a delivery, or all of a message, with their payloads."""
-        return self._letters.find(id, tenant)
+        """The letter of a delivery, or all of a message, with their payloads. Reads all of those, so that
+        damage is told."""
+        return [self._letters.checked(one) for one in self._letters.find(id, tenant)]
+
+    def begin(self, letter: DeadLetter, nbytes: int) -> bytes:
+        """The first bytes of its payload, wherever that lies."""
+        return self._letters.begin(letter, nbytes)
 
     def events(self, window: Window = ALL, *, limit: int = 100) -> Sequence[Event]:
         """What was done, the oldest first."""
@@ -116,7 +121,7 @@ class Operator:
         with self._lock:
             self._settle()
             chosen, failures = choose(
-                {id: self._letters.find(id, tenant) for id in wanted},
+                {id: self.inspect(id, tenant) for id in wanted},
                 lambda letter: unfit_to_replay(letter, target_consumer, target_topic, again),
             )
             done: tuple[str, ...] = ()

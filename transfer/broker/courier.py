@@ -1,4 +1,4 @@
-"""What the abtp front asks of direct delivery, and what it does for it."""
+"""What direct delivery does for the front that brings its consumers, and what it asks of that."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ if TYPE_CHECKING:
 
 class Sent(Enum):
     """What became of a message that was to be sent. YES: the socket has it. BUSY: too much waits for its
-    consumer already. GONE: nobody is there any more."""
+    consumer already. GONE: nobody is there any more. FAILED: it cannot be written as its consumer wants it,
+    and another try would not help."""
 
     YES = "yes"
     BUSY = "busy"
     GONE = "gone"
+    FAILED = "failed"
 
 
 class Courier(Protocol):
     """Who brings messages and answers to peers: the front."""
 
     def dispatch(self, action: Dispatch, message: Message) -> Sent:
-        """Sends a message, and what the action says of its delivery. Not YES: tell `DirectDesk.unsent`."""
+        """Sends a message, and what the action says of its delivery. Not YES: tell `DirectDesk.unsent`.
+
+        YES, too, for a large one that is made ready beside the loop; `DirectDriver.unsent` tells if it
+        cannot be sent then. What is sent to the same peer meanwhile comes behind it.
+        """
 
     def answer(self, peer: bytes, reply: Reply) -> None:
         """Answers a consumer; one that is gone, or does not read, is left without."""
@@ -46,6 +52,9 @@ class DirectDriver(Protocol):
     ) -> Verdict:
         """A message for one consumer. told: called when it is synced, or with the reason why it is not
         kept, if the verdict is `Admitted`; else never. Raises LogFull: nothing was taken."""
+
+    def unsent(self, action: Dispatch, sent: Sent) -> None:
+        """A message that the courier had taken could not be sent after all."""
 
     def unroutable(self, message: Message, facts: Facts, reason: str) -> None:
         """Nobody was ever told to get it: `_system.unroutable` hears of it."""

@@ -1,0 +1,120 @@
+"""One large message by the broker's own front: in pieces into it, and in pieces out of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from multiprocessing.connection import Connection
+
+import transfer
+from bench.broker import flow
+from bench.broker.case import Place, Sample
+from bench.broker.cycle import LONGEST, begin
+from bench.broker.flow import TOPIC, Flow
+from bench.work import Failed
+from transfer.broker.bench.crew import PATIENCE, Crew, Member, Stage, until_done
+from transfer.broker.bench.target import Started, started
+from transfer.clients.own import BrokerClient
+from transfer.protocols.own import Join, Op, decode, encode, encode_deliveries, encode_join
+from transfer.protocols.own_pieces import PIECE, decode_place, encode_place
+
+#: topics that keep their messages begin so
+_KEPT = f"{TOPIC}-kept"
+#: bytes that the consumer asks for ahead
+_AHEAD = 8 * PIECE
+
+
+def passing(place: Place) -> Sample:
+    """It is not kept: a subscriber of TTP has its first bytes before the last are sent."""
+    what = flow.tensor(place)
+    with Crew() as crew:
+        target = started(crew, place.folder, flow.TRANSIENT)
+        reading, writing = crew.pipe()
+        drain = crew.add(flow.drain, target.ttp, what, writing)
+        publisher = crew.add(publish, target.requests, what, TOPIC, reading)
+        crew.started()
+        seconds = _played(target, [drain, publisher])
+        peak = (target.usage().peak or 0) / 1e6
+        target.end()
+    return {
+        "peak_mb": peak,
+        "gb_s": what.size / 1e9 / seconds,
+        "first_ahead_s": publisher.result[1] - drain.result[0],
+    }
+
+
+def kept(place: Place) -> Sample:
+    """It is kept, then fetched by a consumer of a group."""
+    what = flow.tensor(place)
+    with Crew() as crew:
+        target = started(crew, place.folder, transient=())
+        publisher = crew.add(publish, target.requests, what, _KEPT, None)
+        written = _played(target, [publisher])
+        peak_in = (target.usage().peak or 0) / 1e6
+        consumer = crew.add(fetch, target.requests, what, _KEPT)
+        fetched = _played(target, [consumer])
+        peak_out = (target.usage().peak or 0) / 1e6
+        target.end()
+    return {
+        "peak_mb": max(peak_in, peak_out),
+        "peak_in_mb": peak_in,
+        "peak_out_mb": peak_out,
+        "gb_s": what.size / 1e9 / written,
+        "out_gb_s": what.size / 1e9 / fetched,
+    }
+
+
+def _played(target: Started, members: list[Member]) -> float:
+    """Seconds from the word to the end of the last one."""
+    for member in members:
+        member.hear(PATIENCE)
+    target.begin()
+    begun = time.monotonic()
+    for member in members:
+        member.tell("go")
+    until_done(members, LONGEST)
+    return time.monotonic() - begun
+
+
+def publish(
+    stage: Stage, endpoint: str, what: Flow, topic: str, line: Connection | None
+) -> tuple[float, float]:
+    """By the client; (when it began, when the last byte was with the system). line: where a subscriber tells
+    what it has, which nobody has to wait for here."""
+    with BrokerClient(endpoint, timeout=LONGEST) as client:
+        payload = what.payload
+        begin(stage)
+        begun = time.monotonic()
+        client.publish(topic, payload, wait=False)
+        end = time.monotonic()
+        client.flush()
+        return begun, end
+
+
+def fetch(stage: Stage, endpoint: str, what: Flow, topic: str) -> None:
+    """By a plain DEALER, which lets go of each range: this process has no room for the whole."""
+    with transfer.Context() as context, context.socket(transfer.DEALER) as dealer:
+        dealer.identity = b"b" + os.urandom(7)
+        dealer.rcvtimeo = int(PATIENCE * 1000)
+        dealer.connect(endpoint)
+        dealer.wait_for_peers(1, PATIENCE)
+        begin(stage)
+        dealer.send(encode(Op.JOIN, 1, encode_join(Join(topic, "bench", begin="old", pieces=True))))
+        came = asked = 0
+        while came < what.size:
+            first, *rest = dealer.recv_frames()
+            head = decode(bytes(first.data))
+            if head.op is Op.RANGE:
+                came += len(rest[0])
+            elif head.op is not Op.OFFER:
+                continue
+            place, _ = decode_place(head)
+            if came + _AHEAD - asked >= _AHEAD // 4:
+                asked = came + _AHEAD
+                dealer.send(encode_place(Op.FETCH, 1, place._replace(position=asked)))
+        if came != what.size:
+            raise Failed(f"{came} bytes came")
+        body = encode_deliveries([(place.offset, place.attempt, 0)])
+        dealer.send(encode(Op.ACK, 1, body))
+        while decode(bytes(dealer.recv_frames()[0].data)).op is not Op.ACKED:
+            pass
