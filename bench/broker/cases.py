@@ -60,8 +60,8 @@ def _flow_tensor(place: Place) -> Sample:
 
 _IDLE = Goal("rss_mb", 500 * MIB / 1e6, "MB", at_least=False)
 _EACH = (own_cycle.consume, own_cycle.publish_each)
-_SAME_1 = (KIB, 20_000, 2_000, 64, 1)
-_SAME_64 = (KIB, 20_000, 2_000, 64, 64)
+_SAME_1 = (KIB, 100_000, 2_000, 64, 1)
+_SAME_64 = (KIB, 100_000, 2_000, 64, 64)
 
 CASES = (
     Case(
@@ -70,7 +70,7 @@ CASES = (
         "msg_s",
         "msg/s",
         (
-            *_peers(KIB, 20_000, 2_000, 64),
+            *_peers(KIB, 100_000, 2_000, 64),
             Peer("transfer, a call for each", "each", partial(_ours, _SAME_1, _EACH)),
         ),
         (Goal("msg_s", 4, against=REDIS), Goal("msg_s", 4, against=NATS)),
@@ -88,7 +88,7 @@ CASES = (
         "1 KiB, one at a time",
         "msg_s",
         "msg/s",
-        _peers(KIB, 1_000, 200, 1),
+        _peers(KIB, 5_000, 200, 1),
         (Goal("msg_s", 1, against=REDIS),),
     ),
     Case(

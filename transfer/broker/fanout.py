@@ -87,6 +87,10 @@ class Fanout:
             topic.version = self._index.version
         return topic.listeners
 
+    def is_heard(self, topic: Topic) -> bool:
+        """Whether somebody would miss a message of this topic."""
+        return any(not subscriber.idle for subscriber in self.listeners(topic))
+
     # -- messages ----------------------------------------------------------------------------------------
 
     def tell(self, topic: Topic, message: Message) -> None:

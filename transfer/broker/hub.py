@@ -219,7 +219,7 @@ class Hub:
 
     def _appended_many(self, topics: Sequence[Topic], messages: Sequence[Message]) -> None:
         topic = topics[0]
-        alone = topics.count(topic) == len(topics) and not self.fanout.listeners(topic)
+        alone = topics.count(topic) == len(topics) and not self.fanout.is_heard(topic)
         if not alone or (self.direct is not None and self.direct.leads_somewhere(topic.name)):
             for its_topic, message in zip(topics, messages, strict=True):
                 self._appended(its_topic, message)
