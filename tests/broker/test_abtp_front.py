@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import lz4.block
 import lz4.frame
@@ -191,6 +192,7 @@ def test_a_consumer_that_dies_loses_nothing(broker, sockets):
         ):  # until the broker sends and hears that nobody is there
             producer.publish("t", sent)
             sent += 1
+            time.sleep(0.01)  # no more than may wait for a destination
         with AbtpConsumer("w", ["t"], router(broker)) as again:
             found = [again.recv() for _ in range(sent)]
             assert [one.payload for one in found] == list(range(sent))
