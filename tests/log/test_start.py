@@ -67,8 +67,17 @@ def all_of(log: Log) -> object:
     }
     ranges = {topic: log.range(topic) for topic in log.topics}
     groups = {topic: log.groups(topic) for topic in log.topics}
+    there = log._topics.numbered  # nobody wants anything of a topic that was dropped: it may be told or not
     facts = [
-        (one.first, one.end, one.newest, one.ends, one.blob_end, one.uses) for one in log._journal.segments
+        (
+            one.first,
+            one.end,
+            one.newest,
+            {number: end for number, end in one.ends.items() if number in there},
+            one.blob_end,
+            one.uses,
+        )
+        for one in log._journal.segments
     ]
     return messages, ranges, groups, dict(log.state), facts
 
