@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 import pytest
@@ -119,5 +120,13 @@ def test_one_that_is_gone(beating):
 def test_nobody_is_told_when_the_loop_has_ended(tmp_path):
     with heart(tmp_path) as beating:
         reader = Reader(beating.loop, beating.store, Counter())
-    reader.do(lambda: memoryview(b"x"), print)
+    began, told = threading.Event(), []
+
+    def read():
+        began.set()
+        return memoryview(b"x")
+
+    reader.do(read, told.append)
+    assert began.wait(10)
     reader.close()
+    assert not told

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from transfer.log.index import Topic
-from transfer.log.record import BLOB, Flag, decode
+from transfer.log.message import record_at
+from transfer.log.record import BLOB, Flag
 from transfer.log.segment import Segment
-from transports.errors import LogDamaged
 
 _HAS_BLOB = int(Flag.HAS_BLOB)
 
@@ -66,10 +66,7 @@ def blob_place(
 
     Raises LogDamaged.
     """
-    memory, position, offset = place
-    record = decode(memory, position)
-    if record is None or record.offset != offset:
-        raise LogDamaged(f"message {offset} at byte {position} is not what was written")
+    record, offset = record_at(place), place[2]
     if not record.flags & _HAS_BLOB:
         return None
     first, begin, nbytes, crc = BLOB.unpack_from(record.body)

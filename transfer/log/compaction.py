@@ -74,16 +74,12 @@ class Compaction:
                 with self._journal:  # for a few alone, since there may be many topics in many segments
                     for run in runs[at : at + _AT_ONCE]:
                         messages += len(run.positions)
-                        needed += max(0, run.end - max(run.first, self._needed_from(run.topic)))
+                        needed += max(0, run.end - max(run.first, self._topics.needed_from(run.topic)))
             if needed <= share * messages:
                 count = number + 1
         return count
 
     # -- what is to be carried, with the lock ------------------------------------------------------------
-
-    def _needed_from(self, number: int) -> int:
-        """The first offset of the topic that somebody may want; all, if it has no group that reads."""
-        return self._topics.needed_from(number)
 
     def _pin_oldest(self, last: int) -> Segment | None:
         """The oldest segment, if it is older than this one and nobody else has pinned it."""
@@ -96,7 +92,7 @@ class Compaction:
     def _plan(self, segment: Segment) -> _Plan:
         """What is needed of a pinned segment. All that names its blobs is written."""
         numbers = {run.topic for run in segment.runs} | set(segment.blob_ends)
-        plan = _Plan(segment, {number: self._needed_from(number) for number in numbers}, [])
+        plan = _Plan(segment, {number: self._topics.needed_from(number) for number in numbers}, [])
         by_first = {one.first: one for one in self._journal.segments}
         for number, begin in plan.needed.items():
             topic = self._topics.numbered.get(number)
@@ -215,7 +211,7 @@ class Compaction:
                     # Those that were discarded meanwhile have their blobs in two places.
                     again = [at for at in range(run.first, run.end) if at in topic.discarded]
                     topics.ask(topic, [(at, at + 1) for at in again], plan.last)
-            wanted = any(self._needed_from(number) < begin for number, begin in plan.needed.items())
+            wanted = any(self._topics.needed_from(number) < begin for number, begin in plan.needed.items())
             if wanted or segment.pins or journal.segments[0] is not segment:
                 return False
             journal.remove(1)

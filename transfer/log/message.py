@@ -50,6 +50,15 @@ def messages_at(
     return messages
 
 
+def record_at(place: tuple[memoryview, int, int]) -> Record:
+    """The record of the message at a place: (memory, position, offset). Raises LogDamaged."""
+    memory, position, offset = place
+    record = decode(memory, position)
+    if record is None or record.offset != offset:
+        raise LogDamaged(f"message {offset} at byte {position} is not what was written")
+    return record
+
+
 def message_at(
     topic: Topic, segments: Mapping[int, Segment], place: tuple[memoryview, int, int], verify: bool | int
 ) -> Message | None:
@@ -57,10 +66,7 @@ def message_at(
 
     Raises LogDamaged.
     """
-    memory, position, offset = place
-    record = decode(memory, position)
-    if record is None or record.offset != offset:
-        raise LogDamaged(f"message {offset} at byte {position} is not what was written")
+    record, offset = record_at(place), place[2]
     if not record.flags & _HAS_BLOB:
         return Message(record.offset, record.time, record.body, None)
     first, begin, nbytes, crc = BLOB.unpack_from(record.body)
