@@ -27,3 +27,13 @@ def free_port() -> int:
         except OSError:
             continue
     raise RuntimeError("no two neighbouring ports are free")
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ones, of which none is another's neighbour."""
+    found: list[int] = []
+    while len(found) < count:
+        port = free_port()
+        if all(abs(port - other) > 1 for other in found):
+            found.append(port)
+    return found

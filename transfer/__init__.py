@@ -46,11 +46,13 @@ if TYPE_CHECKING:
         Fatal as Fatal,
         NotSupported as NotSupported,
         ProtocolError as ProtocolError,
+        SecurityError as SecurityError,
         StateError as StateError,
         TransferError as TransferError,
         Unroutable as Unroutable,
         UsageError as UsageError,
     )
+    from transports.security.settings import Security as Security
 
 __version__ = "0.1.0"
 
@@ -65,10 +67,12 @@ _HOMES = {
     "transfer.peer": "PeerInfo",
     "transfer.monitor": "Monitor Event EventKind",
     "transfer.interface": "ZmqInterface ZmqConfig ZmqSocketType ZmqSocketOption",
+    "transports.security.settings": "Security",
     "transports.wire": "SocketType",
     "transports.errors": (
         "TransferError UsageError PeerError InternalError StateError NotSupported OptionError AddressError "
-        "AddressInUse AddressNotAvailable NotATensor TensorMismatch Unroutable ForkedError PickleRefused "
+        "AddressInUse AddressNotAvailable NotATensor TensorMismatch Unroutable SecurityError ForkedError "
+        "PickleRefused "
         "ProtocolError HandshakeError DeviceError RegistrationError OutOfDescriptors Closed "
         "ContextTerminated Broken Again Fatal"
     ),

@@ -49,6 +49,7 @@ class Defaults:
     reconnect_ivl_max: int = 5000
     heartbeat_ivl: int = 5000
     heartbeat_timeout: int = 60_000
+    handshake_ivl: int = 30_000
 
 
 TRANSFER = Defaults()

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from transfer import config
 from transfer.tally import Tally
 from transports.choice import Offer
-from transports.config import load
+from transports.config import load, security as read_security
 from transports.errors import Closed, ContextTerminated, ForkedError
 from transports.reactor import READABLE, Reactor
 from transports.registry import offer
+from transports.security.credentials import Credentials
 
 if TYPE_CHECKING:
     from transfer.registration import Registration
     from transfer.socket import SocketMethods
+    from transports.security.settings import Security
 
 logger = logging.getLogger("transfer")
 
@@ -38,7 +40,9 @@ class Context:
     io_threads: taken for pyzmq's sake and ignored. metrics_port: serve Prometheus metrics there (a
     number, or "host:port" for one interface). registry: a prometheus registry instead of the default
     one. defaults: of the sockets' options. core: the core's module, for tests that run on the twin.
-    protocol, policy: as MC_RPC_PROTOCOL and MC_RPC_POLICY, and win over them.
+    protocol, policy: as MC_RPC_PROTOCOL and MC_RPC_POLICY, and win over them. security: certificates and
+    tokens, instead of what the TRANSFER_TLS_ and TRANSFER_TOKEN variables say (docs/security.md). Raises
+    SecurityError if they cannot be used.
     Nothing starts before the first socket is bound or connected.
     """
 
@@ -55,6 +59,7 @@ class Context:
         core: types.ModuleType | None = None,
         protocol: str | None = None,
         policy: str | None = None,
+        security: Security | None = None,
     ) -> None:
         if core is None:
             from transports import core as default_core
@@ -63,6 +68,7 @@ class Context:
         self.core: Any = core
         self.defaults = defaults
         self.transport_config = load(protocol=protocol, policy=policy)
+        self.credentials = Credentials(read_security() if security is None else security, core)
         self._offer: Offer | None = None
         #: what transports keep for all sockets of this context, by name; closed with it
         self.shared: dict[str, Any] = {}
@@ -99,7 +105,7 @@ class Context:
     def offer(self) -> Offer:
         """What peers are offered. Found out with the first connection: it looks at the hardware."""
         if self._offer is None:
-            self._offer = offer(self.transport_config)
+            self._offer = offer(self.transport_config, self.credentials.security.encrypt)
         return self._offer
 
     # -- sockets -------------------------------------------------------------------------------

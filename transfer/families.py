@@ -50,6 +50,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "counter", "Time receivers waited, by the peer that sent next.", ("socket", "peer")
     ),
     "transfer_registration_seconds_total": Family("counter", "Time spent registering memory with a device."),
+    "transfer_discovery_lookups_total": Family(
+        "counter", "Look-ups of endpoints that stand for many: done, or failed.", ("result",)
+    ),
+    "transfer_discovery_changes_total": Family(
+        "counter", "Members that were added, retired, restored, removed, or do not answer.", ("change",)
+    ),
+    "transfer_discovery_members": Family(
+        "gauge", "Members that are listed now, of endpoints that stand for many.", ("socket",)
+    ),
     "transfer_local_refused_total": Family(
         "counter", "Large payloads that shared memory had no place for.", ("socket", "reason")
     ),

@@ -1,6 +1,6 @@
 """Metrics for Prometheus. The fast path adds to plain integers; they are read when somebody scrapes.
 
-    context = transfer.Context(metrics_port=9100)     # serves them at http://host:9100/metrics
+    context = transfer.Context(metrics_port=9100)     # serves them at http://127.0.0.1:9100/metrics
     transfer.metrics.register(context)                # or: into the default registry
 
 `docs/metrics.md` has all names. Several processes: with PROMETHEUS_MULTIPROC_DIR set (to an empty
@@ -24,8 +24,8 @@ from prometheus_client import (
     CollectorRegistry,
     ProcessCollector,
     generate_latest,
+    make_wsgi_app,
     multiprocess,
-    start_http_server,
     values,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -34,6 +34,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from transfer.families import FAMILIES, Family
+from transfer.https import Https
+from transfer.scraping import Scraped
 from transfer.tally import Key, LatencyCounts, Tally, peer_counts, peer_gauges, socket_counts
 from transports.errors import AddressInUse, AddressNotAvailable, OptionError
 from transports.turn import Turn
@@ -209,6 +211,8 @@ def _read(context: Context) -> dict[Key, float]:
             name = context.tally.name_of(peer)
             counts += [*peer_counts(kind, peer, name), *peer_gauges(kind, peer, name)]
         counts.append((("transfer_sockets", (kind,)), 1))
+        if links.followed:
+            counts.append((("transfer_discovery_members", (kind,)), links.followed))
         for key, value in counts:
             total[key] += value
     total["transfer_pool_bytes", ("in_use",)] += context.pool.in_use
@@ -256,19 +260,22 @@ class Server:
         self.port: int | None = None
         self._context = context
         self._registry = registry
-        self._http: Any = None
+        self._http: Scraped | None = None
         self._thread: threading.Thread | None = None
         register(context, registry)
 
     def listen(self, address: str, port: int, registry: CollectorRegistry) -> None:
-        """Serves a registry over HTTP, in a thread. Raises AddressInUse, AddressNotAvailable."""
+        """Serves a registry over HTTP, in a thread. Raises AddressInUse, AddressNotAvailable,
+        SecurityError."""
+        https = Https(self._context.credentials.security)
         try:
-            self._http, self._thread = start_http_server(port, address, registry)
+            self._http = Scraped(make_wsgi_app(registry), address, port, https)
         except OSError as error:
             if not (multi_process() and error.errno == errno.EADDRINUSE):
                 raise _address_error(error, address, port) from error
         else:
-            self.port = self._http.server_port
+            self._thread = self._http.start()
+            self.port = self._http.port
 
     def close(self) -> None:
         """Stops serving, ends the thread, and leaves the context's totals in the registry. Idempotent."""
@@ -287,14 +294,16 @@ def serve(
 ) -> Server:
     """Registers the context's numbers, and serves them over HTTP if a port is given.
 
-    port: a number (0: any free one, see `Server.port`) on all interfaces, or "host:port" for one.
+    port: a number (0: any free one, see `Server.port`), for this machine alone; or "host:port", where host
+    may be 0.0.0.0: other machines may ask who show a certificate or the token, by HTTPS
+    (docs/security.md).
     registry: where to register; None: one of its own if it is served, else the default one.
-    Raises OptionError, AddressInUse, AddressNotAvailable.
+    Raises OptionError, AddressInUse, AddressNotAvailable, SecurityError.
     """
     if port is None:
         return Server(context, registry)
     host, _, digits = str(port).rpartition(":")
-    address = host.strip("[]") or "0.0.0.0"
+    address = host.strip("[]") or "127.0.0.1"
     if not digits.isdecimal() or int(digits) > 65535:
         raise OptionError(f"metrics_port cannot be {port!r}", hint='a port from 0 to 65535, or "host:port"')
     if registry is None:

@@ -36,6 +36,13 @@ class EventKind(StrEnum):
     SILENT = "silent"
     #: the peer refused us; `reason` says why
     REFUSED = "refused"
+    #: of an endpoint that stands for many, whom the name service lists now, or no longer: `peer`
+    MEMBER_ADDED = "member_added"
+    MEMBER_RETIRED = "member_retired"
+    #: one that was retired, or of which nothing more was said, has no connection any more
+    MEMBER_REMOVED = "member_removed"
+    #: the name service gave no answer; those that are known stay
+    LOOK_UP_FAILED = "look_up_failed"
     CALLBACK_FAILED = "callback_failed"
     SUBSCRIBED = "subscribed"
     UNSUBSCRIBED = "unsubscribed"

@@ -139,7 +139,7 @@ class SocketOptions:
     heartbeat_ivl = Option(".heartbeat_ivl", whole(0, 2**31 - 1), 75, effect="_heartbeat_changed")
     heartbeat_timeout = Option(".heartbeat_timeout", _MS, 77)
     frame_timeout = Option(60_000, _MS, 1007, effect="_heartbeat_changed")
-    handshake_ivl = Option(30_000, whole(0, 2**31 - 1), 66)
+    handshake_ivl = Option(".handshake_ivl", whole(0, 2**31 - 1), 66)
     connect_timeout = Option(0, whole(0, 2**31 - 1), 79)
     resend = Option(False, switch, 1005, effect="_ways_changed")
     backlog = Option(1024, whole(1, 65535), 19)

@@ -14,6 +14,8 @@ from transports.wire import SocketType
 
 if TYPE_CHECKING:
     from patterns.base import OutFrame
+    from transfer.links.following import Following
+    from transports.errors import TransferError
     from transports.hello import Agreement
 
 
@@ -24,7 +26,8 @@ class PeerInfo:
     endpoint: ours, by which it is connected. address: where the peer is. transport, reason: what
     carries the data, and why. device: the network device, if the transport names one. Then counts
     of messages; confirmed: consumed by the peer as far as it told; unconfirmed: given to the
-    kernel and not confirmed (0 for peers that never confirm, as in PUB/SUB).
+    kernel and not confirmed (0 for peers that never confirm, as in PUB/SUB). encrypted: its messages go
+    through TLS; authenticated: it has shown who it is, by a certificate or a token.
     """
 
     endpoint: str
@@ -39,6 +42,8 @@ class PeerInfo:
     queued: int
     confirmed: int
     unconfirmed: int
+    encrypted: bool = False
+    authenticated: bool = False
 
 
 class Peer:
@@ -135,11 +140,13 @@ class Peer:
             stream.queued,
             stream.confirmed,
             self.unconfirmed,
+            agreement is not None and agreement.data_encrypted,
+            agreement is not None and agreement.authenticated,
         )
 
 
 class Endpoint:
-    """A bound or connected endpoint of a socket."""
+    """A bound or connected endpoint of a socket, or one of those that a connected one stands for."""
 
     __slots__ = (
         "acceptor",
@@ -147,6 +154,7 @@ class Endpoint:
         "attempts",
         "connector",
         "error",
+        "follower",
         "outgoing",
         "peer",
         "queue",
@@ -166,7 +174,9 @@ class Endpoint:
         #: time.monotonic() when the wish began, for hints
         self.since = since
         self.attempts = 0
-        self.error: BaseException | None = None
+        self.error: TransferError | None = None
+        #: of one of those that another endpoint stands for: what follows that one
+        self.follower: Following | None = None
 
     def close(self) -> None:
         """Stops listening or connecting; the connections live on. Idempotent."""

@@ -198,7 +198,7 @@ class Sending(Turns):
             self._check_usable()
         if any(not peer.pending for peer in list(links.peers.values())):
             return error
-        return Again(*links.why_nobody()[:1], hint=links.why_nobody()[1])
+        return links.nobody()
 
 
 def _kept(frame: OutFrame) -> OutFrame:

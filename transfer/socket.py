@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from patterns import PATTERNS, Replier, Requester, Router, Subscriber
 from patterns.base import ReceiveMode, SendMode
+from transfer.announcing import Announcing
 from transfer.constants import POLLIN, POLLOUT
 from transfer.forwarding import Forwarding
 from transfer.links import Links
@@ -26,7 +27,7 @@ from transfer.peer import PeerInfo
 from transfer.receiving import Parts, Receiving
 from transfer.sending import Sending
 from transfer.tensors import TensorMethods
-from transports.errors import Again, Closed, ForkedError, NotSupported
+from transports.errors import Closed, ForkedError, NotSupported
 from transports.wire import MAX_DATA, SocketType
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Binding:
         return f"<{self.kind} {self.addr}>"
 
 
-class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding):
+class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding, Announcing):
     """All of a socket except the core's fast path. Safe to use from any thread; the parts of a
     message sent with SNDMORE belong together by thread. Not usable in a forked child.
 
@@ -109,6 +110,7 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding
         #: messages that were asked for as something else than they are
         self._returned: deque[tuple[Any, list[Any], Any]] = deque()
         self._dispatcher: Dispatcher | None = None
+        self._announced = []
         self._ending = threading.Lock()
         self._inherited = False
         self._came = threading.local()
@@ -177,8 +179,7 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding
                     break
                 look = _PUMP if isinstance(self._pattern, Subscriber) else 0.2
                 links.changed.wait(look if left is None else min(look, left))
-        what, hint = links.why_nobody()
-        raise Again(f"{links.ready} of {n} peers after {timeout:g} s: {what}", hint=hint)
+        raise links.nobody(f"{links.ready} of {n} peers after {timeout:g} s: ")
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -293,6 +294,7 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding
         if self._inherited or not self._ending.acquire(blocking=False):
             return 0
         self._general_send = True  # a send from now on would not be flushed
+        self._end_announcements()
         seconds = self._linger_seconds(linger)
         deadline = time.monotonic() + seconds
         if seconds:

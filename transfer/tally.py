@@ -35,6 +35,8 @@ _LINK_COUNTS: Final = {
     "silent": "transfer_silent_peers_total",
 }
 _LINK_REASONS: Final = {
+    "looked_up": "transfer_discovery_lookups_total",
+    "member": "transfer_discovery_changes_total",
     "accept_failed": "transfer_handshake_failures_total",
     "protocol": "transfer_protocol_errors_total",
     "handshake": "transfer_handshake_failures_total",

@@ -8,15 +8,18 @@ import threading
 from transports.address import Address
 from transports.base import Transport
 from transports.connection import AcceptorOwner, Connected, hand_over
-from transports.errors import HandshakeError, TransferError
+from transports.errors import HandshakeError, OutOfDescriptors, TransferError
 from transports.exchange import Exchange, wished
 from transports.handshake import Handshake
 from transports.hello import Agreement
 from transports.reactor import READABLE, Reactor
+from transports.security.guard import check_listening
 from transports.upgrade import Made
 
 #: connections taken at one wake-up, so that a storm of them leaves room for timers and others
 _BATCH = 64
+#: handshakes at once, where no settings say
+_MOST = 4096
 #: seconds that a listener rests when there is no descriptor left: the backlog keeps who comes
 _REST = 0.1
 
@@ -40,10 +43,16 @@ class SocketAcceptor:
         self._timeout = handshake_timeout
         self._lock = threading.Lock()
         self._closed = False
-        self._exchanges: set[Exchange] = set()
+        #: the oldest first
+        self._exchanges: dict[Exchange, None] = {}
         self._listener = transport.listen(address, backlog=backlog)
         self.address = self._listener.address
+        credentials = owner.credentials
+        self._most = _MOST if credentials is None else credentials.security.unfinished
         try:
+            if credentials is not None:
+                check_listening(self.address.host, str(self.address), credentials.security)
+                owner.secure("")  # without a certificate nobody could come in
             reactor.register(self._listener.fileno(), READABLE, self._ready)
         except BaseException:
             self._listener.close()
@@ -75,6 +84,8 @@ class SocketAcceptor:
             except TransferError as error:
                 self._rest()
                 self._owner.on_failed(error, str(self.address))
+                if isinstance(error, OutOfDescriptors):
+                    self._make_room()
                 return
 
     def _accept(self) -> bool:
@@ -86,7 +97,10 @@ class SocketAcceptor:
             if accepted is None:
                 return False
             self._begin(*accepted)
-            return True
+            crowd_out = self._oldest()
+        if crowd_out is not None:
+            self._put_out(crowd_out)
+        return True
 
     def adopt(self, connection: socket.socket, peer: str) -> None:
         """See `connection.Acceptor`."""
@@ -100,26 +114,62 @@ class SocketAcceptor:
             try:
                 self._begin(connection, peer)
             except TransferError as error:
-                refused = error
+                refused: TransferError | None = error
             else:
-                return
-        self._owner.on_failed(refused, peer)
+                refused = None
+                crowd_out = self._oldest()
+        if refused is not None:
+            self._owner.on_failed(refused, peer)
+        elif crowd_out is not None:
+            self._put_out(crowd_out)
 
     def _begin(self, connection: socket.socket, peer: str) -> None:
         try:
             hello = wished(self._owner.hello(), self.address, self._base)
             upgrades = self._owner.upgrades
-            handshake = Handshake(hello, connecting=False, base=self._base, upgrades=upgrades)
-            exchange = Exchange(self._reactor, connection, handshake, peer, self._ended)
+            handshake = Handshake(
+                hello,
+                connecting=False,
+                base=self._base,
+                upgrades=upgrades,
+                tokens=self._owner.tokens,
+                guarded=self._owner.guarded,
+            )
+            exchange = Exchange(
+                self._reactor, connection, handshake, peer, self._ended, self._owner.secure("")
+            )
             exchange.start(self._timeout)
         except BaseException:
             connection.close()
             raise
-        self._exchanges.add(exchange)
+        self._exchanges[exchange] = None
+
+    def _oldest(self) -> Exchange | None:
+        """Who has taken longest makes room when there are too many, so that those who say nothing keep
+        nobody out. Under the lock."""
+        if len(self._exchanges) <= self._most:
+            return None
+        oldest = next(iter(self._exchanges))
+        del self._exchanges[oldest]
+        return oldest
+
+    def _make_room(self) -> None:
+        """No descriptor is left: the oldest quarter of those who did not say who they are gives theirs."""
+        with self._lock:
+            oldest = list(self._exchanges)[: (len(self._exchanges) + 3) // 4]
+            for exchange in oldest:
+                del self._exchanges[exchange]
+        for exchange in oldest:
+            self._put_out(exchange, "no descriptor is left for those who come")
+
+    def _put_out(self, exchange: Exchange, why: str = "") -> None:
+        exchange.cancel()
+        why = why or f"more than {self._most} peers are in their handshake at once"
+        self._owner.on_failed(HandshakeError("crowded", why), exchange.peer)
 
     def _ended(self, exchange: Exchange, outcome: Agreement | HandshakeError, made: Made | None) -> None:
         with self._lock:
-            self._exchanges.discard(exchange)
+            self._exchanges.pop(exchange, None)
         # A connection that was agreed on while `close` ran is handed out: the peer counts on it.
         if isinstance(outcome, Agreement):
             assert made is not None

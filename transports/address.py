@@ -3,6 +3,8 @@
 tcp://127.0.0.1:5555   tcp://*:5555   tcp://[::1]:5555   tcp://eth0:5555   tcp://localhost:*
 rdma://node7:5555?policy=require      ucx://node7:5555
 ipc:///tmp/queue.sock  ipc://@name (abstract, Linux)      inproc://name
+dns://trainers.training.svc:5555      all addresses that the name has; see discovery/
+registry://broker:5580/trainers       all that have announced themselves to a broker under this name
 node7:5555             without a scheme only where the caller allows it
 """
 
@@ -22,10 +24,15 @@ POLICIES = ("auto", "prefer", "require")
 #: endpoints whose part behind `://` is a name and not a host and a port
 _NAMED = frozenset({"ipc", "inproc"})
 
+#: endpoints that stand for many: somebody has to be asked which
+_DIRECTORIES = frozenset({"dns", "registry"})
+
 #: sun_path holds 108 bytes: the path and its NUL, or the NUL of the abstract space and the name
 MAX_IPC_PATH = 107
 #: libzmq's limit for names too
 MAX_INPROC_NAME = 255
+#: under which programs announce themselves to a registry: letters, digits and . _ - inside
+REGISTRY_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*\Z")
 # Host names, with the underscore that many private networks use; interface names (eth0, br-1a, eth0.100).
@@ -39,7 +46,9 @@ class Address:
 
     scheme: in small letters. host: a name, a number without brackets, an interface, or "*"; empty
     for ipc and inproc. port: 0 stands for any free one. path: of ipc (with "@" for an abstract
-    name) or the name of inproc. policy: from `?policy=`, or None.
+    name), the name of inproc, or that in a registry. policy: from `?policy=`, or None.
+    server_name: whom the peer's certificate has to name, where the host is a number that was found by
+    another name; not part of the text.
     """
 
     scheme: str
@@ -47,12 +56,19 @@ class Address:
     port: int = 0
     path: str = ""
     policy: str | None = None
+    server_name: str = ""
 
     def __str__(self) -> str:
         query = f"?policy={self.policy}" if self.policy else ""
         if self.scheme in _NAMED:
             return f"{self.scheme}://{self.path}{query}"
-        return f"{self.scheme}://{format_host(self.host)}:{self.port}{query}"
+        path = f"/{self.path}" if self.path else ""
+        return f"{self.scheme}://{format_host(self.host)}:{self.port}{path}{query}"
+
+    @property
+    def is_directory(self) -> bool:
+        """It stands for as many endpoints as a name service tells: for connecting only."""
+        return self.scheme in _DIRECTORIES
 
     @property
     def is_named(self) -> bool:
@@ -100,8 +116,16 @@ def parse(endpoint: str | bytes, *, default_scheme: str | None = None) -> Addres
     rest, policy = _split_query(rest, text)
     if scheme == "ipc":
         return Address(scheme, path=_path(rest, text), policy=policy)
+    name = ""
+    if scheme == "registry":
+        rest, name = _registry_name(rest, text)
     host, port = _host_and_port(rest, text)
-    return Address(scheme, host, port, policy=policy)
+    address = Address(scheme, host, port, name, policy)
+    if address.is_directory and address.is_wildcard:
+        raise AddressError(f"{text!r} has no host and port to ask for", hint="name both")
+    if scheme == "dns" and is_numeric(host):
+        raise AddressError(f"{host} in {text!r} is no name", hint=f"write tcp://{format_host(host)}:{port}")
+    return address
 
 
 def format_host(host: str) -> str:
@@ -186,6 +210,17 @@ def _port(port: str, text: str) -> int:
     if not (port.isascii() and port.isdigit()) or len(port) > 5 or int(port) > 65535:
         raise AddressError(f"{port!r} in {text!r} is no port", hint="0 to 65535; 0 or * when any will do")
     return int(port)
+
+
+def _registry_name(rest: str, text: str) -> tuple[str, str]:
+    """(where the broker is, the name behind it)"""
+    where, _, name = rest.partition("/")
+    if not REGISTRY_NAME.match(name):
+        raise AddressError(
+            f"{name!r} in {text!r} is no name in a registry",
+            hint="write registry://broker:5580/name; letters, digits and . _ - between them, 128 at most",
+        )
+    return where, name
 
 
 def _path(path: str, text: str) -> str:

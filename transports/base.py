@@ -27,7 +27,8 @@ class Capabilities:
     `by_reference`: payloads are handed over inside the process, without bytes on a wire.
     `same_host`: both ends are on one machine. `device_memory`: GPU pointers travel as they are.
     `registers_memory`: the network card reads and writes memory that was registered with it.
-    `has_socket`: connections are file descriptors that `core.Stream` can drive.
+    `has_socket`: connections are file descriptors that `core.Stream` can drive. `networked`: strangers
+    may come by it: it wants TLS, and knows tokens.
     """
 
     by_reference: bool = False
@@ -35,6 +36,7 @@ class Capabilities:
     device_memory: bool = False
     registers_memory: bool = False
     has_socket: bool = True
+    networked: bool = False
 
 
 class Listener(ABC):

@@ -9,6 +9,17 @@
 | MC_RDMA_DEVICES, MC_IB_PORT, MC_GID_INDEX, MC_MTU | | see verbs/choosing.py |
 | TRANSFER_UCX_DRIVER | auto, ucxx, libucp | what the ucx transport calls UCX by; see ucx/driver.py |
 | TRANSFER_CORE | auto, native, twin | the compiled core, or its Python twin |
+| TRANSFER_DNS | host[:port], several with commas | name servers that dns:// asks instead of the system's |
+| TRANSFER_DNS_FAMILY | auto, ipv4, ipv6, both | which addresses dns:// takes; see discovery/dns.py |
+| TRANSFER_TLS_CERT, TRANSFER_TLS_KEY | file | PEM certificate of this side, and its key |
+| TRANSFER_TLS_CA | file | PEM certificates of those who sign peers' certificates; it turns TLS on |
+| TRANSFER_TLS_CLIENTS | certificate, token | what those who connect show; the first if there is a CA |
+| TRANSFER_TLS_SERVER_NAME | name | what certificates of peers have to name, instead of the endpoint's host |
+| TRANSFER_TOKEN, TRANSFER_TOKEN_FILE | text, file | a secret that peers prove to know; a file has several |
+| TRANSFER_UNAUTHENTICATED | allow | strangers may come in beyond loopback |
+| TRANSFER_ENCRYPT | tcp, all | all: nothing goes by rdma or ucx, which do not encrypt |
+| TRANSFER_LIBSSL | file | an OpenSSL for the compiled core, newer and quicker than the one of Python |
+| TRANSFER_ADVERTISE | host | the host that is announced to a registry |
 """
 
 from __future__ import annotations
@@ -17,14 +28,17 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from transports.address import POLICIES
+from transports.address import POLICIES, is_numeric
 from transports.errors import OptionError
+from transports.security.settings import CLIENTS, ENCRYPT, Security
 
 PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
 CORES = ("auto", "native", "twin")
 UCX_DRIVERS = ("auto", "ucxx", "libucp")
 SWITCH = ("on", "off")
+DNS_FAMILIES = ("auto", "ipv4", "ipv6", "both")
 #: how arguments are called where a variable would be named
 ARGUMENT_PROTOCOL, ARGUMENT_POLICY = "protocol=", "policy="
 RDMA_VARIABLES = ("MC_RDMA_DEVICES", "MC_IB_PORT", "MC_GID_INDEX", "MC_MTU")
@@ -72,6 +86,33 @@ def load(
     return TransportConfig(wished, wished_by, strict, strict_by)
 
 
+def security(environ: Mapping[str, str] | None = None, *, given: Mapping[str, Any] | None = None) -> Security:
+    """What the TRANSFER_TLS_ and TRANSFER_TOKEN variables say. given: fields that are said elsewhere, and
+    go before them. Raises OptionError, SecurityError."""
+    environ = os.environ if environ is None else environ
+
+    def said(name: str) -> str:
+        return environ.get(f"TRANSFER_{name}", "").strip()
+
+    fields: dict[str, Any] = {
+        "certificate": said("TLS_CERT"),
+        "key": said("TLS_KEY"),
+        "authority": said("TLS_CA"),
+        "clients": _choice(environ, ("TRANSFER_TLS_CLIENTS",), ("", *CLIENTS))[0],
+        "server_name": said("TLS_SERVER_NAME"),
+        "token": said("TOKEN"),
+        "token_file": said("TOKEN_FILE"),
+        "unauthenticated": _choice(environ, ("TRANSFER_UNAUTHENTICATED",), ("", "allow"))[0] == "allow",
+        "encrypt": _choice(environ, ("TRANSFER_ENCRYPT",), ENCRYPT)[0],
+    }
+    return Security(**fields | dict(given or {}))
+
+
+def libssl(environ: Mapping[str, str] | None = None) -> str:
+    """The OpenSSL that the compiled core is to use, from TRANSFER_LIBSSL; "": the one that Python uses."""
+    return (os.environ if environ is None else environ).get("TRANSFER_LIBSSL", "").strip()
+
+
 def core_choice(environ: Mapping[str, str] | None = None) -> str:
     """ "auto", "native" or "twin", from TRANSFER_CORE. Raises OptionError."""
     return _choice(os.environ if environ is None else environ, ("TRANSFER_CORE",), CORES)[0]
@@ -113,6 +154,34 @@ def ucx_options(options: Mapping[str, str], environ: Mapping[str, str] | None = 
     }
 
 
+def name_servers(environ: Mapping[str, str] | None = None) -> tuple[tuple[str, int], ...]:
+    """(host, port) of each in TRANSFER_DNS; nothing: those of the system. Raises OptionError."""
+    environ = os.environ if environ is None else environ
+    found = []
+    for text in filter(None, (part.strip() for part in environ.get("TRANSFER_DNS", "").split(","))):
+        host, colon, port = text.rpartition(":")
+        if is_numeric(text) or text.endswith("]") or not colon:  # an IPv6 number alone has colons too
+            host, port = text, "53"
+        host = host.removeprefix("[").removesuffix("]")
+        if not is_numeric(host) or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise OptionError(
+                f"the environment variable TRANSFER_DNS has {text!r}",
+                hint="numbers with or without a port, for instance 10.96.0.10 or 127.0.0.1:5353",
+            )
+        found.append((host, int(port)))
+    return tuple(found)
+
+
+def dns_family(environ: Mapping[str, str] | None = None) -> str:
+    """ "auto", "ipv4", "ipv6" or "both", from TRANSFER_DNS_FAMILY. Raises OptionError."""
+    return _choice(os.environ if environ is None else environ, ("TRANSFER_DNS_FAMILY",), DNS_FAMILIES)[0]
+
+
+def advertised_host(environ: Mapping[str, str] | None = None) -> str:
+    """The host that TRANSFER_ADVERTISE names, or nothing."""
+    return (os.environ if environ is None else environ).get("TRANSFER_ADVERTISE", "").strip()
+
+
 @contextmanager
 def ucx_variables_kept() -> Iterator[None]:
     """ucxx sets UCX_* variables when it is imported, which would reach every other user of UCX in
@@ -137,7 +206,7 @@ def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[s
                 f"the environment variable {name} is {environ[name]!r}"
                 if not name.endswith("=")
                 else f"{name}{environ[name]!r}",
-                hint="unset it, or set it to one of " + ", ".join(allowed),
+                hint="unset it, or set it to one of " + ", ".join(filter(None, allowed)),
             )
         return value, name
     return allowed[0], "default"

@@ -17,6 +17,7 @@ import socket
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from transports.address import Address
@@ -25,6 +26,7 @@ from transports.choice import HINT
 from transports.errors import Fatal, HandshakeError, TransferError
 from transports.hello import Agreement, Hello
 from transports.reactor import Reactor
+from transports.security.credentials import Credentials
 from transports.upgrade import Made, UpgradeFactory
 
 
@@ -38,6 +40,7 @@ class Connected:
         -1: the stream has none (inproc).
     stream: a foreign stream, else None.
     carrier: carries large payloads beside `fd`, else None. See core_contract.Carrier.
+    channel: TLS on `fd` for `core.Stream`, else None.
     agreement: what both sides agreed on; `agreement.remote` is the peer's hello.
     endpoint: the bound or connected endpoint that it came by.
     peer: where the peer is, as text, for people ("127.0.0.1:40312").
@@ -49,11 +52,12 @@ class Connected:
     endpoint: Address
     peer: str
     carrier: Any = None
+    channel: Any = None
 
     @classmethod
     def of(cls, made: Made, agreement: Agreement, endpoint: Address, peer: str) -> Connected:
         """From what the handshake made."""
-        return cls(made.fd, made.stream, agreement, endpoint, peer, made.carrier)
+        return cls(made.fd, made.stream, agreement, endpoint, peer, made.carrier, made.channel)
 
     def discard(self) -> None:
         """Closes it, when nobody wants it any more."""
@@ -130,26 +134,54 @@ class Connector(Protocol):
         """Gives up. Idempotent, never waits; a connection that was handed out lives on."""
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptorOwner:
-    """What whoever serves an endpoint says of itself, and where it is told what happens."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """What whoever has an endpoint says of itself, and shows.
+
+    credentials: None where strangers cannot come, and nothing is shown.
+    """
 
     hello: HelloFactory
+    upgrades: UpgradeFactory | None = None
+    credentials: Credentials | None = None
+
+    @property
+    def tokens(self) -> tuple[bytes, ...]:
+        return () if self.credentials is None else self.credentials.tokens()
+
+    @property
+    def guarded(self) -> bool:
+        """Strangers are told little."""
+        return self.credentials is not None and self.credentials.security.any
+
+    def secure(self, server_name: str) -> Callable[[int], Any] | None:
+        """What makes TLS for a descriptor, None: there is none. server_name: of whom was connected to.
+        Raises SecurityError where it cannot be made."""
+        credentials = self.credentials
+        if credentials is None or not credentials.security.tls:
+            return None
+        if not server_name:
+            credentials.check_server()
+        kind = self.hello().socket_type.name if server_name else ""
+        return partial(credentials.channel, server_name=server_name, socket_type=kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptorOwner(Owner):
+    """The same of who serves one, and where it is told what happens."""
+
     on_connected: OnConnected
     on_failed: OnRefused
-    upgrades: UpgradeFactory | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectorOwner:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorOwner(Owner):
     """The same of whoever wishes to be connected."""
 
-    hello: HelloFactory
     on_connected: OnConnected
     on_failed: OnFailed
-    on_delayed: OnDelayed | None
-    on_retried: OnRetried | None
-    upgrades: UpgradeFactory | None = None
+    on_delayed: OnDelayed | None = None
+    on_retried: OnRetried | None = None
 
 
 class DirectTransport(Transport):
@@ -184,12 +216,22 @@ def serve(
     backlog: int = 1024,
     handshake_timeout: float = 30.0,
     upgrades: UpgradeFactory | None = None,
+    credentials: Credentials | None = None,
 ) -> Acceptor:
     """Binds `address` now, in the calling thread, and accepts until `close`.
 
-    Raises AddressInUse, AddressNotAvailable, AddressError, OutOfDescriptors.
+    credentials: what is shown to, and asked of, those who come by a network. Raises AddressInUse,
+    AddressNotAvailable, AddressError, OutOfDescriptors, SecurityError.
     """
-    owner = AcceptorOwner(hello, on_connected, on_failed, upgrades)
+    if not transport.capabilities.networked:
+        credentials = None
+    owner = AcceptorOwner(
+        hello=hello,
+        on_connected=on_connected,
+        on_failed=on_failed,
+        upgrades=upgrades,
+        credentials=credentials,
+    )
     if isinstance(transport, DirectTransport):
         return transport.serve(reactor, address, owner)
     from transports.acceptor import SocketAcceptor  # which needs the names above
@@ -211,10 +253,22 @@ def reach(
     on_retried: OnRetried | None = None,
     options: ConnectOptions | None = None,
     upgrades: UpgradeFactory | None = None,
+    credentials: Credentials | None = None,
 ) -> Connector:
-    """Begins to connect and returns at once. Raises AddressError for a wildcard."""
+    """Begins to connect and returns at once. credentials: as in `serve`. Raises AddressError for a
+    wildcard."""
     options = ConnectOptions() if options is None else options
-    owner = ConnectorOwner(hello, on_connected, on_failed, on_delayed, on_retried, upgrades)
+    if not transport.capabilities.networked:
+        credentials = None
+    owner = ConnectorOwner(
+        hello=hello,
+        on_connected=on_connected,
+        on_failed=on_failed,
+        on_delayed=on_delayed,
+        on_retried=on_retried,
+        upgrades=upgrades,
+        credentials=credentials,
+    )
     if isinstance(transport, DirectTransport):
         return transport.reach(reactor, address, owner, options)
     from transports.connector import SocketConnector  # which needs the names above

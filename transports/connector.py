@@ -167,10 +167,19 @@ class SocketConnector:
         base = self._transport.scheme
         try:
             hello = wished(self._owner.hello(), self.address, base)
-            handshake = Handshake(hello, connecting=True, base=base, upgrades=self._owner.upgrades)
+            owner = self._owner
+            handshake = Handshake(
+                hello,
+                connecting=True,
+                base=base,
+                upgrades=owner.upgrades,
+                tokens=owner.tokens,
+                guarded=owner.guarded,
+            )
             self._exchange = Exchange(
                 self._reactor, connection, handshake, peer,
                 lambda exchange, outcome, made: self._ended(number, exchange, outcome, made),
+                owner.secure(self.address.server_name or self.address.host),
             )  # fmt: skip
             self._exchange.start(self._options.handshake_timeout)
         except BaseException:

@@ -48,10 +48,13 @@ __all__ = [
     "Slots",
     "SocketBase",
     "Stream",
+    "TlsChannel",
+    "TlsContext",
     "Turn",
     "address_of",
     "copy_into",
     "crc32c",
+    "openssl_version",
 ]
 
 if TYPE_CHECKING:
@@ -66,10 +69,13 @@ if TYPE_CHECKING:
         Slots,
         SocketBase,
         Stream,
+        TlsChannel,
+        TlsContext,
         Turn,
         address_of,
         copy_into,
         crc32c,
+        openssl_version,
     )
 
     IMPLEMENTATION: str
@@ -86,7 +92,10 @@ else:
     Slots = _module.Slots
     SocketBase = _module.SocketBase
     Stream = _module.Stream
+    TlsChannel = _module.TlsChannel
+    TlsContext = _module.TlsContext
     Turn = _module.Turn
     address_of = _module.address_of
     copy_into = _module.copy_into
     crc32c = _module.crc32c
+    openssl_version = _module.openssl_version

@@ -173,6 +173,57 @@ class Flusher:
     def reap(self) -> None: ...  # releases held buffers that are written; calls `released` callbacks
     def close(self) -> None: ...  # joins the thread; streams must be closed before
 
+def openssl_version() -> str:
+    """Which OpenSSL TLS goes by. Raises NotSupported if there is none."""
+
+class TlsContext:
+    """What one side of TLS 1.3 shows and asks for; read from PEM files now, never again.
+
+    server: this side accepts. certificate, key: its own, may be "" where it connects. authorities: whose
+    certificates are trusted ("": those of the system, for a side that connects). clients: "none", "optional"
+    or "required", for a server. protocols: words of ALPN, best first. Raises SecurityError, NotSupported (no
+    OpenSSL 3). Thread-safe.
+    """
+
+    server: bool
+    def __init__(
+        self,
+        *,
+        server: bool,
+        certificate: str = "",
+        key: str = "",
+        authorities: str = "",
+        clients: str = "none",
+        protocols: tuple[str, ...] = (),
+    ) -> None: ...
+
+class TlsChannel:
+    """TLS over a connected, non-blocking descriptor, which stays its owner's.
+
+    server_name: whose certificate the other side has to show: a name, or a number. One thread may read while
+    another one writes. Until a stream takes it, or `ahead` was called, not a byte behind the record that was
+    asked for is taken from the kernel. What goes wrong is an OSError whose text is for people; EPROTO: TLS
+    itself.
+    """
+
+    done: bool  # the handshake is over
+    unsent: int  # bytes of ciphertext that the kernel did not take yet: `flush` when it is writable
+    pending: int  # plain bytes that are here, of which the descriptor does not tell
+    alpn: str
+    peer_certificate: bytes  # DER; b"": none was shown
+    own_certificate: bytes
+    def __init__(self, context: TlsContext, fd: int, server_name: str = "") -> None: ...
+    def handshake(self) -> bool: ...  # as far as it gets; True: done, and nothing is unsent
+    def ahead(self) -> None: ...
+    def recv(self, size: int) -> bytes: ...
+    def recv_into(self, memory: Any) -> int: ...  # with room for 32 KiB nothing stays `pending`
+    def send(self, data: Any) -> int: ...
+    def sendmsg(
+        self, buffers: Sequence[Any], *_: Any
+    ) -> int: ...  # how many plain bytes were taken, 64 KiB at most
+    def flush(self) -> bool: ...  # writes what the kernel takes; True when nothing is unsent
+    def close(self) -> None: ...  # says that nothing follows, without waiting; idempotent
+
 class Stream:
     """One connection: framing, coalescing, reading. `fd` is a connected non-blocking stream socket
     that the stream owns from now on, or -1: then frames queue until `open(fd)`."""
@@ -189,12 +240,13 @@ class Stream:
         max_message: int = 16 << 30,  # limit of an arriving frame's data, bytes
         checksum: bool = False,
         credits: bool = False,  # send CREDIT frames (<BQ>: kind, messages consumed) every ~20 ms
+        channel: TlsChannel | None = None,  # TLS between it and the descriptor, the handshake done
     ) -> None: ...
     peer: Any  # the owner's; the core never looks at it
     carrier: Carrier | None  # set by the owner before anything large is sent; closed by the stream
     fd: int
     def fileno(self) -> int: ...
-    def open(self, fd: int) -> None: ...  # for a stream made with fd -1
+    def open(self, fd: int, channel: TlsChannel | None = None) -> None: ...  # for a stream made with fd -1
     # -- counters, plain integers
     sent: int  # messages accepted by send
     sent_bytes: int  # payload bytes

@@ -108,6 +108,12 @@ class AddressNotAvailable(UsageError):
     errno = _errno.EADDRNOTAVAIL
 
 
+class SecurityError(UsageError):
+    """A certificate, key or token cannot be used, or what was asked for would let strangers in."""
+
+    errno = _errno.EACCES
+
+
 class NotATensor(UsageError, TypeError):
     """The object has neither DLPack nor a buffer, or a dtype that cannot travel."""
 

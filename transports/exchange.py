@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from transports.address import POLICIES, Address
-from transports.errors import HandshakeError
+from transports.errors import HandshakeError, TransferError
 from transports.handshake import Handshake
 from transports.hello import Agreement, Hello
 from transports.reactor import EDGE, ERROR, HANGUP, PEER_CLOSED, READABLE, WRITABLE, Reactor
+from transports.security import hints
 from transports.upgrade import Made
 from transports.wire import HEADER_SIZE
 
+if TYPE_CHECKING:
+    from transports.core_contract import TlsChannel
+
 #: where the system has no edge-triggered readiness, an incomplete header is looked at this often (s)
 _LOOK_AGAIN = 0.01
+
+#: makes TLS for a descriptor. Raises SecurityError
+Secure = Callable[[int], "TlsChannel"]
 
 #: (the exchange, what came of it, what carries the data: the receiver's from now on, None after an error)
 OnEnd = Callable[["Exchange", Agreement | HandshakeError, Made | None], object]
@@ -30,7 +39,13 @@ class Exchange:
     """
 
     def __init__(
-        self, reactor: Reactor, connection: socket.socket, handshake: Handshake, peer: str, on_end: OnEnd
+        self,
+        reactor: Reactor,
+        connection: socket.socket,
+        handshake: Handshake,
+        peer: str,
+        on_end: OnEnd,
+        secure: Secure | None = None,
     ) -> None:
         self.peer = peer
         self._reactor = reactor
@@ -38,6 +53,8 @@ class Exchange:
         self._fd = connection.fileno()
         self._handshake = handshake
         self._on_end = on_end
+        self._secure = secure
+        self._channel: TlsChannel | None = None
         self._events = 0
         # Input and output happen under this lock, so that `cancel` never closes a descriptor whose
         # number somebody else has got by the time that it is read.
@@ -46,7 +63,8 @@ class Exchange:
 
     def start(self, timeout: float) -> None:
         """Once, in the reactor's thread."""
-        self._handshake.begin()
+        if self._secure is None:
+            self._handshake.begin()
         self._timer = self._reactor.call_later(timeout, self._late, timeout)
         self._events = self._wanted()
         self._reactor.register(self._fd, self._events, self._ready)
@@ -68,10 +86,30 @@ class Exchange:
             try:
                 self._read(events)
             except OSError as error:
-                self._handshake.fail("broken", f"the connection ended in the handshake: {error.strerror}")
-                self._handshake.outcome.__cause__ = error  # type: ignore[union-attr]
+                self._broke(error)
+            except TransferError as error:  # no certificate to show, any more
+                self._handshake.fail("tls", str(error).partition("\n")[0])
             ended = self._ended()
         self._tell(ended)
+
+    def _broke(self, error: OSError) -> None:
+        if self._secure is not None and (error.errno == errno.EPROTO or not self._is_tls):
+            said = f"no TLS with {self.peer}: {error.strerror}"
+            self._handshake.fail("tls", said, hint=hints.hint_of(said, hints.CLOSED))
+        else:
+            why = f"the connection ended in the handshake: {error.strerror}"
+            self._handshake.fail("broken", why, hint=self._closed_hint)
+        self._handshake.outcome.__cause__ = error  # type: ignore[union-attr]
+
+    @property
+    def _is_tls(self) -> bool:
+        return self._channel is not None and self._channel.done
+
+    @property
+    def _closed_hint(self) -> str:
+        """What a peer may have that closes without a word."""
+        plain = self._secure is None and self._handshake.connecting and not self._handshake.begun
+        return hints.PLAIN if plain else ""
 
     def _late(self, timeout: float) -> None:
         with self._lock:
@@ -94,6 +132,9 @@ class Exchange:
     def _read(self, events: int) -> None:
         handshake = self._handshake
         try:
+            if self._secure is not None and not self._is_secured(self._secure):
+                return
+            connection = self._channel or self._socket
             while self._write() and handshake.outcome is None:
                 if handshake.peeking:
                     data = self._socket.recv(HEADER_SIZE, socket.MSG_PEEK)
@@ -102,42 +143,65 @@ class Exchange:
                             handshake.fail("truncated", "the peer closed in the middle of its first header")
                         return
                 else:
-                    data = self._socket.recv(handshake.wants)
+                    data = connection.recv(handshake.wants)
                     if data:
                         handshake.feed(data)
                 if not data:
                     reason = "truncated" if handshake.begun else "closed"
-                    handshake.fail(reason, "the peer closed before its hello was complete")
+                    why = "the peer closed before its hello was complete"
+                    handshake.fail(reason, why, hint=self._closed_hint)
         except BlockingIOError:
             return
+
+    def _is_secured(self, secure: Secure) -> bool:
+        """TLS is agreed on; the hello comes then."""
+        if self._channel is None:
+            self._channel = secure(self._fd)
+        channel = self._channel
+        if channel.done:
+            return True
+        if not channel.handshake():
+            return False
+        shown = channel.peer_certificate
+        accepting = shown if self._handshake.connecting else channel.own_certificate
+        self._handshake.secured(accepting, authenticated=bool(shown))
+        self._handshake.begin()
+        return True
 
     def _write(self) -> bool:
         """True when nothing is left to send."""
         output = self._handshake.output
-        while output:
-            try:
-                del output[: self._socket.send(output)]
-            except BlockingIOError:
-                return False
-            except OSError:
-                if isinstance(self._handshake.outcome, HandshakeError):
-                    output.clear()  # the refusal cannot be told: its reason stands all the same
-                    return True
-                raise
-        return True
+        connection = self._channel or self._socket
+        try:
+            while output:
+                del output[: connection.send(bytes(output))]
+            return self._channel is None or self._channel.flush()
+        except BlockingIOError:
+            return False
+        except OSError:
+            if isinstance(self._handshake.outcome, HandshakeError):
+                output.clear()  # the refusal cannot be told: its reason stands all the same
+                return True
+            raise
+
+    @property
+    def _unsent(self) -> bool:
+        return self._channel is not None and self._channel.unsent > 0
 
     def _wanted(self) -> int:
-        return READABLE | PEER_CLOSED | EDGE | (WRITABLE if self._handshake.output else 0)
+        begins = self._secure is not None and self._channel is None and self._handshake.connecting
+        writes = self._handshake.output or self._unsent or begins
+        return READABLE | PEER_CLOSED | EDGE | (WRITABLE if writes else 0)
 
     def _ended(self) -> tuple[Agreement | HandshakeError, Made | None] | None:
         """What to tell `on_end`, or None if the exchange goes on."""
         outcome = self._handshake.outcome
-        if outcome is None or self._handshake.output:
+        if outcome is None or self._handshake.output or (self._unsent and isinstance(outcome, Agreement)):
             self._go_on()
             return None
         self._finish()
         if isinstance(outcome, Agreement):
-            return outcome, self._handshake.made(self._socket.detach())
+            return outcome, self._handshake.made(self._socket.detach(), self._channel)
         self._socket.close()
         return outcome, None
 

@@ -10,12 +10,13 @@ It reads exactly what belongs to the handshake, so that nothing of the first mes
 
 Reasons of a HandshakeError: those of `hello.REASONS`, which may come from either side; `refused` for
 a peer's reason that we do not know; `no_hello` (a message where the hello was due); and the driver's
-own: `timeout`, `closed` (without a byte), `truncated` (in the middle), `broken` (by the network).
+own: `timeout`, `closed` (without a byte), `truncated` (in the middle), `broken` (by the network), `tls`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from transports.address import POLICIES
 from transports.choice import BASE, Choice, strictness
@@ -30,6 +31,8 @@ from transports.hello import (
     negotiate,
     plain_peer,
 )
+from transports.security.proof import transcript
+from transports.security.proving import Proving
 from transports.upgrade import Declined, Dialogue, Made, Refusal, Upgrade, UpgradeFactory
 from transports.wire import (
     HEADER,
@@ -44,6 +47,7 @@ from transports.wire import (
 )
 
 _MAGIC = MAGIC.to_bytes(4, "little")
+_TLS = b"\x16\x03"
 _PLAIN_FLAGS = Flag.TENSOR | Flag.TOPIC | Flag.ACK
 
 
@@ -52,6 +56,9 @@ class Handshake:
 
     local: our hello, with a nonce of its own. connecting: whether we connected (and speak first).
     base: the transport that carries this. upgrades: makes our part in changing to a faster one.
+    tokens: those that the peer may prove to know, ours first.
+    guarded: strangers are to be told no more than a hello tells: faster transports are for peers that have
+    shown who they are.
     """
 
     def __init__(
@@ -61,8 +68,10 @@ class Handshake:
         connecting: bool,
         base: str = BASE,
         upgrades: UpgradeFactory | None = None,
+        tokens: tuple[bytes, ...] = (),
+        guarded: bool = False,
     ) -> None:
-        self.local = local
+        self.local = replace(local, proves=bool(tokens))
         self.connecting = connecting
         #: True until the first header was looked at: it may be that of a plain peer's first message
         self.peeking = not connecting
@@ -76,11 +85,26 @@ class Handshake:
         self._upgrades = upgrades
         self._agreed: Agreement | None = None
         self._dialogue: Dialogue | None = None  # about a faster transport, once hellos are exchanged
+        self._tokens = tokens
+        self._guarded = guarded
+        self._proving: Proving | None = None  # that both know the token, before that
+        self._encrypted = self._authenticated = False
+        self._certificate = b""
+        self._said = b""  # our hello
+        self._heard = b""  # the peer's, so far
+
+    def secured(self, certificate: bytes, *, authenticated: bool) -> None:
+        """The connection is TLS. certificate: of the accepting side, DER. authenticated: the peer's own was
+        asked for, and is good. Before `begin`."""
+        self._encrypted, self._authenticated = True, authenticated
+        self._certificate = certificate
+        self.peeking = False  # who speaks TLS says hello
 
     def begin(self) -> None:
         """The connecting side's hello goes to `output`."""
         if self.connecting:
-            self.output += encode(self.local)
+            self._said = encode(self.local)
+            self.output += self._said
 
     def look(self, header: bytes) -> bool:
         """What peeking found of the first 34 bytes. False: too little, look again when more is there.
@@ -89,7 +113,7 @@ class Handshake:
         was taken, or the header is that of a hello and is to be read with the rest.
         """
         if not _MAGIC.startswith(header[:4]) and not header.startswith(_MAGIC):
-            self._fail(HandshakeError("magic", "the first bytes are not those of a frame"), tell=False)
+            self._fail(_stranger(header), tell=False)
             return True
         if len(header) < HEADER_SIZE:
             return False
@@ -106,6 +130,10 @@ class Handshake:
         if self._dialogue is not None:
             self._feed_dialogue(data)
             return
+        if self._proving is not None:
+            self._feed_proving(self._proving, data)
+            return
+        self._heard += data
         self._input += data
         self.wants -= len(data)
         if self.wants:
@@ -140,7 +168,42 @@ class Handshake:
     def _decide(self, remote: Hello) -> None:
         agreement = negotiate(self.local, remote, base=self._base)
         if not self.connecting:
-            self.output += encode(self.local)
+            self._said = encode(self.local)
+            self.output += self._said
+        if not self.local.proves:
+            self._agree(agreement)
+            return
+        self._agreed = agreement
+        hellos = (self._said, self._heard) if self.connecting else (self._heard, self._said)
+        self._proving = Proving(
+            self.local.socket_type,
+            self._tokens,
+            transcript(*hellos, self._certificate),
+            connecting=self.connecting,
+        )
+        self._after_proof(self._proving)
+
+    def _feed_proving(self, proving: Proving, data: bytes) -> None:
+        try:
+            proving.feed(data)
+        except HandshakeError as error:
+            self._proving = None
+            self._fail(error, tell=True)
+        else:
+            self._after_proof(proving)
+
+    def _after_proof(self, proving: Proving) -> None:
+        self.output += proving.output
+        proving.output.clear()
+        self.wants = proving.wants
+        if proving.done:
+            assert self._agreed is not None
+            self._proving = None
+            self._authenticated = True
+            self._agree(self._agreed)
+
+    def _agree(self, agreement: Agreement) -> None:
+        agreement = replace(agreement, encrypted=self._encrypted, authenticated=self._authenticated)
         if agreement.choice.transport == self._base:
             self.outcome = agreement
         else:
@@ -150,6 +213,8 @@ class Handshake:
         self._agreed = agreement
         upgrade: Upgrade
         try:
+            if self._guarded and not agreement.authenticated:
+                raise Declined("stranger", "the peer has not shown who it is")
             if self._upgrades is None:
                 raise Declined("unavailable", f"nothing here sets up {agreement.choice.transport}")
             upgrade = self._upgrades(agreement, self.connecting)
@@ -192,12 +257,13 @@ class Handshake:
         choice = Choice(self._base, reason, fallback=True, wanted=wanted, word=ended.reason)
         self.outcome = replace(self._agreed, choice=choice)
 
-    def made(self, fd: int) -> Made:
-        """What carries the data, after an Agreement. `fd`: the connection, the result's from now on."""
+    def made(self, fd: int, channel: Any = None) -> Made:
+        """What carries the data, after an Agreement. `fd`: the connection, the result's from now on;
+        channel: TLS on it."""
         if self._dialogue is None:
-            return Made(fd)
+            return Made(fd, channel=channel)
         dialogue, self._dialogue = self._dialogue, None
-        return dialogue.upgrade.made(fd)
+        return dialogue.upgrade.made(fd, channel)
 
     def abandon(self) -> None:
         """Frees what an upgrade took, if there is one. Idempotent."""
@@ -213,6 +279,17 @@ class Handshake:
         self.output.clear()
         if tell:
             self.output += encode_refusal(self.local.socket_type, error)
+
+
+def _stranger(begin: bytes) -> HandshakeError:
+    """Whose first bytes are not those of a frame."""
+    if begin.startswith(_TLS):
+        return HandshakeError(
+            "magic",
+            "the peer speaks TLS, and this side has no certificate",
+            hint="both sides need TLS (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY), or neither",
+        )
+    return HandshakeError("magic", "the first bytes are not those of a frame")
 
 
 def _hello_header(header: bytes) -> tuple[SocketType, int]:

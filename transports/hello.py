@@ -11,7 +11,6 @@ Keys that are not known are ignored, so that later releases can add some. `docs/
 
 from __future__ import annotations
 
-import hmac
 import json
 import math
 import re
@@ -79,7 +78,7 @@ class Hello:
     features: words for what it can do beyond the version. routing_id: what a ROUTER calls it.
     host_id: equal on one machine, user and network namespace; empty if unknown. epoch: random,
     one for each process, so that a restart shows. nonce: random, one for each connection, hex.
-    token: a shared secret, or None; it travels as it is, so it keeps out mistakes, not listeners.
+    proves: it knows a token, and wants the peer to prove that it does too (see security/proving.py).
     limits: name -> number, for instance {"max_message": 17179869184}. offer: transports and wish.
     lazy: the sender queues before there is a peer. extra: whatever the owner adds (JSON values).
     plain: True only for what `plain_peer` made up: the peer said no hello.
@@ -92,7 +91,7 @@ class Hello:
     host_id: str = ""
     epoch: str = ""
     nonce: str = ""
-    token: str | None = field(default=None, repr=False)
+    proves: bool = False
     limits: Mapping[str, int] = field(default_factory=dict)
     offer: Offer = field(default_factory=Offer)
     lazy: bool = False
@@ -104,9 +103,10 @@ class Hello:
 class Agreement:
     """What both sides have in common.
 
-    version: of the wire format. features: those that both have. remote: the peer's hello (with
-    its token left out). choice: the transport for the data, and why. plain: the peer speaks plain
-    version 1 and must be sent no flag above ACK and no control frame.
+    version: of the wire format. features: those that both have. remote: the peer's hello. choice: the
+    transport for the data, and why. plain: the peer speaks plain version 1 and must be sent no flag
+    above ACK and no control frame. encrypted: TCP between the two is TLS. authenticated: the peer has
+    shown who it is, by a certificate or a token.
     """
 
     version: int
@@ -114,6 +114,13 @@ class Agreement:
     remote: Hello
     choice: Choice
     plain: bool = False
+    encrypted: bool = False
+    authenticated: bool = False
+
+    @property
+    def data_encrypted(self) -> bool:
+        """Messages go through TLS, and not beside it."""
+        return self.encrypted and self.choice.transport == BASE
 
 
 def plain_peer(socket_type: SocketType) -> Hello:
@@ -135,8 +142,8 @@ def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: s
             f"{local.socket_type.name} cannot talk to {remote.socket_type.name}",
             hint=f"{local.socket_type.name} talks to {good}",
         )
-    if local.token is not None or (remote.token is not None and not remote.plain):
-        _check_token(local, remote)
+    if local.proves != remote.proves:
+        _refuse_token(remote)
     version = min(local.versions[1], remote.versions[1])
     if version < max(local.versions[0], remote.versions[0]):
         raise HandshakeError(
@@ -155,9 +162,7 @@ def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: s
         choice = choose(mine, theirs, policy, base)
         if apart:
             choice = replace(choice, reason=f"{choice.reason}; not local: {apart}")
-    return Agreement(
-        version, local.features & remote.features, replace(remote, token=None), choice, remote.plain
-    )
+    return Agreement(version, local.features & remote.features, remote, choice, remote.plain)
 
 
 def _apart(local: Hello, remote: Hello) -> str | None:
@@ -177,12 +182,13 @@ def _elsewhere(offer: Offer) -> Offer:
     return replace(offer, transports=tuple(name for name in offer.transports if name != LOCAL))
 
 
-def _check_token(local: Hello, remote: Hello) -> None:
-    mine, theirs = (local.token or "").encode(), (remote.token or "").encode()
-    same = hmac.compare_digest(mine, theirs)  # takes equally long wherever they differ
-    if not same or local.token is None or remote.token is None:
-        what = "says no hello, so has no token" if remote.plain else "has another token, or none"
-        raise HandshakeError("token", f"the peer {what}", hint="give both sides the same token")
+def _refuse_token(remote: Hello) -> NoReturn:
+    if remote.proves:
+        raise HandshakeError(
+            "token", "the peer has a token, this side has none", hint="give both sides the same token"
+        )
+    what = "says no hello, so has no token" if remote.plain else "has no token, this side has one"
+    raise HandshakeError("token", f"the peer {what}", hint="give both sides the same token")
 
 
 # --- bytes ------------------------------------------------------------------------------------
@@ -213,8 +219,8 @@ def encode(hello: Hello) -> bytes:
     }
     if hello.offer.lacking:
         fields["lacking"] = {name: why[:MAX_WHY] for name, why in hello.offer.lacking.items()}
-    if hello.token is not None:
-        fields["token"] = hello.token
+    if hello.proves:
+        fields["proves"] = True
     body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
     if len(body) > MAX_HELLO:
         raise HandshakeError("hello", f"the hello would be {len(body)} bytes long, {MAX_HELLO} are allowed")
@@ -257,7 +263,6 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
     if policy not in POLICIES:
         _bad("an unknown policy")
     transports = tuple(_words(fields, "transports"))
-    token = _string(fields, "token") if "token" in fields else None
     return Hello(
         socket_type,
         (oldest, newest),
@@ -266,7 +271,7 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
         _string(fields, "host"),
         _string(fields, "epoch"),
         _hex(fields, "nonce", 64).hex(),
-        token,
+        _boolean(fields, "proves"),
         _limits(fields),
         Offer(transports, protocol, policy, _string(fields, "source"), _texts(fields, "lacking")),
         _boolean(fields, "lazy"),

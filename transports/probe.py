@@ -40,6 +40,14 @@ class Probe:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
+#: of a transport that would carry data as it is, where all is to be encrypted
+UNENCRYPTED = Probe(
+    False,
+    "it does not encrypt, and TRANSFER_ENCRYPT is all",
+    "unencrypted",
+    "TRANSFER_ENCRYPT=tcp lets authenticated peers use it",
+)
+
 _found: dict[str, Probe] = {}
 _lock = threading.Lock()
 

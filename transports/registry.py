@@ -15,7 +15,7 @@ from importlib import metadata
 
 from transports import probe
 from transports.base import Transport
-from transports.choice import BASE, Offer
+from transports.choice import BASE, LOCAL, Offer
 from transports.config import SocketOptions, TransportConfig
 from transports.errors import AddressError, TransferError
 from transports.upgrade import Declined, Upgrade
@@ -66,12 +66,16 @@ def schemes() -> tuple[str, ...]:
     return tuple(sorted({*_BUILTIN, *(point.name for point in metadata.entry_points(group=ENTRY_POINTS))}))
 
 
-def offer(config: TransportConfig) -> Offer:
+def offer(config: TransportConfig, encrypt: str = "tcp") -> Offer:
     """What this process offers to a peer for the data, best first, and why it lacks the others.
+
+    encrypt: "all": nothing that goes over a network as it is.
 
     What is no better than TCP here stands behind it, for those who ask by name.
     """
     found = {name: probe.probe(name) for name in probe.names()}
+    if encrypt == "all":
+        found = {name: seen if name == LOCAL else probe.UNENCRYPTED for name, seen in found.items()}
     better = [name for name, seen in found.items() if seen.usable and seen.better]
     others = [name for name, seen in found.items() if seen.usable and not seen.better]
     lacking = {name: f"{seen.word}: {seen.reason}" for name, seen in found.items() if not seen.usable}

@@ -40,7 +40,7 @@ class TcpTransport(Transport):
     """Also the way on which rdma and ucx meet their peer."""
 
     scheme = "tcp"
-    capabilities = Capabilities()
+    capabilities = Capabilities(networked=True)
 
     def __init__(self, options: SocketOptions | None = None) -> None:
         self.options = SocketOptions() if options is None else options

@@ -77,13 +77,14 @@ class Made(NamedTuple):
 
     fd: the descriptor that the reactor watches (the connection's own, or its successor). stream: a
     foreign stream, which owns `fd` then; None: `core.Stream` drives `fd`. carrier: see
-    core_contract.Carrier. device: for people.
+    core_contract.Carrier. device: for people. channel: TLS on `fd`, for a stream of the core's.
     """
 
     fd: int
     stream: Stream | None = None
     carrier: Any = None
     device: str = ""
+    channel: Any = None
 
 
 class Upgrade(ABC):
@@ -111,8 +112,8 @@ class Upgrade(ABC):
         """Accepting side, last: the peer is connected."""
 
     @abstractmethod
-    def made(self, fd: int) -> Made:
-        """Both sides agreed. `fd`: the TCP connection, this object's from now on."""
+    def made(self, fd: int, channel: Any = None) -> Made:
+        """Both sides agreed. `fd`: the TCP connection, this object's from now on; channel: TLS on it."""
 
     @abstractmethod
     def close(self) -> None:
@@ -135,7 +136,7 @@ class Refusal(Upgrade):
     def finish(self, answer: dict[str, Any]) -> None:
         raise self._error
 
-    def made(self, fd: int) -> Made:
+    def made(self, fd: int, channel: Any = None) -> Made:
         raise self._error
 
     def close(self) -> None:

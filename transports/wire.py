@@ -81,3 +81,4 @@ class Control(IntEnum):
     ATTACH = 9
     UPGRADE = 10
     RDMA = 11  # credits and the like of the rdma transport, see verbs/beside.py
+    PROOF = 12  # of the token, see security/proving.py

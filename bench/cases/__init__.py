@@ -10,6 +10,8 @@ from bench.work import Case
 MODULES = {
     "push_pull": "stream",
     "pair": "stream",
+    "tls_push_pull": "tls",
+    "tls_connections": "tls",
     "asyncio": "async_stream",
     "req_rep": "roundtrip",
     "req_rep_beside": "beside",

@@ -16,6 +16,8 @@ PEERS: dict[str, tuple[str, str, dict[str, object]]] = {
     "mooncake": ("mooncake", "Mooncake", {}),
     "gloo": ("gloo", "Gloo", {}),
     "raw": ("raw", "Raw", {}),
+    "raw-tls": ("raw_tls", "RawTls", {}),
+    "transfer-tls": ("ours", "Transfer", {"secure": True}),
     "transfer-local": ("ours", "Transfer", {"transport": "local"}),
     "transfer-ucx": ("ours", "Transfer", {"transport": "ucx"}),
     "transfer-rdma": ("ours", "Transfer", {"transport": "rdma"}),

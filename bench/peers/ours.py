@@ -29,17 +29,20 @@ def set_ucx_transports(work: Work) -> None:
 class Transfer(Peer):
     """`spin_us` > 0 lets a receiver spin so long before it sleeps; `twin` takes the Python core.
 
-    transport: what carries it, and nothing else does: tcp, local, ucx, rdma.
+    transport: what carries it, and nothing else does: tcp, local, ucx, rdma. secure: by mutual TLS.
     """
 
     name = "transfer"
 
-    def __init__(self, spin_us: int = 0, twin: bool = False, transport: str = "tcp") -> None:
+    def __init__(
+        self, spin_us: int = 0, twin: bool = False, transport: str = "tcp", secure: bool = False
+    ) -> None:
         # Both ends are on one host: without this it would be shared memory that is compared.
         os.environ["TRANSFER_LOCAL"] = "on" if transport == "local" else "off"
         if transport in ("ucx", "rdma"):
             os.environ["TRANSFER_PROTOCOL"] = transport
         self._transport = transport
+        self._secure = secure
         if twin:
             os.environ["TRANSFER_CORE"] = "twin"
         import transfer
@@ -81,6 +84,10 @@ class Transfer(Peer):
     def _prepare(self, work: Work) -> None:
         if self._transport == "ucx":
             set_ucx_transports(work)
+        if self._secure:
+            from bench.cases.tls import set_security
+
+            set_security(work)
 
     def _kind(self, role: Role) -> Any:
         return getattr(self._transfer, KINDS[role])

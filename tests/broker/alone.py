@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from transfer.broker.engine.grammar import Kind, pattern
 from transfer.broker.hub import Hub
-from transfer.broker.line import Lines
+from transfer.broker.lines import Lines
 from transfer.broker.listener import Listener
 from transfer.broker.store import Store
 from transfer.broker.subscriber import Subscriber

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from transfer.broker.engine.grammar import Kind, pattern
 from transfer.broker.settings import Settings
 from transfer.broker.subscriber import Overflow
 from transfer.config import BROKER_IDLE_NAMES, BROKER_NAMES, broker_environment
+from transports.config import security
 from transports.errors import OptionError
+from transports.security.settings import Security
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "broker.md"
 
@@ -208,8 +211,10 @@ def test_each_choice_has_a_default_and_a_place(choice):
     if isinstance(default, Overflow):
         default = default.name.lower()
     if default is None or default == "":
-        default = "off" if choice.name not in ("routes.catalog",) else ""
-    assert configured([Said(choice.name, default, "here")]).settings == Settings()
+        default = "" if choice.name.startswith(("routes.", "security.")) else "off"
+    found = configured([Said(choice.name, default, "here")]).settings
+    assert found.security == (Security() if choice.path[0] == "security" else None)
+    assert replace(found, security=None) == Settings()
 
 
 def test_the_document_has_every_option_and_every_variable():
@@ -217,3 +222,19 @@ def test_the_document_has_every_option_and_every_variable():
     assert [one.name for one in CHOICES if f"| `{one.name}` |" not in text] == []
     names = [*BROKER_NAMES, *BROKER_IDLE_NAMES, "FASTPATH_REQUIRE", "TRANSFER_BROKER_CONFIG"]
     assert [name for name in names if name not in text] == []
+
+
+def test_what_is_chosen_of_security_and_the_variables_fit_together():
+    environ = {
+        "TRANSFER_TLS_CERT": "other.pem",
+        "TRANSFER_TLS_KEY": "key.pem",
+        "TRANSFER_TOKEN": "a token that is long enough",
+    }
+
+    def secured(fields):
+        return security(environ, given=fields)
+
+    flags = [Said("security.cert", "cert.pem", "--set"), Said("security.token_file", "tokens", "--set")]
+    found = configured(flags, secured=secured).settings.security
+    assert found == Security(certificate="cert.pem", key="key.pem", token_file="tokens")
+    assert configured([], secured=secured).settings.security == security(environ)

@@ -13,7 +13,8 @@ import zlib
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.line import LARGEST_FRAME, Line, Lines
+from transfer.broker.line import LARGEST_FRAME, Line
+from transfer.broker.lines import Lines
 from transfer.broker.listener import Listener
 from transports.core import Pool
 from transports.errors import ProtocolError

@@ -252,7 +252,7 @@ def test_a_publisher_that_goes_in_the_middle(broker, client, topic):
             ttp.recv()
     assert quiet(broker)
     assert broker.hub.counts["broken_off"] == 1
-    assert broker.fronts["own"].counters == {"broken_off": 1}, "it was seen that it has gone"
+    assert broker.fronts["own"].counters["broken_off"] == 1, "it was seen that it has gone"
     assert broker.hub.store.topics[topic].position == 0
     if topic == "t":
         client.publish(topic, PAYLOAD)

@@ -24,7 +24,7 @@ TOPIC = b"large"
 def way(request, monkeypatch):
     """How it goes; the same must come out."""
     if request.param == "copies":
-        monkeypatch.setattr("transfer.broker.line.pipes_of", lambda pool: None)
+        monkeypatch.setattr("transfer.broker.lines.pipes_of", lambda pool: None)
     return request.param
 
 

@@ -115,7 +115,14 @@ def test_a_stop_does_not_wait_for_ever(serve):
     assert code == 0 and "ended after 0.1 s, with something still on its way" in said
 
 
-def test_others_are_let_in_with_a_warning(serve):
+def test_others_are_let_in_only_where_that_is_allowed_and_with_a_warning(
+    serve, within, tmp_path, monkeypatch
+):
+    code, out, said = within("--data", tmp_path / "none", *ANYWHERE, "--host", "0.0.0.0")
+    assert (code, out) == (1, "")
+    assert said.startswith("transfer: tcp://0.0.0.0:0 would let strangers in")
+    assert "TRANSFER_UNAUTHENTICATED=allow" in said
+    monkeypatch.setenv("TRANSFER_UNAUTHENTICATED", "allow")
     command, _ = serve("--host", "0.0.0.0")
     _, _, said = end(command)
     fronts, *http = (line for line in said.splitlines() if "WARNING" in line)

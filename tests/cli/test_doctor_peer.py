@@ -15,7 +15,7 @@ import pytest
 from transfer import cli
 from transfer.doctor.finding import Check
 from transfer.doctor.measuring import Result, as_checks, endpoint_of
-from transports.errors import UsageError
+from transports.errors import HandshakeError, UsageError
 
 
 @pytest.fixture
@@ -49,6 +49,37 @@ def test_a_floor_that_nobody_reaches_fails(serving, capsys):
     _, endpoint = serving
     assert cli.run(["doctor", "--seconds", "0.05", "--peer", endpoint, "--min-gbps", "1e6"]) == 1
     assert "less than 1e+06 Gbit/s" in capsys.readouterr().out
+
+
+def test_what_the_environment_requires_has_to_be_had(serving, capsys, monkeypatch):
+    """What is chosen by itself is what other programs here get, so that a fall to TCP is a failure."""
+    _, endpoint = serving
+    monkeypatch.setenv("MC_RPC_POLICY", "require")
+    monkeypatch.setenv("MC_RPC_PROTOCOL", "rdma")
+    monkeypatch.setattr("transfer.doctor.measuring._WAYS", ("auto", "tcp"))
+    assert cli.run(["doctor", "--seconds", "0.05", "--peer", endpoint]) == 1
+    told = capsys.readouterr().out
+    assert "✗ auto" in told and "rdma was asked for by this side (MC_RPC_PROTOCOL)" in told
+    monkeypatch.setenv("MC_RPC_PROTOCOL", "tcp")
+    assert cli.run(["doctor", "--seconds", "0.05", "--peer", endpoint]) == 0
+    assert "✓ auto (tcp)" in capsys.readouterr().out
+
+
+def test_tcp_may_be_refused_where_another_transport_is_required(capsys, monkeypatch):
+    """A device is what this machine has not: the measurements are made up, the decision is not."""
+    made_up = Result("auto", "rdma", "asked for", "mlx5_0", 1e-6, 1e-5, 1e9)
+
+    def measured(way: str, *_: object) -> Result:
+        if way != "auto":
+            raise HandshakeError("policy", f"{way} is not what the peer requires")
+        return made_up
+
+    monkeypatch.setattr("transfer.doctor.measuring._measure", measured)
+    monkeypatch.setenv("MC_RPC_PROTOCOL", "rdma")
+    for policy, code in (("require", 0), ("prefer", 1)):
+        monkeypatch.setenv("MC_RPC_POLICY", policy)
+        assert cli.run(["doctor", "--peer", "127.0.0.1:1"]) == code, policy
+    capsys.readouterr()
 
 
 def test_ctrl_c_ends_the_side_that_answers(serving):

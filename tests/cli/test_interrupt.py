@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from transfer.cli import run
+
 ROOT = Path(__file__).parents[2]
 #: seconds after which it hangs
 PATIENCE = 40.0
@@ -115,3 +117,14 @@ def test_doctor_ends_while_java_hangs(tmp_path, whom):
     assert (code, output, said) == (130, "", "transfer: stopped by Ctrl-C\n")
     assert left(command) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["asked", "java"]
+
+
+def test_ctrl_c_while_a_command_is_loading(monkeypatch, capsys):
+    """Before it has begun: the parser has a word of its own for that."""
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transfer.cli.options.Where.ends", interrupted)
+    assert run(["pull", "--bind", "tcp://127.0.0.1:0"]) == 130
+    assert capsys.readouterr().err == "transfer: stopped by Ctrl-C\n"

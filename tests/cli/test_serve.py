@@ -100,7 +100,10 @@ def test_a_port_in_use_is_one_clear_line(run, tmp_path, option):
     assert said.count("\n") == 2
 
 
-def test_other_machines_are_let_in_with_a_warning(start, tmp_path):
+def test_other_machines_are_let_in_with_a_warning_where_that_is_allowed(start, run, tmp_path, monkeypatch):
+    code, _, said = run("serve", "--spool", tmp_path, "--bind", "tcp://*:0", "--rows-bind", "127.0.0.1:0")
+    assert code == 1 and "would let strangers in" in said and "TRANSFER_UNAUTHENTICATED=allow" in said
+    monkeypatch.setenv("TRANSFER_UNAUTHENTICATED", "allow")
     command = start("serve", "--spool", tmp_path, "--bind", "tcp://*:0", "--rows-bind", "127.0.0.1:0")
     url = served(command)
     assert url.startswith(f"run://{socket.gethostname()}:")
@@ -109,7 +112,7 @@ def test_other_machines_are_let_in_with_a_warning(start, tmp_path):
     code, _, said = command.end()
     assert code == 0
     warnings = [line for line in said.splitlines() if "WARNING" in line]
-    assert len(warnings) == 1 and "no authentication" in warnings[0] and "0.0.0.0" in warnings[0]
+    assert len(warnings) == 1 and "without authentication" in warnings[0] and "0.0.0.0" in warnings[0]
 
 
 def test_metrics_are_served(start, tmp_path):

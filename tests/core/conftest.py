@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.core.papers import CROSSED, Papers, core_of
 from tests.core.raw import PULL, PUSH
 
 ROUND_ROBIN, FANOUT = 1, 2
@@ -51,8 +53,9 @@ def connected(kind: str = "unix", buffer: int = 0) -> tuple[socket.socket, socke
 class Kit:
     """Makes connected things of one core and closes them in the right order."""
 
-    def __init__(self, core: ModuleType) -> None:
+    def __init__(self, core: ModuleType, papers: Papers | None = None) -> None:
         self.core = core
+        self.papers = papers  # of TLS under the streams, if there is to be some
         self.flusher = core.Flusher()
         self.pool = core.Pool()
         self._sockets: list[Any] = []
@@ -65,8 +68,10 @@ class Kit:
         return stream
 
     def raw(self, kind: str = "unix", buffer: int = 0, **options: Any) -> tuple[Any, socket.socket]:
-        """A stream, and the bare socket at its other end."""
+        """A stream, and the bare socket at its other end; with TLS that of Python's `ssl`."""
         near, far = connected(kind, buffer)
+        if self.papers is not None:
+            far, options["channel"] = self.papers.wrapped(near, far, self.core)
         far.settimeout(10)
         self._raw.append(far)
         near.setblocking(False)
@@ -77,7 +82,11 @@ class Kit:
         near, far = connected(kind, buffer)
         near.setblocking(False)
         far.setblocking(False)
-        return self.stream(near.detach(), PUSH, **options), self.stream(far.detach(), PULL, **options)
+        ours, theirs = options, options
+        if self.papers is not None:
+            channels = self.papers.channels(near, far, self.core, self.core)
+            ours, theirs = ({**options, "channel": channel} for channel in channels)
+        return self.stream(near.detach(), PUSH, **ours), self.stream(far.detach(), PULL, **theirs)
 
     def socket(self, send_mode: int = 0, receive_mode: int = 0, base: type | None = None) -> Any:
         """A SocketBase whose hooks write down what they are told."""
@@ -137,8 +146,48 @@ def recording(base: type) -> type:
     return Recording
 
 
+@pytest.fixture(scope="session")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return Papers.made(tmp_path_factory.mktemp("papers"))
+
+
 @pytest.fixture
-def kit(core: ModuleType) -> Iterator[Kit]:
-    made = Kit(core)
+def carried() -> str:
+    """What is under the streams; modules whose tests hold for TLS too have their own: `BOTH`."""
+    return "plain"
+
+
+def both(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+#: carried = BOTH: each test of the module runs over plain sockets and over TLS
+BOTH = pytest.fixture(params=["plain", "tls"], name="carried")(both)
+
+
+@pytest.fixture
+def kit(core: ModuleType, carried: str, papers: Papers) -> Iterator[Kit]:
+    made = Kit(core, papers if carried == "tls" else None)
     yield made
     made.close()
+
+
+@pytest.fixture(params=CROSSED, ids="-".join)
+def cores(request: pytest.FixtureRequest) -> tuple[ModuleType, ModuleType]:
+    """(of the client, of the server)"""
+    client, server = map(core_of, request.param)
+    return client, server
+
+
+@pytest.fixture
+def line(cores: tuple[ModuleType, ModuleType], papers: Papers) -> Iterator[Callable[..., Any]]:
+    """make(kind, buffer) -> (near, far, client's channel, server's channel)"""
+    with ExitStack() as stack:
+
+        def make(kind: str = "tcp", buffer: int = 0) -> Any:
+            near, far = connected(kind, buffer)
+            stack.enter_context(near)
+            stack.enter_context(far)
+            return near, far, *papers.channels(near, far, *cores)
+
+        yield make

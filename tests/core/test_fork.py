@@ -10,10 +10,12 @@ import time
 
 import pytest
 
-from tests.core.conftest import Kit
+from tests.core.conftest import BOTH, Kit
 from tests.core.raw import Raw, eventually, plain, read_frame
 from transports import twin
 from transports.errors import ForkedError, TransferError
+
+carried = BOTH
 
 
 def in_child(work, seconds: float = 10.0) -> str:

@@ -8,11 +8,14 @@ import threading
 
 import pytest
 
+from tests.core.conftest import BOTH
 from tests.core.raw import plain, read_frame
 from tests.sockets.helpers import Thread
 from transfer.receiving import Receiving
 from transports.errors import Again, Broken
 from transports.owning import owned
+
+carried = BOTH
 
 PIECES = 24 << 20
 

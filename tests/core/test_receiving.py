@@ -9,9 +9,11 @@ import time
 import numpy
 import pytest
 
-from tests.core.conftest import FILTERED
+from tests.core.conftest import BOTH, FILTERED
 from tests.core.raw import CONTROL, CRC, LZ4, META, MORE, TENSOR, TOPIC, Raw
 from transports.errors import Again, Broken, Closed, ProtocolError
+
+carried = BOTH
 
 
 def readable(socket, timeout: float = 0.0) -> bool:

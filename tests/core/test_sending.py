@@ -9,9 +9,11 @@ import time
 import numpy
 import pytest
 
-from tests.core.conftest import FANOUT
+from tests.core.conftest import BOTH, FANOUT
 from tests.core.raw import Raw, decode, eventually, plain, read, read_frame
 from transports.errors import Again, Broken, Closed
+
+carried = BOTH
 
 BIG = 4 << 20
 
@@ -335,6 +337,7 @@ def test_a_lost_peer_is_told_once_and_others_go_on(kit):
 
 
 def test_a_message_that_meets_the_end_is_in_one_place(kit):
+    """With TLS at most one: what is encrypted is not taken back, and counts as written."""
     gone, far_gone = kit.raw()
     alive, far = kit.raw()
     socket = kit.pusher(gone, alive)
@@ -347,7 +350,7 @@ def test_a_message_that_meets_the_end_is_in_one_place(kit):
     arrived = []
     while select.select([far], [], [], 0.5)[0]:
         arrived.append(read_frame(far).data)
-    assert sorted([*kept, *arrived]) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert sorted([*kept, *arrived]) == [b"0", b"1", b"2", b"3", b"4", b"5"][kit.papers is not None :]
 
 
 def test_a_lost_peer_asked_for_by_name(kit):

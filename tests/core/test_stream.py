@@ -9,9 +9,11 @@ import threading
 import numpy
 import pytest
 
-from tests.core.conftest import connected
+from tests.core.conftest import BOTH, connected
 from tests.core.raw import CONTROL, Raw, decode, eventually, plain, read, read_frame
 from transports.errors import Broken, Closed
+
+carried = BOTH
 
 BIG = 4 << 20  # more than any kernel buffer here takes
 

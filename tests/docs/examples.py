@@ -21,7 +21,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.ports import free_port
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -32,7 +32,7 @@ _BLOCK = re.compile(
 )
 _NOTE = re.compile(r"<!--\s*(not run|spark|before|after|prints)(?::(.*?))?\s*-->", re.DOTALL)
 #: ports that examples name, for which the tests take free ones
-_PORTS = ("5555", "5570", "5580", "9100")
+_PORTS = re.compile(r"\b(?:5555|5570|5580|9100)\b")
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,14 @@ class Example:
         parts = (self.notes.get("before", ""), self.code, self.notes.get("after", ""))
         text = "\n".join(textwrap.dedent(part).strip("\n") for part in parts)
         text = re.sub(r"//(trainer|host):", "//127.0.0.1:", text)
-        for port in _PORTS:
-            if port in text:
-                text = text.replace(port, str(free_port()))
-        return text
+        return on_free_ports(text)
+
+
+def on_free_ports(text: str) -> str:
+    """In one pass: a free port may have the number of another of the example's ports in it."""
+    named = sorted(set(_PORTS.findall(text)))
+    taken = dict(zip(named, map(str, free_ports(len(named))), strict=True))
+    return _PORTS.sub(lambda found: taken[found.group()], text)
 
 
 def examples() -> list[Example]:

@@ -10,10 +10,20 @@ import tomllib
 
 import pytest
 
-from tests.docs.examples import DOCUMENTS, Example, examples, programs, run_python, run_shell, without_ports
+import tests.ports
+from tests.docs.examples import (
+    DOCUMENTS,
+    Example,
+    examples,
+    on_free_ports,
+    programs,
+    run_python,
+    run_shell,
+    without_ports,
+)
 
 #: what a fence may be: run here, parsed here, or a figure or output
-LANGUAGES = {"python", "sh", "toml", "promql", ""}
+LANGUAGES = {"python", "sh", "toml", "yaml", "promql", ""}
 
 
 def test_every_fence_is_accounted_for() -> None:
@@ -31,6 +41,14 @@ def test_the_documents_hold_as_many_fences_as_we_see() -> None:
     assert marks == 2 * (len(examples()) + outputs)
     assert len(programs("python", spark=False)) >= 4
     assert len(programs("python", spark=True)) >= 3
+
+
+def test_ports_do_not_get_in_each_others_way(monkeypatch) -> None:
+    free = iter([29100, 29100, 29101, 23181])  # one with another example's port in it, itself, its neighbour
+    monkeypatch.setattr(tests.ports, "free_port", lambda: next(free))
+    assert on_free_ports("tcp://a:5580 http://a:9100 155580 tcp://a:5580") == (
+        "tcp://a:29100 http://a:23181 155580 tcp://a:29100"
+    )
 
 
 @pytest.mark.parametrize("example", programs("python", spark=False), ids=str)

@@ -38,7 +38,7 @@ class Recording(Upgrade):
     def finish(self, answer):
         self._step("finish", answer)
 
-    def made(self, fd):
+    def made(self, fd, channel=None):
         raise AssertionError
 
     def close(self):

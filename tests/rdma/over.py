@@ -61,9 +61,9 @@ _over: set[str] = set()
 def pytest_configure(config: pytest.Config) -> None:
     made, explain = VerbsUpgrade.made, Arrivals._explain_choice
 
-    def counted(self: Any, fd: int) -> Any:
+    def counted(self: Any, fd: int, channel: Any = None) -> Any:
         _made[0] += 1
-        return made(self, fd)
+        return made(self, fd, channel)
 
     def noted(self: Any, peer: Any) -> None:
         if peer.agreement is not None and peer.agreement.choice.fallback:

@@ -1,4 +1,5 @@
-"""Two virtual machines as two hosts: tensors between them over rdma, by PUSH/PULL and REQ/REP.
+"""Two virtual machines as two hosts: tensors between them over rdma, by PUSH/PULL and REQ/REP, and the
+hellos before by TLS with certificates of both sides and a token.
 
     python -m tests.rdma.two_hosts
 
@@ -8,12 +9,17 @@ between the cards. What runs in them is `tests/rdma/inside/host.py`; both must e
 
 from __future__ import annotations
 
+import shlex
 import signal
 import socket
 import sys
+import tempfile
 from contextlib import ExitStack
+from pathlib import Path
 
 from tests.rdma import vm
+from tests.rdma.inside.host import ADDRESS
+from transfer.certificates import Authority
 
 TIMEOUT = 400
 #: by the machine's number; the card is the only interface that is no loopback
@@ -35,11 +41,12 @@ def run(timeout: float = TIMEOUT, tools: vm.Tools | None = None) -> dict[str, vm
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with ExitStack() as stack:
+        variables = _identity(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="transfer-"))))
         machines = {}
         for number, (role, wire) in enumerate((("serve", "listen"), ("visit", "connect")), 1):
             machines[role] = stack.enter_context(
                 vm.Machine(
-                    f"python -m tests.rdma.inside.host {role}",
+                    f"{variables} python -m tests.rdma.inside.host {role}",
                     memory=_MEMORY,
                     tools=tools,
                     network=_NETWORK.format(number=number),
@@ -47,6 +54,21 @@ def run(timeout: float = TIMEOUT, tools: vm.Tools | None = None) -> dict[str, vm
                 )
             )
         return {role: machine.wait(timeout) for role, machine in machines.items()}
+
+
+def _identity(folder: Path) -> str:
+    """Variables for a shell; the machines see the files of this one."""
+    authority = Authority(folder)
+    peer = authority.issue(hosts=(ADDRESS,))
+    (folder / "token").write_text("the-token-of-two-hosts-0815\n")
+    return shlex.join(
+        (
+            f"TRANSFER_TLS_CA={authority.path}",
+            f"TRANSFER_TLS_CERT={peer.certificate}",
+            f"TRANSFER_TLS_KEY={peer.key}",
+            f"TRANSFER_TOKEN_FILE={folder / 'token'}",
+        )
+    )
 
 
 def _card(number: int, wire: str) -> list[str]:

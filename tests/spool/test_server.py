@@ -369,6 +369,20 @@ def test_a_job_that_comes_again_after_its_abort(spool):
         assert collect(client, fetch(0, 4)) == [10, 11, 12, 13]
 
 
+def test_a_task_that_comes_late_does_not_open_an_aborted_run_again(spool):
+    declared = {"run": "run", "job": "job", "delivery": "committed", "kind": "batch"}
+    ask(spool.endpoint, Declare(**declared))
+    ask(spool.endpoint, AbortJob(run="run", job="job"))
+    with pytest.raises(Broken, match="was aborted"):
+        ask(spool.endpoint, Declare(**declared, task=True))
+    (run,) = ask(spool.endpoint, ListRuns())[1]["runs"]
+    assert run["state"] == FAILED
+    ask(spool.endpoint, Declare(**declared))  # the same job again, as its driver says
+    ask(spool.endpoint, Declare(**declared, task=True))
+    winner = push(spool.endpoint, "run", "job", 0, 0, 10, [2])
+    assert commit(spool.endpoint, "run", "job", [winner])["rows"] == 2
+
+
 def test_rows_that_cannot_be_kept_fail_their_attempt_and_no_other(spool):
     push(spool.endpoint, "run", "job", 0, 0, 0, [4])
     with pytest.raises(NotATensor, match="columns"):

@@ -41,6 +41,7 @@ from transports.hello import (
     frame,
     negotiate,
 )
+from transports.security.proof import ACCEPTING, CONNECTING, prove, transcript
 from transports.wire import HEADER, HEADER_SIZE, MAGIC, MAX_DATA, MAX_TOPIC, VERSION, Control, SocketType
 
 #: bytes that one hello, which has at most 16 KiB, may make us allocate at any moment
@@ -50,11 +51,13 @@ MEASURED = 100
 #: all that a handshake may end with, but for what its driver finds (timeout, closed, ...)
 ALLOWED = REASONS | {"refused", "no_hello"}
 
+#: what the one who proves knows
+TOKENS = (b"the token of a fuzz, and long", b"an older one that is still taken")
 #: whom the bytes reach
 LOCALS = {
     "pull": Hello(SocketType.PULL, features=frozenset({"crc32", "lz4", "credit"}), nonce="a1" * 16),
     "small": Hello(SocketType.PULL, nonce="a2" * 16, limits={"max_message": 1000}),
-    "secret": Hello(SocketType.PULL, nonce="a3" * 16, token="secret"),
+    "secret": Hello(SocketType.PULL, nonce="a3" * 16, proves=True),
     "newer": Hello(SocketType.PULL, versions=(2, 3), nonce="a4" * 16),
     "pair": Hello(SocketType.PAIR, nonce="a5" * 16, offer=Offer(("tcp",), "tcp", "require", "here")),
     "router": Hello(SocketType.ROUTER, routing_id=b"router", nonce="a6" * 16),
@@ -82,7 +85,7 @@ _VALUES = (
 )  # fmt: skip
 _KEYS = (
     "versions", "type", "features", "id", "host", "epoch", "nonce", "limits", "transports", "protocol",
-    "policy", "source", "lazy", "extra", "token", "reason", "message", "later", "",
+    "policy", "source", "lazy", "extra", "proves", "reason", "message", "later", "",
 )  # fmt: skip
 #: what may appear in the middle of one
 _PIECES = (b'"', b"\\u", b"[", b"{", b"\xff", b"1e999", b"\xed\xa0\x80", b"\xf0\x9f")
@@ -102,7 +105,7 @@ def hello(rng: random.Random, kind: SocketType, nonce: str) -> Hello:
         rng.choice(_TEXTS),
         rng.choice(_TEXTS),
         nonce if rng.random() < 0.05 else rng.randbytes(rng.choice((0, 16, 16, 64))).hex(),
-        rng.choice((None,) * 12 + ("secret", "", "other", "ü")),
+        rng.random() < 0.2,
         {word: rng.choice((0, 1, 1 << 53)) for word in rng.sample(_WORDS, rng.randrange(3))},
         Offer(
             tuple(rng.sample(_WORDS, rng.randrange(3))),
@@ -171,6 +174,24 @@ def _plain(rng: random.Random, kind: SocketType) -> bytes:
     return head + rng.randbytes(rng.choice((0, 5, min(length, 100))))
 
 
+def _proofs(rng: random.Random, kind: SocketType, heard: bytes, local: Hello) -> bytes:
+    """What one who knows the token says behind his hello, to either side; or one who does not."""
+    said = encode(local)
+    who, both = rng.choice(((CONNECTING, (heard, said)), (ACCEPTING, (said, heard))))
+    if rng.random() < 0.2:
+        who = rng.choice((CONNECTING, ACCEPTING))  # the other side's, thrown back
+    proof = prove(rng.choice((*TOKENS, b"another one")), who, transcript(*both, b""))
+    if rng.random() < 0.2:
+        proof = rng.choice((b"", proof[:-1], proof + b"\0", rng.randbytes(32), bytes(5000)))
+    frames = [bytes([Control.PROOF]) + proof, bytes([Control.PROOF])]
+    if rng.random() < 0.2:
+        frames.insert(
+            rng.randrange(2), rng.choice((b"", b"\0", frames[0], _refusal(rng, kind)[HEADER_SIZE:]))
+        )
+    data = b"".join(frame(kind, each) for each in frames)
+    return _damaged(rng, data) if rng.random() < 0.2 else data
+
+
 def _other_header(rng: random.Random, data: bytes) -> bytes:
     """One field of the header is another; the rest stays."""
     fields = list(HEADER.unpack_from(data))
@@ -220,6 +241,8 @@ def case(seed: int) -> tuple[str, bytes, int]:
         data = _damaged(rng, data)
     elif way < 0.53:
         data = rng.randbytes(rng.randrange(100))
+    if name == "secret" and rng.random() < 0.8:
+        data += _proofs(rng, kind, data, LOCALS[name])
     if rng.random() < 0.3:
         data += rng.choice((rng.randbytes(rng.randrange(1, 100)), data, _plain(rng, kind)))
     return name, data, rng.choice((1, 7, 33, 34, 35, 100, 4096))
@@ -245,7 +268,7 @@ def well_formed(found: Hello) -> None:
     """Every field is what `docs/wire.md` says, and it survives its own bytes."""
     assert 1 <= found.versions[0] <= found.versions[1] <= 1 << 16
     assert len(found.routing_id) <= MAX_ROUTING_ID and len(found.nonce) <= 128
-    texts = (found.host_id, found.epoch, found.offer.source, found.token or "")
+    texts = (found.host_id, found.epoch, found.offer.source)
     assert all(len(text) <= MAX_TEXT and text.isprintable() for text in texts)
     assert found.offer.policy in POLICIES and type(found.lazy) is bool
     assert max(len(found.features), len(found.offer.transports), len(found.limits)) <= MAX_LIST
@@ -274,7 +297,7 @@ def parsed(data: bytes, kind: SocketType) -> Hello | HandshakeError:
 
 def shaken(local: Hello, data: bytes, connecting: bool, piece: int) -> tuple[Handshake, int, bytes]:
     """(the state machine at its end, bytes that it took, what it said), as bytes arrive in pieces."""
-    side = Handshake(local, connecting=connecting)
+    side = Handshake(local, connecting=connecting, tokens=TOKENS if local.proves else ())
     side.begin()
     side.output.clear()
     taken = fed(side, data, piece, MAX_HELLO + 1)
@@ -306,30 +329,45 @@ def ending(local: Hello, data: bytes, connecting: bool, piece: int) -> str:
     whole = HEADER_SIZE + int.from_bytes(data[22:30], "little")
     if outcome is None:
         assert taken == len(data) or (side.peeking and taken == 0 and len(data) < HEADER_SIZE)
-        assert not said
+        assert not said or (local.proves and taken >= whole), "a proof follows"
         return f"more, {len(data) - taken} left"
     assert not side.wants or isinstance(outcome, Agreement)
     if isinstance(outcome, HandshakeError):
         assert outcome.reason in ALLOWED, outcome.reason
         assert str(outcome).replace("\n", "").isprintable(), "errors are shown to people"
-        assert taken in (0, HEADER_SIZE, whole) and (taken == 0 or taken <= HEADER_SIZE + MAX_HELLO + 1)
-        if connecting or taken == 0:
+        proving = local.proves and taken > whole
+        assert taken in (0, HEADER_SIZE, whole) or (proving and taken in frames_of(data, 3))
+        assert taken <= HEADER_SIZE + MAX_HELLO + 1 or proving
+        if taken == 0 or (connecting and not proving):
             assert not said, "who is not known to understand is told nothing"
         else:
             told = parsed(said[HEADER_SIZE:], local.socket_type)
             assert isinstance(told, HandshakeError)
             assert told.reason == (outcome.reason if outcome.reason in REASONS else "refused")
         return f"{outcome.reason}, {len(data) - taken} left"
-    assert outcome.remote.token is None
     if outcome.plain:
         assert not connecting and not taken and not said and not outcome.features
         return f"plain {outcome.remote.socket_type.name}, {len(data)} left"
-    assert taken == whole, "what follows the hello belongs to somebody else"
-    assert said == (b"" if connecting else encode(local))
+    if local.proves:
+        assert taken == frames_of(data, 3 if connecting else 2)[-1] and outcome.authenticated
+        assert said.startswith(b"" if connecting else encode(local))
+        outcome = replace(outcome, authenticated=False)
+    else:
+        assert taken == whole, "what follows the hello belongs to somebody else"
+        assert said == (b"" if connecting else encode(local))
     found = parsed(data[HEADER_SIZE:whole], outcome.remote.socket_type)
     assert isinstance(found, Hello) and outcome == negotiate(local, found)
-    assert outcome.remote == replace(found, token=None)
+    assert outcome.remote == found
     return f"agreed {outcome.remote.socket_type.name}, {len(data) - taken} left"
+
+
+def frames_of(data: bytes, count: int) -> list[int]:
+    """Where the headers and the bodies of so many frames end."""
+    ends = [0]
+    for _ in range(count):
+        length = int.from_bytes(data[ends[-1] + 22 : ends[-1] + 30], "little")
+        ends += [ends[-1] + HEADER_SIZE, ends[-1] + HEADER_SIZE + length]
+    return ends
 
 
 def judge(name: str, data: bytes, piece: int) -> dict[str, str]:

@@ -76,7 +76,7 @@ class Part(Upgrade):
             raise ProtocolError("upgrade", f"no sense: {said}")
         understood(said)
 
-    def made(self, fd: int) -> Made:
+    def made(self, fd: int, channel: Any = None) -> Made:
         self.given_away += 1
         return Made(fd, device="made")
 

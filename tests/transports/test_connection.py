@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from transports import tcp
+from transports import core, tcp
 from transports.address import Address, parse
 from transports.config import SocketOptions
 from transports.connection import ConnectOptions, reach, serve
@@ -22,6 +22,8 @@ from transports.hello import encode
 from transports.identity import make_hello
 from transports.inproc import InprocTransport
 from transports.reactor import Reactor
+from transports.security.credentials import Credentials
+from transports.security.settings import Security
 from transports.tcp import TcpTransport
 from transports.testing.ends import Side, close_all, until
 from transports.wire import HEADER, MAGIC, SocketType
@@ -45,7 +47,7 @@ def server(reactor):
 
 
 @contextmanager
-def serving(reactor, *, options=None, timeout=30.0, **hello):
+def serving(reactor, *, options=None, timeout=30.0, credentials=None, **hello):
     side = Side()
     acceptor = serve(
         reactor,
@@ -55,6 +57,7 @@ def serving(reactor, *, options=None, timeout=30.0, **hello):
         on_connected=side.connected.append,
         on_failed=side.refused,
         handshake_timeout=timeout,
+        credentials=credentials,
     )
     try:
         yield side, acceptor.address
@@ -152,7 +155,8 @@ def test_a_plain_peer_keeps_its_first_message(reactor, server):
 
 
 def test_a_plain_peer_is_refused_where_a_token_is_needed(reactor):
-    with serving(reactor, token="secret") as (side, address), raw(address) as peer:
+    known = Credentials(Security(token="a token that is long enough"), core)
+    with serving(reactor, credentials=known) as (side, address), raw(address) as peer:
         peer.sendall(PLAIN)
         until(lambda: side.failed, "the refusal")
         assert side.failed[0].reason == "token"

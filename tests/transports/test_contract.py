@@ -6,13 +6,16 @@ import importlib
 
 import pytest
 
+from transfer.certificates import Authority
 from transports import registry
 from transports.inproc_stream import InprocStream
+from transports.security.settings import Security
 from transports.testing import carrying, checks, ends, meeting
 
 ENDPOINTS = {
     "tcp": "tcp://127.0.0.1:*",
     "tcp6": "tcp://[::1]:*",
+    "tls": "tcp://127.0.0.1:*",
     "ipc": "ipc://{folder}/s",
     "ipc-abstract": "ipc://@transfer-contract-test",
     "inproc": "inproc://contract",
@@ -26,7 +29,12 @@ CARRYING = [check for check in checks.CHECKS if check.__module__.endswith("carry
 def subject(name: str, folder, core=None) -> checks.Subject:
     endpoint = ENDPOINTS[name].format(folder=folder)
     scheme = endpoint.partition(":")[0]
-    return checks.Subject(lambda: registry.open_transport(scheme), endpoint, core)
+    security = Security()
+    if name == "tls":
+        authority = Authority(folder)
+        issued = authority.issue()
+        security = Security(issued.certificate, issued.key, authority.path, token="that both sides know")
+    return checks.Subject(lambda: registry.open_transport(scheme), endpoint, core, security=security)
 
 
 @pytest.fixture(params=["twin", "native"])

@@ -26,7 +26,7 @@ hello_values = st.builds(
     host_id=texts,
     epoch=texts,
     nonce=st.binary(max_size=16).map(bytes.hex),
-    token=st.none() | texts,
+    proves=st.booleans(),
     limits=st.dictionaries(words, st.integers(0, 1 << 53), max_size=4),
     offer=st.builds(Offer, st.lists(words, max_size=4).map(tuple), words, st.sampled_from(POLICIES), texts),
     lazy=st.booleans(),
@@ -70,7 +70,8 @@ BAD = [
     {"type": 4.0}, {"features": "all"}, {"features": [1]}, {"features": ["Not a word"]},
     {"features": ["x"] * 65},
     {"id": "xyz"}, {"id": "00" * 256}, {"id": 5}, {"host": 5}, {"host": "x" * 2000}, {"epoch": "line\nbreak"},
-    {"nonce": "0"}, {"nonce": "00" * 65}, {"token": 5}, {"limits": []}, {"limits": {"max_message": -1}},
+    {"nonce": "0"}, {"nonce": "00" * 65}, {"proves": 5}, {"proves": "yes"}, {"limits": []},
+    {"limits": {"max_message": -1}},
     {"limits": {"max_message": 1 << 60}}, {"limits": {"max_message": "big"}}, {"limits": {"A b": 1}},
     {"limits": {f"l{i}": 1 for i in range(65)}}, {"transports": {}}, {"transports": ["TCP!"]},
     {"protocol": 1}, {"policy": "always"}, {"lazy": 1}, {"extra": []}, {"source": "\ud800"},
@@ -106,7 +107,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-keys = st.sampled_from(sorted(json.loads(body(encode(make_hello(SocketType.PUSH, token="t")))[1:])))
+keys = st.sampled_from(sorted(json.loads(body(encode(make_hello(SocketType.PUSH, proves=True)))[1:])))
 
 
 @given(st.dictionaries(keys, json_values, max_size=4))
@@ -166,7 +167,7 @@ def reason(local: Hello, remote: Hello) -> str:
 
 def test_agreement():
     local = make_hello(SocketType.PUSH, features=("crc32", "lz4"))
-    remote = make_hello(SocketType.PULL, features=("lz4", "later"), token=None)
+    remote = make_hello(SocketType.PULL, features=("lz4", "later"))
     agreement = negotiate(local, remote)
     assert (agreement.version, agreement.features, agreement.plain) == (1, {"lz4"}, False)
     assert agreement.remote == remote
@@ -175,10 +176,8 @@ def test_agreement():
 def test_types_tokens_versions_and_mirrors():
     push = make_hello(SocketType.PUSH)
     assert reason(push, make_hello(SocketType.SUB)) == "socket_type"
-    assert reason(push, make_hello(SocketType.PULL, token="x")) == "token"
-    assert reason(make_hello(SocketType.PUSH, token="x"), make_hello(SocketType.PULL)) == "token"
-    assert reason(make_hello(SocketType.PUSH, token="x"), make_hello(SocketType.PULL, token="y")) == "token"
-    assert reason(make_hello(SocketType.PUSH, token=""), make_hello(SocketType.PULL)) == "token"
+    assert reason(push, make_hello(SocketType.PULL, proves=True)) == "token"
+    assert reason(make_hello(SocketType.PUSH, proves=True), make_hello(SocketType.PULL)) == "token"
     pair = make_hello(SocketType.PAIR)
     assert reason(pair, pair) == "self_connect"
     assert reason(Hello(SocketType.PUSH), Hello(SocketType.PULL, versions=(2, 3))) == "version"
@@ -189,16 +188,16 @@ def test_the_newest_version_that_both_have():
     assert agreement.version == 3
 
 
-def test_a_token_does_not_stay_around():
-    agreement = negotiate(make_hello(SocketType.PUSH, token="x"), make_hello(SocketType.PULL, token="x"))
-    assert agreement.remote.token is None
-    assert "secret" not in repr(make_hello(SocketType.PUSH, token="secret"))
+def test_that_both_know_a_token_is_not_shown_by_their_hellos():
+    """It is agreed that they will prove it; who a peer is, is not known before (tests/security)."""
+    both = [make_hello(kind, proves=True) for kind in (SocketType.PUSH, SocketType.PULL)]
+    assert not negotiate(*both).authenticated
 
 
 def test_a_plain_peer():
     agreement = negotiate(make_hello(SocketType.PULL), plain_peer(SocketType.PUSH))
     assert agreement.plain and not agreement.features and agreement.choice.transport == "tcp"
-    assert reason(make_hello(SocketType.PULL, token="x"), plain_peer(SocketType.PUSH)) == "token"
+    assert reason(make_hello(SocketType.PULL, proves=True), plain_peer(SocketType.PUSH)) == "token"
     assert reason(make_hello(SocketType.PULL), plain_peer(SocketType.PUB)) == "socket_type"
 
 

@@ -5,6 +5,7 @@ A choice is called `section.key`, as in the file: `ttp.port` is `port` under `[t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,10 @@ from transfer.broker import values
 from transfer.broker.fronts.own import OwnSettings
 from transfer.broker.settings import Settings
 from transfer.broker.values import Reader, Value
+from transports.security.settings import CLIENTS, ENCRYPT, Security
+
+#: who may come in, with these fields as they are and the rest from elsewhere
+Secured = Callable[[dict[str, Any]], Security]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,37 @@ CHOICES = (
     Choice("http.port", ("http",), values.port, "of health, metrics, the console and operators"),
     Choice("http.host", ("http_host",), values.or_none(values.text), "where that listens, if elsewhere"),
     Choice("http.token", ("token",), values.or_none(values.text), "what operators have to say"),
+    Choice("security.cert", ("security", "certificate"), values.text, "PEM file of its certificates"),
+    Choice("security.key", ("security", "key"), values.text, "PEM file of their key"),
+    Choice("security.ca", ("security", "authority"), values.text, "PEM file of those who sign clients'"),
+    Choice("security.clients", ("security", "clients"), values.word("", *CLIENTS), "what clients show"),
+    Choice(
+        "security.server_name",
+        ("security", "server_name"),
+        values.text,
+        "that certificates have to name",
+    ),
+    Choice("security.token_file", ("security", "token_file"), values.text, "a file of tokens, one a line"),
+    Choice(
+        "security.unauthenticated",
+        ("security", "unauthenticated"),
+        values.allowed,
+        "`allow`: strangers may come from other machines",
+    ),
+    Choice("security.encrypt", ("security", "encrypt"), values.word(*ENCRYPT), "what is encrypted"),
+    Choice(
+        "security.connections",
+        ("security", "connections"),
+        values.number(1),
+        "that one place takes at once",
+    ),
+    Choice(
+        "security.unfinished",
+        ("security", "unfinished"),
+        values.number(1),
+        "of those who have not shown yet who they are",
+    ),
+    Choice("security.handshake", ("handshake",), values.seconds, "seconds that they have for it"),
     Choice("topics.keep", ("keep",), values.flag, "whether topics keep their messages"),
     Choice("topics.transient", ("transient",), values.patterns, "topics that do not"),
     Choice("topics.most", ("most_topics",), values.number(1), "names that may be known at once"),
@@ -128,10 +164,11 @@ CHOICES = (
 BY_NAME = {choice.name: choice for choice in CHOICES}
 
 
-def settings_of(chosen: dict[str, Value]) -> Settings:
-    """The settings with these choices, and all else as it is by default.
+def settings_of(chosen: dict[str, Value], secured: Secured | None = None) -> Settings:
+    """The settings with these choices, and all else as it is by default. secured: who may come in, of what is
+    chosen of that; None: nobody is asked but as it is chosen.
 
-    Raises OptionError for values that do not go together.
+    Raises OptionError, SecurityError for values that do not go together.
     """
     changes: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
@@ -141,7 +178,7 @@ def settings_of(chosen: dict[str, Value]) -> Settings:
             parts.setdefault(first, {})[rest[0]] = value
         else:
             changes[first] = value
-    base = Settings()
+    base = Settings(security=_security(parts.pop("security", {}), secured))
     for name, fields in parts.items():
         changes[name] = replace(getattr(base, name), **fields)
     own: OwnSettings | None = changes.get("own", base.own)
@@ -152,9 +189,17 @@ def settings_of(chosen: dict[str, Value]) -> Settings:
     return replace(base, **changes)
 
 
+def _security(fields: dict[str, Any], secured: Secured | None) -> Security | None:
+    if fields.get("token_file"):
+        fields["token"] = ""  # the file is another place for it
+    if secured is not None:
+        return secured(fields)
+    return Security(**fields) if fields else None
+
+
 def default_of(choice: Choice) -> Value:
     """What it is unless somebody chooses."""
-    value: Any = Settings()
+    value: Any = Settings(security=Security())
     for name in choice.path:
         value = getattr(value, name)
     found: Value = value

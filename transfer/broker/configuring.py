@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transfer.broker.choices import BY_NAME, settings_of
+from transfer.broker.choices import BY_NAME, Secured, settings_of
 from transfer.broker.settings import Settings
 from transfer.broker.values import Value
 from transports.errors import OptionError
@@ -41,9 +41,13 @@ DATA = "broker.data"
 
 
 def configured(
-    flags: Iterable[Said], environment: Iterable[Said] = (), file: Path | None = None
+    flags: Iterable[Said],
+    environment: Iterable[Said] = (),
+    file: Path | None = None,
+    secured: Secured | None = None,
 ) -> Configuration:
-    """The settings, and the data folder. Raises OptionError, whose text names the place."""
+    """The settings, and the data folder. secured: see `settings_of`. Raises OptionError, whose text names the
+    place, SecurityError."""
     said: dict[str, Said] = {}
     for one in (*(read_file(file) if file is not None else ()), *environment, *flags):
         _known(one)
@@ -55,7 +59,7 @@ def configured(
             chosen[name] = BY_NAME[name].read(one.value)
         except ValueError as error:
             raise OptionError(f"{one.place} is {_shown(one)}", hint=f"it has to be {error}") from error
-    return Configuration(settings_of(chosen), _folder(data, file), file)
+    return Configuration(settings_of(chosen, secured), _folder(data, file), file)
 
 
 def read_file(path: Path) -> Iterator[Said]:

@@ -133,7 +133,7 @@ class Direct:
         name = f"{facts.tenant}/{facts.topic}" if facts.tenant else facts.topic
         headers = {**(message.headers or {}), "delivery_mode": "direct"}
         direct = Message(name, message.parts, message.front, message.head, headers)
-        self.accept(verdict, direct, told, self._hub.keep)
+        self.accept(verdict, direct, told, self._hub.keep_now)
         return verdict
 
     def offer(self, topic: Topic, message: Message, *, nbytes: int | None = None) -> None:

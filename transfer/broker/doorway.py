@@ -8,23 +8,38 @@ import select
 import socket
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from transfer.broker.engine.first_bytes import ENOUGH, Guess, Speech, guess
+from transfer.broker.crowd import Crowd
+from transfer.broker.engine.client_hello import MOST
+from transfer.broker.engine.first_bytes import ENOUGH, Guess, Speech, guess, guess_secured
 from transfer.broker.listener import Accepted
 from transports.errors import TransferError
 from transports.wire import SocketType
 
 _log = logging.getLogger("transfer.broker")
-#: connections that have not said enough yet, at once; who comes beyond them is closed
-_MOST = 4096
+#: seconds until bytes are looked at again that do not tell enough, where the system wakes us for them all
+#: the same
+_REST = 0.05
+#: the first byte of TLS
+_TLS = 22
+
+
+@dataclass(slots=True, eq=False)
+class _Guest:
+    connection: socket.socket
+    peer: str
+    seen: int = 0  # bytes that were there at the last look
 
 
 class Doorway:
     """Looks at the first bytes of connections, and hands each on, unread. On the broker's loop.
 
-    speakers: who takes a connection, by its speech; own: by the socket type of its peer. patience: seconds
-    that a connection has to say enough. counts: "foreign" for those that nobody takes, "silent" for those
-    that said too little, "crowded" for those that found too many before them.
+    speakers: who takes a connection, by its speech; own: by the socket type of its peer. secured: all of
+    them speak TLS, and whoever takes one answers it. patience: seconds that a connection has to say enough.
+    most: of them at once (see `Crowd`). refused: "foreign" for those that nobody
+    takes, "plain" for those without TLS, "silent" for those that said too little, "crowded" for those that
+    made room.
     """
 
     def __init__(
@@ -32,78 +47,82 @@ class Doorway:
         loop: asyncio.AbstractEventLoop,
         speakers: Mapping[Speech, Accepted],
         own: Mapping[SocketType, Accepted],
+        refused: Counter[str] | None = None,
         *,
+        secured: bool = False,
         patience: float = 10.0,
+        most: int = 4096,
     ) -> None:
-        self.counts: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter() if refused is None else refused
         self._loop = loop
         self._speakers = speakers
         self._own = own
-        self._patience = patience
-        self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._guess, self._room = (guess_secured, MOST + 1) if secured else (guess, ENOUGH)
+        self._secured = secured
+        self._guests: Crowd[_Guest] = Crowd(loop, self._refuse, patience=patience, most=most, late="silent")
 
     def accepted(self, connection: socket.socket, peer: str) -> None:
         """A new connection, in non-blocking mode."""
-        if len(self._waiting) >= _MOST:
-            self._refuse(connection, "crowded")
-            return
-        self._waiting[connection] = self._loop.call_later(self._patience, self._late, connection)
-        self._loop.add_reader(connection.fileno(), self._look, connection, peer)
-        self._look(connection, peer)
+        guest = _Guest(connection, peer)
+        self._loop.add_reader(connection.fileno(), self._look, guest)
+        self._guests.add(guest)
+        if guest in self._guests:
+            self._look(guest)
 
     def close(self) -> None:
         """Ends the connections that were not handed on. Idempotent."""
-        for connection in list(self._waiting):
-            self._let_go(connection)
-            connection.close()
+        for guest in self._guests:
+            self._let_go(guest)
+            guest.connection.close()
 
-    def _look(self, connection: socket.socket, peer: str) -> None:
+    def _look(self, guest: _Guest) -> None:
         try:
-            first = connection.recv(ENOUGH, socket.MSG_PEEK)
+            first = guest.connection.recv(self._room, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             first = b""
-        told = guess(first) if first else Guess(Speech.FOREIGN)
+        told = self._guess(first) if first else Guess(Speech.FOREIGN)
         if told.speech is None:
-            self._rest(connection, peer)
+            self._wait_for_more(guest, len(first))
             return
-        self._let_go(connection)
         taker = self._own.get(told.peer) if told.peer is not None else self._speakers.get(told.speech)
         if taker is None:
-            self._refuse(connection, "foreign" if first else "silent")
+            plain = self._secured and first and first[0] != _TLS
+            self._refuse(guest, "plain" if plain else "foreign" if first else "silent")
             return
+        self._let_go(guest)
+        if guest.seen:
+            guest.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         try:
-            taker(connection, peer)
+            taker(guest.connection, guest.peer)
         except TransferError as error:
-            _log.warning("%s could not be let in: %s", peer, error)
-            connection.close()
+            _log.warning("%s could not be let in: %s", guest.peer, error)
+            guest.connection.close()
 
-    def _rest(self, connection: socket.socket, peer: str) -> None:
-        """Bytes that were only looked at would wake the loop without end: it looks again a moment later."""
-        self._loop.remove_reader(connection.fileno())
-        self._loop.call_later(0.02, self._look_again, connection, peer)
-
-    def _look_again(self, connection: socket.socket, peer: str) -> None:
-        if connection not in self._waiting:
-            return
-        if _has_gone(connection):
-            self._let_go(connection)
-            self._refuse(connection, "silent")
+    def _wait_for_more(self, guest: _Guest, seen: int) -> None:
+        """Bytes that were only looked at would wake the loop without end, were there not more of them."""
+        if seen > guest.seen:
+            guest.seen = seen
+            guest.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, seen + 1)
+        elif _has_gone(guest.connection):
+            self._refuse(guest, "silent")
         else:
-            self._loop.add_reader(connection.fileno(), self._look, connection, peer)
+            self._loop.remove_reader(guest.connection.fileno())
+            self._loop.call_later(_REST, self._look_again, guest)
 
-    def _late(self, connection: socket.socket) -> None:
-        self._let_go(connection)
-        self._refuse(connection, "silent")
+    def _look_again(self, guest: _Guest) -> None:
+        if guest in self._guests:
+            self._loop.add_reader(guest.connection.fileno(), self._look, guest)
 
-    def _let_go(self, connection: socket.socket) -> None:
-        self._waiting.pop(connection).cancel()
-        self._loop.remove_reader(connection.fileno())
+    def _let_go(self, guest: _Guest) -> None:
+        self._guests.remove(guest)
+        self._loop.remove_reader(guest.connection.fileno())
 
-    def _refuse(self, connection: socket.socket, why: str) -> None:
-        self.counts[why] += 1
-        connection.close()
+    def _refuse(self, guest: _Guest, why: str) -> None:
+        self.refused[why] += 1
+        self._let_go(guest)
+        guest.connection.close()
 
 
 def _has_gone(connection: socket.socket) -> bool:

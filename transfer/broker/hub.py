@@ -130,6 +130,10 @@ class Hub:
             return False
         return self._keep(topic, message, told)
 
+    def keep_now(self, topic: Topic, message: Message, told: Told | None = None) -> bool:
+        """As `keep`, but on the loop, however large it is: who asks needs its offset at once."""
+        return self._keep(topic, message, told)
+
     def _keep(self, topic: Topic, message: Message, told: Told | None) -> bool:
         appended = self.durability.append(topic, message, told)
         if appended:

@@ -7,7 +7,6 @@ are.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import socket
@@ -16,25 +15,27 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from transfer.broker.pipes import POUR_FROM, Poured, Waiting, pipes_of, pour
+from transfer.broker.pipes import POUR_FROM, Poured, Waiting, pour
+from transfer.broker.secured import channel_of
 from transports.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from transfer.broker.lines import Lines
     from transfer.broker.message import Buffer
-    from transports.core_contract import Pool
+    from transports.core_contract import TlsChannel
 
 _log = logging.getLogger("transfer.broker")
 
-#: bytes of the arena that connections read into, one behind the other
-_ARENA = 1 << 20
-#: an arena with less room than this is left to those who hold views of it
-_LEAST_ROOM = 64 << 10
 #: bytes that one connection reads in one turn, so that others come to theirs
 _TURN = 1 << 20
 #: bytes and buffers that one call of the system is given
 _WRITE_BYTES, _WRITE_BUFFERS = 1 << 20, 512
 #: queued bytes that are written at once, instead of at the end of the turn
 _WRITE_NOW = 512 << 10
+#: bytes that are given to TLS at once: it takes no more
+_SEAL_BYTES = 64 << 10
+#: room that TLS may leave though more is there: less than what another record needs
+_SPILL = 32 << 10
 #: bytes that are read behind a payload that came in pipes: the head of the next one, and little of its data
 _LOOK = 4 << 10
 #: what a socket or a system answers that cannot do it
@@ -43,65 +44,11 @@ _NO_PIPES = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM
 LARGEST_FRAME = 1 << 20
 
 
-class Lines:
-    """What the connections of one loop share: the memory they read into, and who has something to write.
-
-    pipes: for payloads that are not copied (`pipes.py`); None: there are none here.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, pool: Pool) -> None:
-        self.loop = loop
-        self.pipes = pipes_of(pool)
-        self._pool = pool
-        self._arena = memoryview(pool.lease(_ARENA))
-        self._used = 0
-        self._dirty: list[Line] = []
-        #: lines whose peers do not take what is queued
-        self.blocked: set[Line] = set()
-
-    @property
-    def busy(self) -> bool:
-        """Something waits to be written."""
-        return bool(self._dirty or self.blocked)
-
-    def close(self) -> None:
-        """When all connections have ended. Idempotent."""
-        if self.pipes is not None:
-            self.pipes.close()
-
-    def room(self) -> memoryview:
-        """Memory to read into; `take` says how much of it was used."""
-        if _ARENA - self._used < _LEAST_ROOM:
-            self._arena = memoryview(self._pool.lease(_ARENA))
-            self._used = 0
-        return self._arena[self._used :]
-
-    def take(self, nbytes: int) -> memoryview:
-        """What was read; it stays as it is while somebody has a view of it."""
-        begin = self._used
-        self._used = begin + nbytes
-        return self._arena[begin : self._used]
-
-    def soon(self, line: Line) -> None:
-        """The line writes at the end of this turn."""
-        if not self._dirty:
-            self.loop.call_soon(self._flush)
-        self._dirty.append(line)
-
-    def _flush(self) -> None:
-        dirty, self._dirty = self._dirty, []
-        for line in dirty:
-            try:
-                line.flush()
-            except Exception:  # noqa: BLE001 - the others write all the same
-                line.fail()
-
-
 class Line(ABC):
     """One connection, in non-blocking mode, that belongs to the loop from now on. Used on the loop only.
 
-    peer: "host:port". queued: bytes that wait to be written. heard: the loop's time when it last read
-    something. closed: nothing is read or written any more.
+    peer: "host:port". queued: bytes that wait to be written, those that TLS has taken already among them.
+    heard: the loop's time when it last read something. closed: nothing is read or written any more.
     """
 
     def __init__(self, lines: Lines, connection: socket.socket, peer: str) -> None:
@@ -112,6 +59,8 @@ class Line(ABC):
         self._lines = lines
         self._loop = lines.loop
         self._socket = connection
+        self._channel = channel_of(connection)
+        self._sealed = 0  # bytes that TLS has taken, and the system has not
         self._rest = b""  # the beginning of a frame
         self._body = 0  # bytes of a payload that are still to come, in pieces
         self._out: deque[Buffer | Waiting] = deque()
@@ -163,7 +112,12 @@ class Line(ABC):
     def expect(self, nbytes: int) -> None:
         """The next `nbytes` bytes go to `body`, as they come; then `body_ended` is called."""
         self._body = nbytes
-        self._pouring = nbytes >= POUR_FROM and self._lines.pipes is not None
+        self._pouring = nbytes >= POUR_FROM and self.has_pipes
+
+    @property
+    def has_pipes(self) -> bool:
+        """Bytes can come and go in pipes. With TLS they cannot: they change on their way."""
+        return self._channel is None and self._lines.pipes is not None
 
     def pause(self) -> None:
         """Reads no more until `resume` was called as often: the peer's own buffers fill, and it waits."""
@@ -217,6 +171,9 @@ class Line(ABC):
         room = self._lines.room()
         if self._looks:
             self._looks, room = False, room[:_LOOK]
+        if self._channel is not None:
+            nbytes = self._channel.recv_into(room)
+            return self._lines.take(nbytes), nbytes > len(room) - _SPILL
         nbytes = self._socket.recv_into(room)
         return self._lines.take(nbytes), nbytes == len(room)
 
@@ -318,9 +275,12 @@ class Line(ABC):
         """Writes as much as the system takes."""
         self._scheduled = False
         out = self._out
-        while out and not self.closed:
+        while (out or self._sealed) and not self.closed:
             try:
-                whole = self._write_waiting() if self._in_pipes else self._write_buffers()
+                if self._channel is not None:
+                    whole = self._write_sealed(self._channel)
+                else:
+                    whole = self._write_waiting() if self._in_pipes else self._write_buffers()
             except (BlockingIOError, InterruptedError):
                 whole = False
             except OSError as error:
@@ -342,15 +302,34 @@ class Line(ABC):
         except Exception:  # noqa: BLE001 - it is ours, and told in the log
             self.fail()
 
-    def _write_buffers(self, most: int = _WRITE_BUFFERS, flags: int = 0) -> bool:
-        """Whether all was written that the system was given."""
+    def _next_buffers(self, most: int, most_bytes: int) -> tuple[list[Buffer], int]:
+        """What is queued first, and how many bytes that is."""
         buffers: list[Buffer] = []
         nbytes = 0
         for data in islice(self._out, most):
             buffers.append(data)  # type: ignore[arg-type]
             nbytes += len(data)
-            if nbytes >= _WRITE_BYTES:
+            if nbytes >= most_bytes:
                 break
+        return buffers, nbytes
+
+    def _write_sealed(self, channel: TlsChannel) -> bool:
+        """Whether the system took all that TLS has made of it."""
+        try:
+            if self._sealed:
+                channel.flush()
+            else:
+                buffers, _ = self._next_buffers(_WRITE_BUFFERS, _SEAL_BYTES)
+                self._written(channel.sendmsg(buffers))
+        finally:
+            unsent = channel.unsent
+            self.queued += unsent - self._sealed
+            self._sealed = unsent
+        return not unsent
+
+    def _write_buffers(self, most: int = _WRITE_BUFFERS, flags: int = 0) -> bool:
+        """Whether all was written that the system was given."""
+        buffers, nbytes = self._next_buffers(most, _WRITE_BYTES)
         written = self._socket.sendmsg(buffers, [], flags)
         self._written(written)
         return written == nbytes
@@ -407,7 +386,7 @@ class Line(ABC):
             if isinstance(data, Waiting):
                 data.end()
         self._out.clear()
-        self._in_pipes = 0
+        self._in_pipes = self._sealed = 0
         self._rest, self.queued = b"", 0
         self.lost(reason)
 
@@ -419,7 +398,9 @@ class Line(ABC):
     def _last_words(self) -> None:
         """An error that was written just before: one try."""
         try:
-            if not self._in_pipes:
+            if self._channel is not None:
+                self._write_sealed(self._channel)
+            elif not self._in_pipes:
                 self._write_buffers()
         except OSError:
             return

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 
 from transports.address import format_host
-from transports.errors import AddressError, AddressInUse, InternalError
+from transports.errors import AddressError, AddressInUse, InternalError, TransferError
 from transports.pacing import unpace
 
 _log = logging.getLogger("transfer.broker")
@@ -25,7 +25,8 @@ class Listener:
     """Accepts connections and hands them to `accepted`. Used on the loop only.
 
     port 0: a free one; `port` tells which. backlog: connections that the system keeps until they are
-    accepted. Raises AddressInUse, AddressError.
+    accepted. allowed: raises if nobody may listen at this number; it is told the place, too. Raises
+    AddressInUse, AddressError, and what `allowed` raises.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class Listener:
         accepted: Accepted,
         *,
         backlog: int = 1024,
+        allowed: Callable[[str, str], object] | None = None,
     ) -> None:
         self._loop = loop
         self._accepted = accepted
-        self._socket = _listening(host, port, backlog)
+        self._socket = _listening(host, port, backlog, allowed)
         self.host, self.port = self._socket.getsockname()[:2]
         loop.add_reader(self._socket.fileno(), self._ready)
 
@@ -68,6 +70,9 @@ class Listener:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             unpace(connection)
             self._accepted(connection, peer)
+        except TransferError as error:
+            _log.warning("%s could not be let in: %s", peer, error)
+            connection.close()
         except Exception:  # noqa: BLE001 - the others are served all the same
             _log.exception("a connection of %s cannot be served", peer)
             connection.close()
@@ -77,7 +82,9 @@ class Listener:
             self._loop.add_reader(self._socket.fileno(), self._ready)
 
 
-def _listening(host: str, port: int, backlog: int) -> socket.socket:
+def _listening(
+    host: str, port: int, backlog: int, allowed: Callable[[str, str], object] | None
+) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
     except OSError as error:
@@ -88,7 +95,12 @@ def _listening(host: str, port: int, backlog: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        if allowed is not None:
+            allowed(listener.getsockname()[0], f"tcp://{format_host(host)}:{port}")
         listener.listen(backlog)
+    except TransferError:
+        listener.close()
+        raise
     except OSError as error:
         listener.close()
         if error.errno in (98, 13):

@@ -11,27 +11,30 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 import transfer
+from transfer import config
 from transfer.broker.auditing import Auditing
 from transfer.broker.beside import Beside
 from transfer.broker.burying import Burying
 from transfer.broker.direct import Direct
+from transfer.broker.doors import Doors
 from transfer.broker.doorway import Doorway
 from transfer.broker.engine.delivery import RetryPolicy
 from transfer.broker.engine.direct import Rules
-from transfer.broker.engine.first_bytes import Speech
+from transfer.broker.engine.first_bytes import TTP_PROTOCOL, Speech
 from transfer.broker.engine.routes import RouteTable
 from transfer.broker.fronts.own import OwnFront
 from transfer.broker.fronts.pybroker import PyBrokerFront
 from transfer.broker.fronts.rqueue import RqueueFront
 from transfer.broker.fronts.ttp import TtpFront
 from transfer.broker.hub import Hub
-from transfer.broker.line import Lines
-from transfer.broker.listener import Accepted, Listener
+from transfer.broker.lines import Lines
+from transfer.broker.listener import Accepted
 from transfer.broker.settings import AbtpEndpoints, Settings
 from transfer.broker.state.audit import Audit
 from transfer.broker.state.catalog import Catalog
@@ -91,7 +94,6 @@ class Broker:
         self.late = 0.0
         self._loop = asyncio.new_event_loop()
         self._owned = ExitStack()
-        self._listeners: dict[str, Listener] = {}
         self._ended = False
         self._ending = threading.Lock()
         started: Future[None] = Future()
@@ -118,7 +120,7 @@ class Broker:
     @property
     def listening(self) -> Collection[str]:
         """Fronts on plain TCP that take connections."""
-        return self._listeners
+        return self.doors.listening
 
     def endpoints_of(self, front: str) -> list[str]:
         """Where a front listens, as people read it."""
@@ -131,7 +133,8 @@ class Broker:
         if front not in self.ports:
             return []
         host = (self.settings.http_host if front == "http" else None) or self.settings.host
-        return [f"{'http' if front == 'http' else 'tcp'}://{format_host(host)}:{self.ports[front]}"]
+        scheme = "tcp" if front != "http" else "https" if self.doors.secured else "http"
+        return [f"{scheme}://{format_host(host)}:{self.ports[front]}"]
 
     def drain(self) -> None:
         """Takes no more connections; `drained` is set when all that had begun has ended: payloads on their
@@ -241,6 +244,7 @@ class Broker:
         """AetherBus's protocol, over ZeroMQ."""
         try:
             from transfer.broker.fronts.abtp import AbtpFront, AbtpSettings
+            from transfer.broker.fronts.abtp_tls import PrivateFolder, secured
         except ModuleNotFoundError as error:
             if error.name != "zmq":
                 raise
@@ -248,17 +252,34 @@ class Broker:
                 "the abtp front needs pyzmq",
                 hint="pip install 'tensor-transfer[fronts]', or go without: --abtp off",
             ) from error
-        settings = AbtpSettings(where.router, where.pub)
+        outside = {
+            name: endpoint
+            for name, endpoint in (("router", where.router), ("pub", where.pub))
+            if self.doors.secured and endpoint.startswith("tcp://")
+        }
+        inside = {"router": where.router, "pub": where.pub}
+        if outside:
+            folder = PrivateFolder(self.folder)
+            self._owned.callback(folder.close)
+            inside |= {name: folder.endpoint(name) for name in outside}
         beside = Beside(self._loop, self.settings.fast_path, self.hub.counts)
         self._owned.callback(beside.close)
-        front = self._add("abtp", AbtpFront(self.hub, self._loop, self.direct, settings, beside=beside))
+        settings, allowed = AbtpSettings(inside["router"], inside["pub"]), self.doors.check
+        front = AbtpFront(self.hub, self._loop, self.direct, settings, beside=beside, allowed=allowed)
+        self._add("abtp", front)
         self.hub.direct = self.direct  # from now on somebody brings its consumers
-        self.endpoints |= {f"abtp {name}": endpoint for name, endpoint in front.endpoints.items()}
+        relayed = secured(self.doors, self._lines, outside, front.endpoints)
+        self._owned.callback(relayed.close)
+        endpoints = front.endpoints | relayed.endpoints
+        self.endpoints |= {f"abtp {name}": endpoint for name, endpoint in endpoints.items()}
 
     def _open_fronts(self) -> None:
         settings = self.settings
-        self.context = context = transfer.Context()
+        own_defaults = replace(config.TRANSFER, handshake_ivl=max(1, int(settings.handshake * 1000)))
+        self.context = context = transfer.Context(security=settings.security, defaults=own_defaults)
         self._owned.callback(context.destroy, 0)
+        self.doors = doors = Doors(self._loop, context, settings.handshake)
+        self._owned.callback(doors.shut)
         self._lines = lines = Lines(self._loop, context.pool)
         self._owned.callback(lines.close)
         own: OwnFront | None = None
@@ -267,17 +288,24 @@ class Broker:
             self.endpoints = dict(own.endpoints)
         if settings.ttp is not None:
             ttp = self._add("ttp", TtpFront(self.hub, lines, settings.ttp_limits))
-            self._speakers[Speech.TTP] = ttp.connected
-            own_takers = own.takers if own is not None else {}
-            doorway = Doorway(self._loop, self._speakers, own_takers)
+            self._speakers[Speech.TTP] = self._entry("ttp", ttp, ttp.connected, TTP_PROTOCOL)
+            doorway = Doorway(
+                self._loop,
+                self._speakers,
+                own.takers if own is not None else {},
+                doors.refusals("ttp"),
+                secured=doors.secured,
+                patience=settings.handshake,
+                most=context.credentials.security.unfinished,
+            )
             self._owned.callback(doorway.close)
             self._listen("ttp", settings.ttp, doorway.accepted)
         if settings.pybroker is not None:
             pybroker = self._add("pybroker", PyBrokerFront(self.hub, lines, settings.pybroker_limits))
-            self._listen("pybroker", settings.pybroker, pybroker.connected)
+            self._listen("pybroker", settings.pybroker, self._entry("pybroker", pybroker, pybroker.connected))
         if settings.rqueue is not None:
             rqueue = self._add("rqueue", RqueueFront(self.hub, lines, settings.rqueue_limits))
-            self._listen("rqueue", settings.rqueue, rqueue.connected)
+            self._listen("rqueue", settings.rqueue, self._entry("rqueue", rqueue, rqueue.connected))
         if settings.abtp is not None:
             self._open_abtp(settings.abtp)
 
@@ -286,7 +314,7 @@ class Broker:
         from transfer.spool.address import rows_beside
         from transfer.spool.server import Spool  # needs numpy and msgspec
 
-        spool = Spool(log, endpoint, rows_beside(endpoint))
+        spool = Spool(log, endpoint, rows_beside(endpoint), security=self.context.credentials.security)
         self._owned.callback(spool.close)
         self.endpoints["spool"] = spool.endpoint
         self.endpoints["rows"] = spool.rows_endpoint
@@ -313,18 +341,16 @@ class Broker:
         return front
 
     def _listen(self, name: str, port: int, connected: Accepted) -> None:
-        listener = Listener(self._loop, self.settings.host, port, connected)
-        self._owned.callback(listener.close)
-        self._listeners[name] = listener
-        self.ports[name] = listener.port
+        self.ports[name] = self.doors.listen(name, self.settings.host, port, connected).port
+
+    def _entry(self, name: str, front: Front, connected: Accepted, *protocols: str) -> Accepted:
+        return self.doors.entry(name, connected, lambda: front.connections, *protocols)
 
     def _begin_drain(self) -> None:
         if self.draining:
             return
         self.draining = True
-        for listener in self._listeners.values():
-            listener.close()
-        self._listeners.clear()
+        self.doors.shut()
         for socket in self.context.sockets:
             socket.unbind(socket.last_endpoint)
         self._look_drained(0)

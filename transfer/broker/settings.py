@@ -10,6 +10,7 @@ from transfer.broker.fronts.own import OwnSettings
 from transfer.broker.fronts.pybroker import PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueSettings
 from transfer.broker.fronts.ttp import TtpSettings
+from transports.security.settings import Security
 
 #: where each front listens unless it is told otherwise
 TTP_PORT, PYBROKER_PORT, RQUEUE_PORT, HTTP_PORT = 59321, 9099, 6567, 9180
@@ -49,7 +50,8 @@ class Settings:
     attempts: that a message gets before it is a dead letter; first_delay: seconds behind the first.
     patience: seconds that a slow receiver may hold up a large message for all. drain: seconds that a clean
     stop gives to what has begun. catalog: a file of routes, "" for none. direct: limits of direct delivery;
-    ack_timeout: seconds that a consumer has for its ACK there.
+    ack_timeout: seconds that a consumer has for its ACK there. security: who may come in; None: what the
+    environment says. handshake: seconds that somebody has to show who he is.
     """
 
     host: str = "127.0.0.1"
@@ -78,6 +80,8 @@ class Settings:
     rqueue_limits: RqueueSettings = field(default_factory=RqueueSettings)
     direct: Limits = field(default_factory=Limits)
     fast_path: FastPath = field(default_factory=FastPath)
+    security: Security | None = None
+    handshake: float = 10.0
 
     def durable(self, topic: str) -> bool:
         """Whether a topic's messages are kept."""

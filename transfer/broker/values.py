@@ -114,6 +114,24 @@ def overflow(given: object) -> Overflow:
     raise ValueError(" or ".join(sorted(words)))
 
 
+def word(*words: str) -> Reader:
+    """One of these."""
+
+    def read(given: object) -> str:
+        if isinstance(given, str) and given.strip().lower() in words:
+            return given.strip().lower()
+        raise ValueError(" or ".join(filter(None, words)))
+
+    return read
+
+
+def allowed(given: object) -> bool:
+    """`allow`, since it is to be said in words; or empty."""
+    if given in ("", "allow", False):
+        return given == "allow"
+    raise ValueError("allow, or nothing at all")
+
+
 def patterns(given: object) -> tuple[Pattern, ...]:
     """A list of patterns, or one text with commas; each `KIND:TEXT`, or a text alone for that topic."""
     if isinstance(given, str):

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from transfer import __version__
+from transfer.broker.fronts.own import OwnFront
 from transfer.families import Family
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "transfer_broker_front_events_total": Family(
         "counter", "What happened in one front.", ("front", "event")
     ),
+    "transfer_broker_refused_total": Family(
+        "counter", "Connections that were not let in.", ("front", "reason")
+    ),
     "transfer_broker_connections": Family("gauge", "Connections now.", ("front",)),
     "transfer_broker_topics": Family("gauge", "Topics that are known."),
     "transfer_broker_subscribers": Family("gauge", "Connections that have subscribed to something."),
@@ -40,6 +44,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "transfer_broker_group_held_messages": Family("gauge", "Those that its consumers have.", _GROUP),
     "transfer_broker_group_waiting_messages": Family("gauge", "Those that come again, or later.", _GROUP),
     "transfer_broker_group_consumers": Family("gauge", "Consumers that have joined.", _GROUP),
+    "transfer_broker_registrations": Family("gauge", "Endpoints that programs have announced."),
+    "transfer_broker_registry_watchers": Family(
+        "gauge", "Programs that follow one of their names, each name counted."
+    ),
     "transfer_broker_dead_letters": Family("gauge", "Messages that nobody could process."),
     "transfer_broker_audit_problems": Family("gauge", "Damaged places of the audit, as found at the start."),
     "transfer_broker_log_bytes": Family("gauge", "What the log takes on the disk."),
@@ -128,6 +136,9 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
         yield "connections", (name,), front.connections
         for event, count in front.counters.items():
             yield "front_events_total", (name, event), count
+    for name, refused in broker.doors.refused.items():
+        for reason, count in refused.items():
+            yield "refused_total", (name, reason), count
     yield "topics", (), len(hub.store.topics)
     yield "subscribers", (), len(hub.fanout.subscriptions())
     yield "behind_subscribers", (), hub.fanout.behind
@@ -137,6 +148,10 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
         yield "group_held_messages", labels, served.group.held
         yield "group_waiting_messages", labels, served.group.waiting
         yield "group_consumers", labels, served.group.consumers
+    own = broker.fronts.get("own")
+    books = own.registry if isinstance(own, OwnFront) else None
+    yield "registrations", (), len(books) if books is not None else 0
+    yield "registry_watchers", (), books.watchers if books is not None else 0
     yield "audit_problems", (), len(broker.audit.found.problems)
     yield "log_bytes", (), hub.store.log.disk_bytes
     yield "log_full", (), bool(hub.full)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     0 done, 1 an error, 2 wrong usage, 3 a time-out passed, 130 Ctrl-C. Errors go to standard error
     as one line and a hint; a traceback means a bug of ours.
     """
+    if os.getpid() == 1:
+        # A container's first process. The kernel drops signals that it has no handler for, so that SIGTERM
+        # would do nothing. It is Ctrl-C here, unless the command has an end of its own.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -35,6 +41,8 @@ def run(arguments: Sequence[str]) -> int:
         return _complain("stopped by Ctrl-C", EXIT_INTERRUPTED)
     except errors.Again as error:
         return _complain(str(error) or "timed out", EXIT_TIMEOUT)
+    except errors.SecurityError as error:
+        return _complain(str(error), EXIT_ERROR)
     except errors.UsageError as error:
         return _complain(str(error), EXIT_USAGE)
     except (errors.TransferError, OSError) as error:

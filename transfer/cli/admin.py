@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import IO, Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
+from transfer.cli.health import Asked, trust
 from transports.errors import AddressError, Again, Broken, Fatal, InternalError, UsageError
+from transports.security.settings import Security
 
 _TOKEN = "X-Admin-Token"
 
@@ -23,6 +27,28 @@ class _Direct(urllib.request.HTTPRedirectHandler):
         return None
 
 
+class _Named(http.client.HTTPSConnection):
+    """Expects the certificate of this name, whatever the host is called."""
+
+    def __init__(self, host: str, *, name: str, context: ssl.SSLContext, timeout: float) -> None:
+        super().__init__(host, timeout=timeout, context=context)
+        self._name, self._trust = name, context
+
+    def connect(self) -> None:
+        """By TLS. Raises OSError."""
+        http.client.HTTPConnection.connect(self)
+        self.sock = self._trust.wrap_socket(self.sock, server_hostname=self._name)
+
+
+class _Secured(urllib.request.HTTPSHandler):
+    def __init__(self, context: ssl.SSLContext, name: str) -> None:
+        super().__init__(context=context)
+        self._made = partial(_Named, name=name, context=context)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._made, request)
+
+
 class _Answer(Protocol):
     def read(self) -> bytes: ...
 
@@ -30,13 +56,14 @@ class _Answer(Protocol):
 
 
 class Admin:
-    """One broker. url: `http://HOST:PORT`. timeout: seconds without a byte from it.
+    """One broker. url: `http://HOST:PORT`, or `https`. timeout: seconds without a byte from it. security: the
+    certificates that are shown, and trusted. Raises AddressError, OptionError.
 
     Its calls raise UsageError for what the broker refuses, Fatal for what is not there, InternalError when
     the broker failed, Again after the time-out, Broken when nobody or somebody else answers.
     """
 
-    def __init__(self, url: str, token: str | None, timeout: float) -> None:
+    def __init__(self, url: str, token: str | None, timeout: float, security: Security | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
             raise AddressError(f"{url!r} is no address of a broker", hint="such as http://127.0.0.1:9180")
@@ -44,7 +71,11 @@ class Admin:
         self._headers = {_TOKEN: token} if token else {}
         self._timeout = timeout
         # Without proxies: what the environment says of the web is not meant for a broker.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Direct())
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _Direct()]
+        if parts.scheme == "https":
+            asked = Asked(parts.hostname or "", parts.port or 443, "/", secure=True)
+            handlers.append(_Secured(*trust(asked, security or Security())))
+        self._opener = urllib.request.build_opener(*handlers)
 
     def get(self, path: str, **query: str | int | None) -> dict[str, Any]:
         """What is there; parameters that are None are left out."""
@@ -75,6 +106,11 @@ class Admin:
         except urllib.error.URLError as error:
             if isinstance(error.reason, TimeoutError):
                 raise self._silent() from error
+            if isinstance(error.reason, ssl.SSLError):
+                raise Broken(
+                    f"no TLS with {self._url}: {_words(error.reason)}",
+                    hint="TRANSFER_TLS_CA says whom to trust, TRANSFER_TLS_CERT what is shown",
+                ) from error
             raise Broken(
                 f"nobody answers at {self._url}: {error.reason}",
                 hint="is the broker running? --url names its HTTP address",
@@ -114,6 +150,12 @@ class Admin:
 
     def _stranger(self, why: str) -> Broken:
         return Broken(f"{self._url} is not a broker's admin API: {why}", hint="--url names its HTTP address")
+
+
+def _words(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    return (error.reason or str(error)).lower().replace("_", " ")
 
 
 def _query(values: Mapping[str, str | int | None]) -> str:

@@ -6,9 +6,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from transfer.cli import EXIT_INTERRUPTED, audit, broker, dlq, options, runs
 from transfer.cli.options import Asked, Kept, Shown, Sink, Source, Where
@@ -16,8 +18,21 @@ from transfer.cli.options import Asked, Kept, Shown, Sink, Source, Where
 if TYPE_CHECKING:
     from transfer.cli.progress import Progress
 
+
+class _Commands(typer.core.TyperGroup):
+    """Click would call a Ctrl-C that comes while a command is still loading an abort, with exit code 1."""
+
+    def invoke(self, context: Any) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            print("transfer: stopped by Ctrl-C", file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
 app = typer.Typer(
     name="transfer",
+    cls=_Commands,
     help="Moves tensors and bytes between processes with ZeroMQ's patterns.",
     epilog="Exit codes: 0 done, 1 an error, 2 wrong usage, 3 a time-out passed, 130 Ctrl-C.",
     no_args_is_help=True,
@@ -246,6 +261,49 @@ def doctor(between: options.Between, json: options.Json = False) -> None:
     if between.peer is not None:
         raise typer.Exit(tools.measure_peer(between.peer, between.seconds, between.min_gbps, as_json=json))
     raise typer.Exit(tools.run_doctor(as_json=json))
+
+
+@app.command()
+def health(
+    url: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="Its HTTP address. [what a broker here is told]")
+    ] = None,
+    *,
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask whether it has to be started anew, not whether it is ready.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", "-t", min=0.1, metavar="SECONDS", help="Give up after this long.")
+    ] = 3.0,
+) -> None:
+    """Ask a broker whether it is ready. Exit code 0: it is; 1: it is not, or nobody answers."""
+    from transfer.cli.health import check
+
+    raise typer.Exit(check(url, live=live, timeout=timeout))
+
+
+@app.command()
+def certificates(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where they go; made if need be.")],
+    *,
+    name: Annotated[
+        list[str] | None, typer.Option("--name", metavar="NAME", help="Whose; may be repeated. [peer]")
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="HOST", help="A name or number that they are for; may be repeated."),
+    ] = None,
+    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="How long they are good.")] = 365,
+) -> None:
+    """Make an authority, certificates and a token for a small set-up; print the variables that name them.
+
+    The authority and the token stay if FOLDER has them. Its key signs whatever is asked for: keep it away
+    from the programs that use the certificates.
+    """
+    from transfer.cli.certificates import make
+
+    hosts = host or ["localhost", "127.0.0.1"]
+    print("\n".join(make(folder, name or ["peer"], hosts, days)))
 
 
 @app.command()

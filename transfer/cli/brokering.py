@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from transfer.broker.configuring import Configuration, Said, configured
 from transfer.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from transfer.cli.options import show_size
-from transfer.cli.service import is_loopback, logged
+from transfer.cli.service import logged
 from transfer.config import broker_environment
+from transports.config import security
 from transports.errors import InternalError, LogDamaged, LogInUse, OptionError, TransferError
+from transports.security.guard import is_loopback
 
 if TYPE_CHECKING:
     from transfer.broker.server import Broker
@@ -27,6 +29,8 @@ _log = logging.getLogger("transfer.broker")
 
 #: seconds between two looks whether the log still works
 _LOOK = 0.2
+#: places whose peers prove to know the token, if there is one
+_TOKEN_PROVED = ("own", "spool", "rows")
 
 
 class _Signals:
@@ -77,7 +81,7 @@ def _configuration(flags: Sequence[Said], file: Path | None) -> Configuration:
     told = broker_environment()
     environment = [Said(option, text, f"the variable {name}") for name, option, text in told.options]
     path = file or (Path(told.file) if told.file else None)
-    configuration = configured(flags, environment, path)
+    configuration = configured(flags, environment, path, lambda fields: security(given=fields))
     if configuration.folder is None:
         raise OptionError("where to keep everything is not said", hint="give it with --data DIR")
     if told.idle:
@@ -153,17 +157,17 @@ def _announce(broker: Broker, as_json: bool) -> None:
 
 
 def _warn_of_strangers(broker: Broker) -> None:
-    """Whoever reaches a front may use it: that is told where others than this machine may reach it."""
+    """Where others than this machine may come in without showing who they are, as somebody has allowed."""
+    shown = broker.context.credentials.security
+    if shown.authenticates and shown.asks_certificates:
+        return
+    places = {name: broker.endpoints_of(name) for name in broker.fronts}
+    places |= {name: [broker.endpoints[name]] for name in ("spool", "rows") if name in broker.endpoints}
     open_to_all = [
         f"{name} at {place}"
-        for name in broker.fronts
-        for place in broker.endpoints_of(name)
-        if not _is_here(place.split()[0])
-    ]
-    open_to_all += [
-        f"{name} at {broker.endpoints[name]}"
-        for name in ("spool", "rows")
-        if name in broker.endpoints and not _is_here(broker.endpoints[name])
+        for name, listens in places.items()
+        for place in listens
+        if not _is_here(place.split()[0]) and (not shown.authenticates or name not in _TOKEN_PROVED)
     ]
     if open_to_all:
         _log.warning(
@@ -172,7 +176,7 @@ def _warn_of_strangers(broker: Broker) -> None:
         )
     http = broker.endpoints_of("http")
     for place in [*http, *(broker.endpoints_of("ttp") if http else ())]:  # which takes HTTP too
-        if not _is_here(place) and not broker.settings.token:
+        if not _is_here(place) and not broker.settings.token and not shown.authenticates:
             _log.warning(
                 "HTTP at %s is open to other machines without ADMIN_TOKEN: whoever reaches it sees the names "
                 "of topics and groups; operators are heard from this machine only",
@@ -182,7 +186,7 @@ def _warn_of_strangers(broker: Broker) -> None:
 
 def _is_here(endpoint: str) -> bool:
     scheme, _, rest = endpoint.partition("://")
-    return scheme not in ("tcp", "http") or is_loopback(rest.rpartition(":")[0])
+    return scheme not in ("tcp", "http", "https") or is_loopback(rest.rpartition(":")[0])
 
 
 # -- check -----------------------------------------------------------------------------------------------

@@ -25,11 +25,13 @@ CONFIRM_POLL = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where a socket binds and connects, and how long it waits (seconds; None: endless)."""
+    """Where a socket binds and connects, how long it waits (seconds; None: endless), and to which registries
+    it announces where it is bound."""
 
     bind: list[str] = field(default_factory=list)
     connect: list[str] = field(default_factory=list)
     timeout: float | None = None
+    announce: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.bind and not self.connect:
@@ -61,6 +63,8 @@ def open_socket(kind: str, ends: Ends, report: Any = None, **options: Any) -> It
                 socket.bind(endpoint)
                 if report is not None:
                     report(socket.last_endpoint)
+            for registry in ends.announce:
+                socket.announce(registry)
             for endpoint in ends.connect:
                 socket.connect(endpoint)
             yield socket

@@ -64,6 +64,14 @@ Bind = Annotated[
     list[str] | None,
     typer.Option("--bind", "-b", metavar="ENDPOINT", help="Listen there; port 0 is any free one."),
 ]
+Announce = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--announce",
+        metavar="REGISTRY",
+        help="Tell a broker where it listens: registry://broker:5580/name; repeat it.",
+    ),
+]
 Count = Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after this many messages.")]
 Timeout = Annotated[
     float | None,
@@ -128,12 +136,13 @@ class Where:
     connect: Connect = None
     bind: Bind = None
     timeout: Timeout = None
+    announce: Announce = None
 
     def ends(self) -> Ends:
         """Raises UsageError."""
         from transfer.cli.messages import Ends
 
-        return Ends(self.bind or [], self.connect or [], self.timeout)
+        return Ends(self.bind or [], self.connect or [], self.timeout, self.announce or [])
 
 
 @dataclass(frozen=True)

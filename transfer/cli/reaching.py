@@ -9,6 +9,9 @@ import typer
 
 if TYPE_CHECKING:
     from transfer.cli.admin import Admin
+    from transports.security.settings import Security
+
+_PLACE = "127.0.0.1:9180"
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,13 @@ class Reached:
 
     url: Annotated[
         str,
-        typer.Option("--url", envvar="TRANSFER_ADMIN_URL", metavar="URL", help="The broker's HTTP address."),
-    ] = "http://127.0.0.1:9180"
+        typer.Option(
+            "--url",
+            envvar="TRANSFER_ADMIN_URL",
+            metavar="URL",
+            help=f"The broker's HTTP address. [http://{_PLACE}, https with TRANSFER_TLS_CA]",
+        ),
+    ] = ""
     token: Annotated[
         str | None,
         typer.Option(
@@ -31,7 +39,22 @@ class Reached:
     ] = 30.0
 
     def admin(self) -> Admin:
-        """What asks it. Raises AddressError."""
+        """What asks it: by HTTPS if there are certificates, and then with the token that all share, if no
+        other is given. Raises AddressError, OptionError, SecurityError."""
         from transfer.cli.admin import Admin
+        from transports.config import security
 
-        return Admin(self.url, self.token, self.timeout)
+        shown = security()
+        scheme = "https" if shown.tls else "http"
+        url = self.url or f"{scheme}://{_PLACE}"
+        token = self.token or (_shared_token(shown) if url.startswith("https:") else None)
+        return Admin(url, token, self.timeout, shown)
+
+
+def _shared_token(shown: Security) -> str | None:
+    """Raises SecurityError."""
+    from transports import twin
+    from transports.security.credentials import Credentials
+
+    tokens = Credentials(shown, twin).tokens()
+    return tokens[0].decode() if tokens else None

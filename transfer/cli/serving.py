@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.cli import EXIT_INTERRUPTED
 from transfer.cli.options import show_size
-from transfer.cli.service import is_loopback, logged
+from transfer.cli.service import logged
 from transfer.spool.address import rows_beside
 from transports.errors import (
     AddressError,
@@ -26,6 +26,7 @@ from transports.errors import (
     NotSupported,
     TransferError,
 )
+from transports.security.guard import is_loopback
 
 if TYPE_CHECKING:
     from transfer.spool.server import Spool
@@ -125,11 +126,13 @@ def _announce(spool: Spool, folder: Path, as_json: bool) -> None:
     runs = spool.store.entries.values()
     size = show_size(sum(run.nbytes for run in runs))
     _log.info("%d runs with %s in %s; rows come in at %s", len(runs), size, folder, spool.rows_endpoint)
+    if spool.security.authenticates:
+        return
     for endpoint in (spool.endpoint, spool.rows_endpoint):
         if not is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0]):
             _log.warning(
-                "%s is open to other machines, and there is no authentication yet: whoever reaches it can "
-                "read, write and delete runs",
+                "%s is open to other machines, without authentication: whoever reaches it can read, write "
+                "and delete runs",
                 endpoint,
             )
 

@@ -15,13 +15,14 @@ import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import zmq
 
 from transfer.broker.engine.direct_actions import Ack, Deregister, Heartbeat, Nack, Register
 from transfer.broker.engine.sessions import Capabilities
+from transfer.clients.tunnel import Tunnel
 from transfer.protocols.abtp import (
     PUB_ENDPOINT,
     ROUTER_ENDPOINT,
@@ -32,7 +33,11 @@ from transfer.protocols.abtp import (
 from transfer.protocols.abtp_delivered import Delivered, read_delivered
 from transfer.protocols.abtp_media import compress as compress_payload
 from transfer.protocols.abtp_words import CONTROL, SPEC_VERSION, Code
+from transports.config import security as read_security
 from transports.errors import Again, Closed, ProtocolError, TransferError
+
+if TYPE_CHECKING:
+    from transports.security.settings import Security
 
 #: bytes of an envelope that a client takes, decompressed
 MAX_ENVELOPE = 64 << 20
@@ -43,11 +48,16 @@ _LATER = frozenset({Code.THROTTLED, Code.DROPPED, Code.UNAVAILABLE})
 
 
 class _Client:
-    """A socket that threads share: one of them at a time uses it."""
+    """A socket that threads share: one of them at a time uses it. With TLS it connects by a tunnel."""
 
-    def __init__(self, kind: int, endpoint: str, timeout: float) -> None:
+    def __init__(self, kind: int, endpoint: str, timeout: float, security: Security | None) -> None:
         self._timeout = timeout
         self._lock = threading.RLock()
+        security = read_security() if security is None else security
+        self._tunnel: Tunnel | None = None
+        if security.tls and endpoint.startswith("tcp://"):
+            self._tunnel = Tunnel(endpoint, security)
+            endpoint = self._tunnel.endpoint
         self._context = zmq.Context()
         self._socket = self._context.socket(kind)
         self._socket.setsockopt(zmq.LINGER, int(min(timeout, 1.0) * 1000))
@@ -57,6 +67,8 @@ class _Client:
         """What was sent has a second to leave. Idempotent."""
         with self._lock:
             self._context.destroy()
+        if self._tunnel is not None:
+            self._tunnel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +90,7 @@ class _Client:
                 except zmq.Again:
                     pass
             if time.monotonic() > deadline:
-                raise Again(f"the broker took nothing in {self._timeout} s")
+                raise Again(f"the broker took nothing in {self._timeout} s", hint=self._why)
             time.sleep(_LOOK)
 
     def _frames(self, deadline: float) -> list[bytes]:
@@ -94,8 +106,13 @@ class _Client:
                 waiter.register(self._socket.fileno(), zmq.POLLIN)
             left = deadline - time.monotonic()
             if left <= 0:
-                raise Again("nothing came in time")
+                raise Again("nothing came in time", hint=self._why)
             waiter.poll(max(1, int(min(left, _LOOK) * 1000)))
+
+    @property
+    def _why(self) -> str:
+        """What is known of the reason."""
+        return self._tunnel.failure if self._tunnel is not None else ""
 
     def _check_open(self) -> None:
         if self._context.closed:
@@ -108,8 +125,9 @@ class _Client:
 class AbtpProducer(_Client):
     """Publishes, and hears that it was taken. Thread-safe; threads take turns.
 
-    timeout: seconds for an answer. Raises Again (no answer in time, or come again later), ProtocolError
-    (it was refused; `reason` is the code), Closed.
+    timeout: seconds for an answer. security: certificates, instead of what the TRANSFER_TLS_ variables say;
+    with them it connects by TLS, as the broker wants it then. Raises Again (no answer in time, or come again
+    later), ProtocolError (it was refused; `reason` is the code), Closed.
     """
 
     def __init__(
@@ -119,8 +137,9 @@ class AbtpProducer(_Client):
         producer_id: str = "",
         tenant: str = "",
         timeout: float = 30.0,
+        security: Security | None = None,
     ) -> None:
-        super().__init__(zmq.DEALER, endpoint, timeout)
+        super().__init__(zmq.DEALER, endpoint, timeout, security)
         self.producer_id = producer_id or f"transfer-{uuid.uuid4().hex[:12]}"
         self._tenant = tenant
         #: messages that were not answered yet
@@ -202,8 +221,9 @@ class AbtpConsumer(_Client):
         session_id: str | None = None,
         heartbeat: float = 5.0,
         timeout: float = 30.0,
+        security: Security | None = None,
     ) -> None:
-        super().__init__(zmq.DEALER, endpoint, timeout)
+        super().__init__(zmq.DEALER, endpoint, timeout, security)
         self.consumer_id = consumer_id
         self.session_id = ""
         #: acknowledgements that the broker refused, and nobody waited for
@@ -339,9 +359,14 @@ class AbtpSubscriber(_Client):
     no room for is lost, and so is what is published before the broker has heard of the subscription."""
 
     def __init__(
-        self, prefixes: Sequence[str] = ("",), endpoint: str = PUB_ENDPOINT, *, timeout: float = 30.0
+        self,
+        prefixes: Sequence[str] = ("",),
+        endpoint: str = PUB_ENDPOINT,
+        *,
+        timeout: float = 30.0,
+        security: Security | None = None,
     ) -> None:
-        super().__init__(zmq.SUB, endpoint, timeout)
+        super().__init__(zmq.SUB, endpoint, timeout, security)
         for prefix in prefixes:
             self.subscribe(prefix)
 

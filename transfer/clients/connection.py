@@ -8,8 +8,14 @@ import threading
 import time
 from collections.abc import Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from transports.errors import Again, Broken, Closed
+from transfer.clients.secured import closed, failure, secured
+from transports.errors import Again, Broken, Closed, TransferError
+
+if TYPE_CHECKING:
+    from transports.core_contract import TlsChannel
+    from transports.security.settings import Security
 
 #: bytes that are read ahead: small messages then need no call of the system each
 _AHEAD = 256 << 10
@@ -23,10 +29,14 @@ class Connection:
     """Connects at once. One thread may send while another receives; more of them wait for each other.
 
     timeout: seconds for the connection, and for each call that does not say another number, which may be
-    float("inf"). Raises Again (nobody answered in time), Broken (refused, unreachable).
+    float("inf"). security: certificates, instead of what the environment says. Raises Again (nobody answered
+    in time), Broken (refused, unreachable), HandshakeError (no TLS), SecurityError (files that cannot be
+    used).
     """
 
-    def __init__(self, host: str, port: int, *, timeout: float = 30.0) -> None:
+    def __init__(
+        self, host: str, port: int, *, timeout: float = 30.0, security: Security | None = None
+    ) -> None:
         self.peer = f"{host}:{port}"
         self.timeout = timeout
         self._sending = threading.Lock()
@@ -36,14 +46,22 @@ class Connection:
         self._begin = self._until = 0  # of what was read ahead
         self._large = bytearray()  # what is being received, and did not fit there
         self._got = 0  # bytes of it
+        deadline = time.monotonic() + timeout
         try:
             self._socket = socket.create_connection((host, port), timeout)
         except TimeoutError as error:
             raise Again(f"{self.peer} did not answer within {timeout:g} s") from error
         except OSError as error:
             raise Broken(f"{self.peer} cannot be reached: {error.strerror or error}") from error
-        self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self._channel = secured(self._socket, host, deadline, security)
+        except BaseException:
+            self._socket.close()
+            raise
+        #: what bytes go by
+        self._way: socket.socket | TlsChannel = self._channel or self._socket
+        self._heard = False  # the peer has said something
 
     def send(self, buffers: Sequence[bytes | memoryview], *, timeout: float | None = None) -> None:
         """Sends all of them, one behind the other; they are the caller's again when it returns.
@@ -56,15 +74,8 @@ class Connection:
             self._check()
             left = [memoryview(data).cast("B") for data in buffers if len(data)]
             left.reverse()
-            while left:
-                try:
-                    sent = self._socket.sendmsg(list(islice(reversed(left), _BUFFERS)))
-                except (BlockingIOError, InterruptedError):
-                    self._wait_to_send(deadline)
-                    continue
-                except OSError as error:
-                    raise self._broken(error) from error
-                _drop(left, sent)
+            while not self._is_sent(left):
+                self._wait_to_send(deadline)
 
     def receive(self, nbytes: int, *, timeout: float | None = None) -> bytes | bytearray:
         """The next `nbytes` bytes, in memory of their own.
@@ -95,6 +106,11 @@ class Connection:
 
     def close(self) -> None:
         """Ends it, for threads that wait in it too. Idempotent; any thread."""
+        if self._channel is not None and not self._closed.is_set() and self._sending.acquire(blocking=False):
+            try:
+                self._channel.close()
+            finally:
+                self._sending.release()
         self._end()
         with self._sending, self._receiving:
             self._socket.close()
@@ -123,16 +139,28 @@ class Connection:
     def _read(self, memory: memoryview, deadline: float) -> int:
         while True:
             try:
-                nbytes = self._socket.recv_into(memory)
+                nbytes = self._way.recv_into(memory)
             except (BlockingIOError, InterruptedError):
                 self._wait(select.POLLIN, deadline)
                 continue
             except OSError as error:
                 raise self._broken(error) from error
             if nbytes:
+                self._heard = True
                 return nbytes
             self._check()
-            raise Broken(f"{self.peer} has closed the connection")
+            raise closed(self.peer, self._channel, heard=self._heard)
+
+    def _is_sent(self, left: list[memoryview]) -> bool:
+        """Sends what the system takes; `left` gets shorter. False: it takes no more now."""
+        try:
+            while left:
+                _drop(left, self._way.sendmsg(list(islice(reversed(left), _BUFFERS))))
+            return self._channel is None or self._channel.flush()
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            raise self._broken(error) from error
 
     def _wait_to_send(self, deadline: float) -> None:
         try:
@@ -156,10 +184,10 @@ class Connection:
         if self._closed.is_set():
             raise Closed(f"the connection to {self.peer} has ended")
 
-    def _broken(self, error: OSError) -> Broken | Closed:
+    def _broken(self, error: OSError) -> TransferError:
         if self._closed.is_set():
             return Closed(f"the connection to {self.peer} has ended")
-        return Broken(f"the connection to {self.peer} broke: {error.strerror or error}")
+        return failure(error, self.peer, self._channel, heard=self._heard)
 
 
 def _drop(left: list[memoryview], sent: int) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transfer.clients.connection import Connection
 from transfer.protocols.pybroker import (
@@ -27,16 +27,22 @@ from transfer.protocols.pybroker import (
 )
 from transports.errors import Again, ProtocolError, UsageError
 
+if TYPE_CHECKING:
+    from transports.security.settings import Security
+
 
 class PyBrokerClient:
     """One connection; any thread may call, and one call waits for another.
 
-    timeout: seconds for each call. Raises Again (nobody answers in time), Broken (nobody is there). After any
-    error but UsageError the connection has ended; make another client.
+    timeout: seconds for each call. security: certificates, instead of what the TRANSFER_TLS_ variables say.
+    Raises Again (nobody answers in time), Broken (nobody is there), HandshakeError (no TLS with it). After
+    any error but UsageError the connection has ended; make another client.
     """
 
-    def __init__(self, host: str, port: int = PORT, *, timeout: float = 30.0) -> None:
-        self._connection = Connection(host, port, timeout=timeout)
+    def __init__(
+        self, host: str, port: int = PORT, *, timeout: float = 30.0, security: Security | None = None
+    ) -> None:
+        self._connection = Connection(host, port, timeout=timeout, security=security)
         self._timeout = timeout
         self._lock = threading.Lock()  # an answer is the one to the last request
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transfer.clients.connection import Connection
 from transfer.protocols.rqueue import (
@@ -25,6 +25,9 @@ from transfer.protocols.rqueue import (
     read_head,
 )
 from transports.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from transports.security.settings import Security
 
 #: bytes of a NOTIFICATION in front of its topic
 _FIRST = 6
@@ -40,13 +43,16 @@ class Notification(NamedTuple):
 class RqueueClient:
     """One connection. Any thread may call; one receives while others publish.
 
-    timeout: seconds for each call that does not say another number. Raises Again (nobody answers in time),
-    Broken (nobody is there). The protocol has no answers: what the broker does not take ends the connection,
-    which a later call tells by Broken.
+    timeout: seconds for each call that does not say another number. security: certificates, instead of what
+    the TRANSFER_TLS_ variables say. Raises Again (nobody answers in time), Broken (nobody is there),
+    HandshakeError (no TLS with it). The protocol has no answers: what the broker does not take ends the
+    connection, which a later call tells by Broken.
     """
 
-    def __init__(self, host: str, port: int = PORT, *, timeout: float = 30.0) -> None:
-        self._connection = Connection(host, port, timeout=timeout)
+    def __init__(
+        self, host: str, port: int = PORT, *, timeout: float = 30.0, security: Security | None = None
+    ) -> None:
+        self._connection = Connection(host, port, timeout=timeout, security=security)
         self._timeout = timeout
         self._lock = threading.Lock()
         self._start = b""  # of a message, until its head is whole

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transfer.clients.ttp_link import NOTHING, Link
 from transfer.clients.ttp_reading import MOST_META, Assembly, Frame, Received
@@ -29,6 +29,9 @@ from transfer.protocols.ttp import (
     encode_meta,
 )
 from transports.errors import NotATensor, TransferError, UsageError
+
+if TYPE_CHECKING:
+    from transports.security.settings import Security
 
 #: by a buffer's format; the numbers of bits follow from its item size
 _NUMBERS = {
@@ -48,9 +51,12 @@ class TtpClient:
     A client that only publishes, and less than once a minute, calls `heartbeat` in between: the broker ends
     connections that are silent.
 
+    security: certificates, instead of what the TRANSFER_TLS_ variables say.
+
     Raises Again (nobody answers in time), Broken (the connection has ended, or there is none; make another
-    client), Closed (you closed it), ProtocolError (it does not speak TTP). A call that is interrupted while a
-    frame is half sent ends the connection.
+    client), HandshakeError (no TLS with it, see its hint), SecurityError (files of certificates that cannot
+    be used), Closed (you closed it), ProtocolError (it does not speak TTP). A call that is interrupted while
+    a frame is half sent ends the connection.
     """
 
     def __init__(
@@ -62,9 +68,10 @@ class TtpClient:
         timeout: float = 30.0,
         heartbeat: float = 20.0,
         largest: int = 16 << 30,
+        security: Security | None = None,
     ) -> None:
         limits = Limits(MAX_TOPIC, MOST_META, largest)
-        self._link = Link(host, port, limits, timeout=timeout, heartbeat=heartbeat)
+        self._link = Link(host, port, limits, timeout=timeout, heartbeat=heartbeat, security=security)
         self._assembly = Assembly(largest)
         self._numbers = count((int.from_bytes(os.urandom(5), "big") << 20) + 1)
         if name:

@@ -6,11 +6,19 @@ import select
 import socket
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
+from transfer.clients.secured import closed, failure, secured
 from transfer.clients.ttp_reading import Frame, Reader
 from transfer.protocols.ttp import WANTED, Kind, Limits, decode_error, encode_head
 from transports.errors import Again, Broken, Closed, LogFull, PeerError, TransferError, UsageError
 
+if TYPE_CHECKING:
+    from transports.core_contract import TlsChannel
+    from transports.security.settings import Security
+
+#: what TTP is called by ALPN
+_PROTOCOL = "ttp/2"
 #: the broker is gone when it answered no heartbeat for so many of their intervals
 _MISSED = 3
 #: complaints of the broker that nobody waits for
@@ -22,10 +30,19 @@ class Link:
     """One connection. Not thread-safe.
 
     timeout: seconds that it waits without progress. heartbeat: seconds after which it tells the broker that
-    it still waits. complaints: see TtpClient. Raises Again, Broken, Closed, ProtocolError, as TtpClient says.
+    it still waits. complaints, security: see TtpClient. Raises what TtpClient says.
     """
 
-    def __init__(self, host: str, port: int, limits: Limits, *, timeout: float, heartbeat: float) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        limits: Limits,
+        *,
+        timeout: float,
+        heartbeat: float,
+        security: Security | None = None,
+    ) -> None:
         self.timeout = timeout
         self.complaints: deque[TransferError] = deque(maxlen=_COMPLAINTS)
         self._every = heartbeat
@@ -35,12 +52,24 @@ class Link:
         self._owed = False  # the broker wants a heartbeat
         self._echoes = False  # the broker answers heartbeats
         self._failure: TransferError | None = None
+        self._peer = f"{host}:{port}"
+        deadline = time.monotonic() + timeout
         self._socket = _connected(host, port, timeout)
+        try:
+            self._channel = secured(self._socket, host, deadline, security, (_PROTOCOL,))
+        except BaseException:
+            self._socket.close()
+            raise
+        #: what bytes go by
+        self._way: socket.socket | TlsChannel = self._channel or self._socket
+        self._heard = False  # the broker has said something
         self._sent = time.monotonic()
         self._unanswered: float | None = None  # when the first heartbeat was sent that nothing came after
 
     def close(self) -> None:
         """Ends the connection. Idempotent."""
+        if self._failure is None and self._channel is not None:
+            self._channel.close()
         self._failure = self._failure or Closed("the client is closed")
         self._socket.close()
         self._inbox.clear()
@@ -86,7 +115,7 @@ class Link:
         deadline = time.monotonic() + self.timeout
         sent, untouched = 0, True
         try:
-            while left:
+            while left or self._unsent:
                 before, untouched = untouched, False  # an interrupt may hide what was sent
                 sent = self._send_some(left)
                 untouched = before and not sent
@@ -96,6 +125,7 @@ class Link:
                     sent -= len(left.pop(0))
                 if left:
                     left[0] = left[0][sent:]
+                if left or self._unsent:
                     self._wait(deadline, select.POLLIN | select.POLLOUT)
         except BaseException as error:
             if not untouched:
@@ -105,12 +135,19 @@ class Link:
 
     def _send_some(self, buffers: list[memoryview]) -> int:
         try:
-            return self._socket.sendmsg(buffers)
+            if self._channel is not None and not self._channel.flush():
+                return 0
+            return self._way.sendmsg(buffers) if buffers else 0
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
             self._read()  # it may have said why it went
-            raise self._fail(Broken(f"the connection has ended: {error.strerror}")) from error
+            raise self._fail(failure(error, self._peer, self._channel, heard=self._heard)) from error
+
+    @property
+    def _unsent(self) -> bool:
+        """TLS has taken what the system has not."""
+        return self._channel is not None and self._channel.unsent > 0
 
     def _beat(self) -> None:
         """A heartbeat, if one is due or wanted. Raises Broken if the broker has answered none for long."""
@@ -146,14 +183,19 @@ class Link:
     def _read(self) -> None:
         """What is there, at most one read; sorted. Raises Broken, ProtocolError."""
         try:
-            self._reader.read(self._socket)
-            self._unanswered = None
-            while (frame := self._reader.take()) is not None:
-                self._sort(frame)
+            more = True
+            while more:
+                if not self._reader.read(self._way):
+                    raise closed(self._peer, self._channel, heard=self._heard)
+                self._heard, self._unanswered = True, None
+                while (frame := self._reader.take()) is not None:
+                    self._sort(frame)
+                # of what TLS holds back the system does not tell
+                more = self._channel is not None and self._channel.pending > 0
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            raise self._fail(Broken(f"the connection has ended: {error.strerror}")) from error
+            raise self._fail(failure(error, self._peer, self._channel, heard=self._heard)) from error
         except TransferError as error:
             raise self._fail(error) from (self.complaints[-1] if self.complaints else None)
 
@@ -184,7 +226,6 @@ def _connected(host: str, port: int, timeout: float) -> socket.socket:
     except OSError as error:
         raise Broken(f"{host}:{port}: {error.strerror or error}") from error
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setblocking(False)
     return connection
 
 

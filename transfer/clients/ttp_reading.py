@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transfer.protocols.ttp import (
     EOF,
@@ -15,7 +15,10 @@ from transfer.protocols.ttp import (
     decode_meta,
     decode_topic,
 )
-from transports.errors import Broken, ProtocolError
+from transports.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from transports.core_contract import TlsChannel
 
 #: the buffer for small frames; all but the data of any frame must fit in it
 _BUFFER = 256 << 10
@@ -59,8 +62,8 @@ class Reader:
         self._data = memoryview(b"")
         self._filled = 0
 
-    def read(self, connection: socket.socket) -> None:
-        """Reads once. Raises BlockingIOError when nothing is there, Broken at the end, OSError."""
+    def read(self, connection: socket.socket | TlsChannel) -> int:
+        """Reads once: how many bytes, 0 at the end. Raises BlockingIOError when nothing is there, OSError."""
         if self._header is not None:
             nbytes = connection.recv_into(self._data[self._filled :])
             self._filled += nbytes
@@ -71,8 +74,7 @@ class Reader:
                 self._begin, self._end = 0, len(rest)
             nbytes = connection.recv_into(self._buffer[self._end :])
             self._end += nbytes
-        if not nbytes:
-            raise Broken("the broker has closed the connection")
+        return nbytes
 
     def take(self) -> Frame | None:
         """The next frame, if all of it was read. Raises ProtocolError: then the connection is of no use."""

@@ -15,7 +15,7 @@ __all__ = ["Check", "as_data", "examine", "healthy"]
 
 def examine() -> list[Check]:
     """All findings. Takes a few seconds at most; starts and ends sockets of its own."""
-    from transfer.doctor import machine, ways
+    from transfer.doctor import machine, security, ways
 
     probes: tuple[Callable[[], Iterable[Check]], ...] = (
         machine.base,
@@ -25,5 +25,6 @@ def examine() -> list[Check]:
         ways.devices,
         machine.libraries,
         ways.protocol,
+        security.security,
     )
     return [check for look in probes for check in look()]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from transfer.context import Context
 from transfer.doctor.finding import Check
+from transports import config
 from transports.errors import TransferError, UsageError
 from transports.wire import SocketType
 
@@ -25,8 +26,8 @@ LARGE = 8 << 20
 WINDOW = 4
 
 _PING, _DATA, _DONE = b"ping", b"data", b"done"
-#: what is tried, and the wish that brings it about; local is nobody's to wish for
-_WAYS = {"auto": "auto", "rdma": "rdma", "ucx": "ucx", "tcp": "tcp"}
+#: what is tried: first what the environment brings about. local is nobody's to wish for
+_WAYS = ("auto", "rdma", "ucx", "tcp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +92,27 @@ def _answer(router: object, received: dict[bytes, int]) -> None:
 def measure(endpoint: str, seconds: float, done: Callable[[str], None]) -> Iterator[Result | Check]:
     """A Result for what is chosen by itself and for each transport, or a Check that says why not.
 
-    seconds: of each measurement. done: told which way is next.
+    What is chosen by itself is what any program here would get: by TRANSFER_PROTOCOL, MC_RPC_PROTOCOL and
+    MC_RPC_POLICY. seconds: of each measurement. done: told which way is next.
     """
+    wish = config.load()
+    # Where another transport is required on this side, it probably is on the other, which then refuses TCP.
+    has_to_work = {"auto"} if wish.policy == "require" and wish.protocol != "auto" else {"auto", "tcp"}
     for way in _WAYS:
         done(way)
         try:
             yield _measure(way, endpoint, seconds)
         except TransferError as error:
             text, _, hint = str(error).partition("\n  hint: ")
-            yield Check("peer", way, "fail" if way in ("auto", "tcp") else "off", text, hint)
+            yield Check("peer", way, "fail" if way in has_to_work else "off", text, hint)
             if way == "auto":
                 return  # whatever keeps all ways closed
 
 
 def _measure(way: str, endpoint: str, seconds: float) -> Result:
-    policy = "auto" if way == "auto" else "require"
     milliseconds = round(PATIENCE * 1000)
     with (
-        Context(protocol=_WAYS[way], policy=policy) as context,
+        Context() if way == "auto" else Context(protocol=way, policy="require") as context,
         context.socket(SocketType.DEALER, sndtimeo=milliseconds, rcvtimeo=milliseconds) as dealer,
     ):
         dealer.handshake_ivl = milliseconds

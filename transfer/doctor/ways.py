@@ -15,6 +15,7 @@ from transfer.doctor.finding import Check, read
 from transports import config
 from transports.errors import TransferError
 from transports.probe import Probe, names, probe
+from transports.security.settings import Security
 from transports.wire import SocketType
 
 #: how long one self test may take, seconds
@@ -84,7 +85,8 @@ def _self_test(name: str, endpoint: str, wanted: str) -> Check:
     policy = "auto" if protocol == "auto" else "require"
     try:
         with (
-            Context(protocol=protocol, policy=policy) as context,
+            # The transports themselves: certificates are looked at elsewhere, and may name other hosts.
+            Context(protocol=protocol, policy=policy, security=Security()) as context,
             context.socket(SocketType.PULL) as pull,
             context.socket(SocketType.PUSH) as push,
         ):
@@ -138,13 +140,9 @@ def _ucx() -> Iterator[Check]:
 
     seen = report()
     if seen.installed:
-        loaded = (
-            f"UCX {seen.version} by {seen.driver}, from {', '.join(seen.copies)}"
-            if seen.copies
-            else "not loaded yet"
-        )
         fabric = "with InfiniBand" if seen.infiniband else "without InfiniBand"
-        yield Check("devices", "libucx", "ok", f"{loaded}, {fabric}")
+        told = f"UCX {seen.version} by {seen.driver}, from {', '.join(seen.copies)}, {fabric}"
+        yield Check("devices", "libucx", "ok", told if seen.copies else "not loaded yet")
     for what, remedy in seen.warnings:
         yield Check("devices", "libucx", "warn", what, remedy)
 

@@ -75,6 +75,8 @@ class Arrivals(Controls):
         if queue is not None and queue is not peer:
             self._hand_over(queue)
         self._settled(socket, peer)
+        if record.follower is not None:
+            record.follower.connected(record, peer)
 
     def _settled(self, socket: SocketMethods, peer: Peer) -> None:
         """Messages can reach the peer: whoever waits for that is told."""
@@ -103,6 +105,9 @@ class Arrivals(Controls):
         with self._lock:
             if self.closing:
                 raise Closed("the socket is closed")
+            most = self.context.credentials.security.connections
+            if not record.outgoing and len(self.peers) >= most:
+                raise HandshakeError("busy", f"this side has {most} connections and takes no more")
             if queue is not None:
                 self.pattern.detach(queue.stream)
             try:
@@ -119,10 +124,10 @@ class Arrivals(Controls):
             elif queue is not None:
                 stream = queue.stream
                 stream.carrier = made.carrier
-                stream.open(made.fd)
+                stream.open(made.fd, made.channel)
                 stream.credits = credits
             else:
-                stream = self._new_stream(socket, made.fd, credits)
+                stream = self._new_stream(socket, made.fd, credits, made.channel)
                 stream.carrier = made.carrier
             peer = queue
             if peer is None or made.stream is not None:
@@ -159,7 +164,11 @@ class Arrivals(Controls):
         elif made.fd >= 0:
             refusal = bytes([Control.REFUSED]) + error.reason.encode()
             stream = self.context.core.Stream(
-                made.fd, int(self.pattern.socket_type), self.context.flusher, self.context.pool
+                made.fd,
+                int(self.pattern.socket_type),
+                self.context.flusher,
+                self.context.pool,
+                channel=made.channel,
             )
             try:
                 stream.send(control(refusal), force=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer import draining
 from transfer.links.arrivals import Arrivals
+from transfer.links.following import Following, is_member_of, open_directory
 from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
@@ -57,6 +58,11 @@ class Links(Arrivals):
         """Binds; returns the endpoint with the real port. Raises as `transports.serve` does."""
         socket = self._owner()
         address = parse(endpoint)
+        if address.is_directory:
+            raise AddressError(
+                f"{endpoint} can be connected to, not bound",
+                hint="bind tcp://*:port; announce() tells a registry of it, and a service of Kubernetes DNS",
+            )
         record = Endpoint(address, time.monotonic(), outgoing=False)
         prepare = self._preparation(address)
         if prepare is not None:
@@ -72,6 +78,7 @@ class Links(Arrivals):
                 backlog=socket.backlog,
                 handshake_timeout=_handshake_timeout(socket),
                 upgrades=self._upgrade,
+                credentials=self.context.credentials,
             )
         except TransferError as error:
             self.emit(EventKind.BIND_FAILED, endpoint, error=error)
@@ -103,23 +110,16 @@ class Links(Arrivals):
         socket = self._owner()
         address = parse(endpoint)
         record = Endpoint(address, time.monotonic(), outgoing=True)
+        directory = open_directory(address, self.context) if address.is_directory else None
         with self._lock:
             self._owner()
             self.endpoints.append(record)
         self._queue_for(record)
         try:
-            record.connector = reach(
-                self.context.reactor,
-                registry.open_transport(address.scheme, self._transport_options(socket)),
-                address,
-                hello=self._hello,
-                on_connected=partial(self._connected, record),
-                on_failed=partial(self._failed, record),
-                on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
-                on_retried=partial(self._retried, str(address)),
-                options=replace(self._connect_options(socket), prepare=self._preparation(address)),
-                upgrades=self._upgrade,
-            )
+            if directory is not None:
+                record.connector = Following(self, record, directory)
+            else:
+                self._reach(socket, record)
         except BaseException:
             self._forget(record)
             raise
@@ -131,25 +131,69 @@ class Links(Arrivals):
             self._await_handshake(record, _handshake_timeout(socket))
         return record
 
+    def _reach(self, socket: SocketMethods, record: Endpoint) -> None:
+        address = record.address
+        record.connector = reach(
+            self.context.reactor,
+            registry.open_transport(address.scheme, self._transport_options(socket)),
+            address,
+            hello=self._hello,
+            on_connected=partial(self._connected, record),
+            on_failed=partial(self._failed, record),
+            on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
+            on_retried=partial(self._retried, str(address)),
+            options=replace(self._connect_options(socket), prepare=self._preparation(address)),
+            upgrades=self._upgrade,
+            credentials=self.context.credentials,
+        )
+
+    def reach_member(self, follower: Following, address: Address) -> Endpoint | None:
+        """Begins to connect to one of those that an endpoint stands for. None: that one, or the socket, is
+        given up. Raises TransferError."""
+        socket = self._socket()
+        record = Endpoint(address, time.monotonic(), outgoing=True)
+        record.follower = follower
+        with self._lock:
+            if socket is None or self.closing or follower.record not in self.endpoints:
+                return None
+            self.endpoints.append(record)
+        try:
+            self._reach(socket, record)
+        except BaseException:
+            self._forget(record)
+            raise
+        with self._lock:
+            wanted = not self.closing and record in self.endpoints
+        if not wanted:  # given up by another thread, which may have found no connector here
+            record.close()
+            return None
+        self.schedule_heartbeat()
+        return record
+
     def release(self, endpoint: str, bound: bool) -> Endpoint:
         """Ends a bound or connected endpoint. Raises AddressError if there is none like it."""
         wanted = str(parse(endpoint))
         with self._lock:
             for record in reversed(self.endpoints):
-                if bound == (record.acceptor is not None) and str(record.address) == wanted:
+                own = record.follower is None and bound == (record.acceptor is not None)
+                if own and str(record.address) == wanted:
                     break
             else:
                 what = "bound" if bound else "connected"
-                here = ", ".join(str(e.address) for e in self.endpoints if bound == (e.acceptor is not None))
+                others = (e for e in self.endpoints if e.follower is None)
+                here = ", ".join(str(e.address) for e in others if bound == (e.acceptor is not None))
                 raise AddressError(f"{endpoint} is not {what}", hint=f"{what} are: {here or 'none'}")
             self.endpoints.remove(record)
         record.close()
         return record
 
     def drop(self, record: Endpoint, linger: float) -> None:
-        """Ends what is connected or queued for a released endpoint."""
+        """Ends what is connected or queued for a released endpoint, and for those that it stood for."""
         with self._lock:
-            peers = [p for p in (record.peer, record.queue) if p is not None]
+            members = [other for other in self.endpoints if is_member_of(other, record.connector)]
+            self.endpoints = [other for other in self.endpoints if other not in members]
+            ended = [record, *members]
+            peers = [p for one in ended for p in (one.peer, one.queue) if p is not None]
         deadline = time.monotonic() + linger
         draining.flush([p.stream for p in peers if not p.pending], deadline)
         for peer in peers:
@@ -157,12 +201,17 @@ class Links(Arrivals):
 
     def _await_handshake(self, record: Endpoint, timeout: float) -> None:
         with self.changed:
-            self.changed.wait_for(lambda: record.peer or self.fatal or self.closing, timeout)
-        if record.peer is None:
+            self.changed.wait_for(lambda: self._is_reached(record) or self.fatal or self.closing, timeout)
+        if not self._is_reached(record):
             self._forget(record)
             if self.fatal is not None:
                 raise self.fatal
             raise Again(f"no handshake with {record.address} within {timeout:g} s") from record.error
+
+    def _is_reached(self, record: Endpoint) -> bool:
+        """It has a connection, or one of those that it stands for has."""
+        members = (other for other in self.endpoints if is_member_of(other, record.connector))
+        return record.peer is not None or any(member.peer is not None for member in members)
 
     def _forget(self, record: Endpoint) -> None:
         with self._lock:
@@ -172,6 +221,8 @@ class Links(Arrivals):
         record.close()
         if queue is not None:
             self.lost(queue.stream, Broken(f"{record.address} was given up"))
+        if record.address.is_directory:
+            self.drop(record, 0)
 
     # -- failures of connectors and acceptors -------------------------------------------------------
 
@@ -184,6 +235,8 @@ class Links(Arrivals):
         """One attempt to connect failed; the connector tries again, except after Fatal."""
         record.attempts += 1
         record.error = error
+        if record.follower is not None:
+            record.follower.record.error = error
         if isinstance(error, Fatal):
             self.fatal = error
             socket = self._socket()
@@ -201,29 +254,39 @@ class Links(Arrivals):
         """An accepted connection came to nothing."""
         reason = getattr(error, "reason", "")
         if isinstance(error, (HandshakeError, ProtocolError)):
+            logger.info("%s: %s was not let in: %s", record.address, where, str(error).partition("\n")[0])
             self._count(f"handshake:{reason}")
             self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), where, reason, error=error)
         else:
             self._count("accept_failed")
             self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
 
-    def why_nobody(self) -> tuple[str, str]:
-        """(what is the matter, what to do) for a socket without peers."""
+    def nobody(self, before: str = "") -> Again:
+        """What to raise of a socket without peers: what is the matter, what to do, and the failure behind it
+        as its `__cause__`."""
         with self._lock:
             endpoints = list(self.endpoints)
-        if not endpoints:
-            return "this socket is neither bound nor connected", "call bind() or connect() first"
         tried = [e for e in endpoints if e.connector is not None]
+        if not endpoints:
+            return Again(
+                f"{before}this socket is neither bound nor connected", hint="call bind() or connect() first"
+            )
         if not tried:
             names = ", ".join(str(e.address) for e in endpoints)
-            return f"nobody has connected to {names} yet", "start the peer, or wait_for_peers()"
+            return Again(
+                f"{before}nobody has connected to {names} yet", hint="start the peer, or wait_for_peers()"
+            )
         worst = tried[0]
-        seconds = time.monotonic() - worst.since
-        cause = str(worst.error).partition("\n")[0] if worst.error is not None else "no answer yet"
-        return (
-            f"nobody serves {worst.address} yet: tried for {seconds:.1f} s ({cause})",
-            "start the peer; check host and port; `transfer doctor` shows what works here",
+        error = worst.error
+        cause = str(error).partition("\n")[0] if error is not None else "no answer yet"
+        found = Again(
+            f"{before}nobody serves {worst.address} yet: "
+            f"tried for {time.monotonic() - worst.since:.1f} s ({cause})",
+            hint=(error.hint if error is not None else "")
+            or "start the peer; check host and port; `transfer doctor` shows what works here",
         )
+        found.__cause__ = error
+        return found
 
     # -- the end ------------------------------------------------------------------------------------
 

@@ -62,6 +62,8 @@ class Losses(LinkState):
         if unconfirmed:
             self._count("unconfirmed", unconfirmed)
         self._reconnect(peer)
+        if peer.source.follower is not None:
+            peer.source.follower.ended(peer.source)
         self._give_orphans()
         if socket is not None:
             socket._ways_changed()
@@ -187,6 +189,8 @@ class Losses(LinkState):
         socket = self._socket()
         if socket is None or socket.immediate or self.pattern.send_mode is not SendMode.ROUND_ROBIN:
             return
+        if record.follower is not None:  # they share the queue of the endpoint that stands for them
+            return
         expected = min(self.pattern.peer_types)
         with self._lock:
             if (
@@ -205,6 +209,21 @@ class Losses(LinkState):
         self._give_orphans()
         socket._ways_changed()
 
+    def take_queue(self, record: Endpoint) -> None:
+        """What was queued for an endpoint that stands for many goes to those of them that are connected."""
+        with self._lock:
+            queue, record.queue = record.queue, None
+            if queue is None or queue.stream not in self.peers:
+                return
+            self.pattern.detach(queue.stream)
+        socket = self._socket()
+        if socket is not None:
+            socket._detach(queue.stream)
+        self._hand_over(queue)
+        self._give_orphans()
+        if socket is not None:
+            socket._ways_changed()
+
     def _hand_over(self, queue: Peer) -> None:
         """The connection brought a stream of its own (inproc): what was queued will go there."""
         stream = queue.stream
@@ -214,7 +233,7 @@ class Losses(LinkState):
         self._settle(queue, unsent, stream.sent - len(unsent) + 1, Broken("the queue was closed"))
         stream.close()
 
-    def _new_stream(self, socket: SocketMethods, fd: int, credits: bool = False) -> Any:
+    def _new_stream(self, socket: SocketMethods, fd: int, credits: bool = False, channel: Any = None) -> Any:
         return self.context.core.Stream(
             fd,
             int(self.pattern.socket_type),
@@ -225,6 +244,7 @@ class Losses(LinkState):
             max_message=socket.largest_message,
             checksum=socket.checksum,
             credits=credits,
+            channel=channel,
         )
 
     @staticmethod

@@ -74,6 +74,11 @@ class LinkState:
             return pattern.ready
         return sum(1 for peer in self.peers.values() if peer.attached)
 
+    @property
+    def followed(self) -> int:
+        """Members that are listed now, of all endpoints that stand for many."""
+        return sum(getattr(record.connector, "listed", 0) for record in list(self.endpoints))
+
     def infos(self) -> list[PeerInfo]:
         """Every connected peer, for people."""
         with self._lock:

@@ -39,7 +39,9 @@ class Op(IntEnum):
 
     SEVERAL and SEVERAL_SAID hold words of the program's and of the broker's, see `own_several`. Of large
     messages, which go in pieces, see `own_pieces`: BEGIN, PIECE, END and GRANT on their way in,
-    OFFER, FETCH and RANGE on their way out.
+    OFFER, FETCH and RANGE on their way out. Of programs that announce and find each other, see
+    `own_registry`: REGISTER, RENEW, UNREGISTER and LOOK_UP from the program, REGISTERED, LISTED and CHANGED
+    from the broker.
     """
 
     PUBLISH = 1
@@ -54,6 +56,10 @@ class Op(IntEnum):
     PIECE = 10
     END = 11
     FETCH = 12
+    REGISTER = 13
+    RENEW = 14
+    UNREGISTER = 15
+    LOOK_UP = 16
     KEPT = 17
     REFUSED = 18
     JOINED = 19
@@ -64,6 +70,9 @@ class Op(IntEnum):
     GRANT = 24
     OFFER = 25
     RANGE = 26
+    REGISTERED = 27
+    LISTED = 28
+    CHANGED = 29
 
 
 #: quicker than `Op(number)`, for each message

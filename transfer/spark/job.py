@@ -177,7 +177,7 @@ class SpoolWrite:
         """
         deadline = time.monotonic() + self.options.connect_timeout
         while True:
-            _, answer = link.ask(self._declaration())
+            _, answer = link.ask(self._declaration(task=True))
             if answer["done"]:
                 return None
             rows = f"{self._endpoint.rpartition(':')[0]}:{answer['port']}"
@@ -199,9 +199,9 @@ class SpoolWrite:
     def _link(self, timeout: float) -> Link:
         return Link(self._endpoint, timeout=timeout)
 
-    def _declaration(self) -> Declare:
+    def _declaration(self, *, task: bool = False) -> Declare:
         delivery: Any = self.options.delivery
-        return Declare(run=self.run, job=self.job, delivery=delivery, kind=self.kind)
+        return Declare(run=self.run, job=self.job, delivery=delivery, kind=self.kind, task=task)
 
 
 Write = EagerWrite | SpoolWrite

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from transfer.runs import Begin, Commit, End, Message, Rows, Winner, chain, checksum, to_meta, to_table
+from transfer.spool.link import refused
 from transports.errors import Again, Broken
 
 if TYPE_CHECKING:
@@ -82,10 +83,11 @@ class SocketSender:
         try:
             self._socket.wait_for_peers(1, timeout=timeout)
         except Again as error:
-            raise Again(
+            raise refused(
                 f"nobody listens at {self._endpoint}; waited {timeout:g} s",
-                hint="Start the training process first, and use the `endpoint` that its data set prints. "
+                "Start the training process first, and use the `endpoint` that its data set prints. "
                 "The executors must be able to reach that host and port.",
+                error,
             ) from error
 
 

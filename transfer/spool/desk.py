@@ -68,6 +68,7 @@ class Desk:
         self._lock = threading.Lock()
         #: how attempts ended: None is well. And who asked before that was known
         self._ends: OrderedDict[Key, TransferError | None] = OrderedDict()
+        self._aborted: OrderedDict[tuple[str, str], None] = OrderedDict()  # jobs, lately
         self._asking: dict[Key, list[tuple[bytes, int, float]]] = {}
         #: commits that wait for room on the disk
         self._stuck: list[tuple[bytes, protocol.CommitJob, list[Winner]]] = []
@@ -98,6 +99,11 @@ class Desk:
     # -- writers -----------------------------------------------------------------------------------------
 
     def _declare(self, identity: bytes, request: protocol.Declare, _: Any) -> dict[str, Any] | None:
+        job = request.run, request.job
+        if request.task and request.kind == "batch" and job in self._aborted:
+            # Its job failed while it began: it must not open the run again, which nobody would ever end.
+            raise Broken(f"job {request.job} of run {request.run} was aborted")
+        self._aborted.pop(job, None)
         wanted = self._store.declare(request.run, request.job, request.delivery, request.kind)
         answer = {"port": self._port, "done": not wanted, "full": self.full}
         if wanted:
@@ -173,6 +179,9 @@ class Desk:
         )
 
     def _abort(self, identity: bytes, request: protocol.AbortJob, _: Any) -> dict[str, Any] | None:
+        self._aborted[request.run, request.job] = None
+        if len(self._aborted) > _REMEMBERED:
+            self._aborted.popitem(last=False)
         sequence = self._store.abort(request.run, request.job)
         if sequence is None:
             return {}

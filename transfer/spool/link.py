@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from transfer.spool.protocol import Ask, raised, to_meta
-from transports.errors import Again, Broken, Closed, ProtocolError, TensorMismatch
+from transports.errors import Again, Broken, Closed, HandshakeError, ProtocolError, TensorMismatch
 
 if TYPE_CHECKING:
     from transfer.rows import Array, Arrays
@@ -117,7 +117,11 @@ class Link:
                     ) from error
                 self.hang_up()
                 if time.monotonic() + pause >= deadline:
-                    raise _nobody(self.endpoint, seconds) from error
+                    raise refused(
+                        f"no spool answers at {self.endpoint}; waited {seconds:g} s",
+                        "Is `transfer serve` running there, and can this host reach it?",
+                        error,
+                    ) from error
             else:
                 check(meta)  # not before: a refusal may be a Broken or Again too, and is final
                 return found, meta
@@ -173,8 +177,10 @@ def check(meta: dict[str, Any]) -> None:
         raise raised(meta["error"])
 
 
-def _nobody(endpoint: str, seconds: float) -> Again:
-    return Again(
-        f"no spool answers at {endpoint}; waited {seconds:g} s",
-        hint="Is `transfer serve` running there, and can this host reach it?",
-    )
+def refused(said: str, hint: str, error: BaseException) -> Again:
+    """That nobody answers, with the reason if there was one who refused: then its hint is the better one.
+    error: what wait_for_peers() raised."""
+    cause = error.__cause__
+    if not isinstance(cause, HandshakeError):
+        return Again(said, hint=hint)
+    return Again(f"{said} ({cause.reason}: {cause.message})", hint=cause.hint or hint)

@@ -33,12 +33,16 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
 
 class Declare(Ask, frozen=True, kw_only=True, tag="declare"):
-    """A job wants to send rows of a run: `{"port": of the PULL socket, "done": it is committed already}`."""
+    """A job wants to send rows of a run: `{"port": of the PULL socket, "done": it is committed already}`.
+
+    task: so says one of its tasks, which may be late: a batch that was aborted meanwhile stays so.
+    """
 
     run: Name
     job: Name
     delivery: Delivery
     kind: Kind
+    task: bool = False
 
 
 class Ended(Ask, frozen=True, kw_only=True, tag="ended"):

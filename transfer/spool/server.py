@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from transfer.rows import Arrays
+    from transports.security.settings import Security
 
 _log = logging.getLogger("transfer.spool")
 
@@ -57,7 +58,8 @@ class Spool:
     endpoint: where it is asked, by readers and writers. rows_endpoint: where tasks push rows; by default
     the same host and a free port. Port 0 takes a free one; the attributes tell which. retention_bytes: what
     its folder may take (a log has limits of its own); beyond that writers wait. retention_age: seconds
-    after which a sealed run goes that all its groups have read. metrics_port: as a Context has it.
+    after which a sealed run goes that all its groups have read. metrics_port, security: as a Context has
+    them.
 
     Raises AddressInUse, LogInUse, LogDamaged. `close` ends it; rows that were acknowledged are kept.
     """
@@ -71,12 +73,13 @@ class Spool:
         retention_bytes: int | None = None,
         retention_age: float | None = None,
         metrics_port: int | str | None = None,
+        security: Security | None = None,
     ) -> None:
         self.store = Store(
             folder if isinstance(folder, Log) else Path(folder), retention_bytes=retention_bytes
         )
         try:
-            self._context = transfer.Context(metrics_port=metrics_port)
+            self._context = transfer.Context(metrics_port=metrics_port, security=security)
         except BaseException:
             self.store.close()
             raise
@@ -114,6 +117,11 @@ class Spool:
     def failure(self) -> TransferError | None:
         """Why nothing can be kept any more: its log has failed. It has to be closed, and begun anew."""
         return self._keeper.failure
+
+    @property
+    def security(self) -> Security:
+        """Who may come in."""
+        return self._context.credentials.security
 
     def url(self, run: str = "") -> str:
         """`run://host:port/NAME`."""

@@ -221,8 +221,8 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         links = self._links
         if not links.endpoints or any(not peer.pending for peer in list(links.peers.values())):
             return error
-        what, hint = links.why_nobody()
-        return Again(what, hint=hint)
+        found: Again = links.nobody()
+        return found
 
     def _ended(self, error: Closed) -> Closed:
         """What pyzmq raises of a closed socket: ETERM if its context took it away."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import stat
@@ -16,6 +17,8 @@ from transports.upgrade import Declined
 
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 TOKEN_SIZE = 16
+#: the names of doors
+DOOR = re.compile(r"transfer-[0-9a-f]{32}")
 #: connections that were made and not yet asked for; older ones are dropped
 _MOST_WAITING = 64
 _PATIENCE = 30.0

@@ -9,7 +9,7 @@ from typing import Any
 from transports.errors import ProtocolError
 from transports.local.carrier import LocalCarrier
 from transports.local.carriers import Carriers
-from transports.local.door import TOKEN_SIZE, Door, Pair, enter
+from transports.local.door import DOOR, TOKEN_SIZE, Door, Pair, enter
 from transports.tcp import tune
 from transports.upgrade import Made, Upgrade, text_of
 
@@ -37,14 +37,17 @@ class LocalUpgrade(Upgrade):
             raise ProtocolError("upgrade", "the token is not hexadecimal") from error
         if len(token) != TOKEN_SIZE:
             raise ProtocolError("upgrade", f"a token of {len(token)} bytes")
+        name = text_of(offer, "name", 100)
+        if not DOOR.fullmatch(name):  # whoever it is, it sends us to no other socket of this user
+            raise ProtocolError("upgrade", "the name is not that of a door")
         Carriers.of(self.around)
-        self._pair = enter(text_of(offer, "name", 100), token)
+        self._pair = enter(name, token)
         return {}
 
     def finish(self, answer: dict[str, Any]) -> None:
         self._pair = self._door().take(self._token)
 
-    def made(self, fd: int) -> Made:
+    def made(self, fd: int, channel: Any = None) -> Made:
         assert self._pair is not None
         connection, beside = self._pair
         tune(connection, self.around.options)

@@ -1,7 +1,9 @@
 """The compiled core. `transports/core.py` decides whether it is used; importing this needs the build."""
 
+from transports.native.channel import TlsChannel, TlsContext
 from transports.native.checksum import crc32c
 from transports.native.flusher import Flusher
+from transports.native.openssl import openssl_version
 from transports.native.pool import Frame, HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
 from transports.native.slots import Slots
 from transports.native.socket import SocketBase
@@ -19,8 +21,11 @@ __all__ = [
     "Slots",
     "SocketBase",
     "Stream",
+    "TlsChannel",
+    "TlsContext",
     "Turn",
     "address_of",
     "copy_into",
     "crc32c",
+    "openssl_version",
 ]

@@ -21,12 +21,13 @@ from transports.native.flusher cimport reader_t
 from transports.native.header cimport frame_of, head_size
 from transports.native.link cimport (
     F_CONTROL, F_CRC, F_LZ4, F_MORE, F_TENSOR, HEADER, LARGE, REFERENCE_BIT, REFERENCE_SIZE, SLICE,
-    header_t, link_arm_credit, now_ns, slice_of,
+    header_t, link_arm_credit, link_t, now_ns, slice_of,
 )
 from transports.native.message cimport checksum_of
 from transports.native.pool cimport Frame, HeldBuffer, Lease, copy_bytes, fill, no_memory, room_for
 from transports.native.pool import copy_into
 from transports.native.system cimport MADV_HUGEPAGE, MSG_DONTWAIT, iovec, madvise, readv, recv, sched_yield
+from transports.native.tls cimport SPILL, tls_read
 
 cdef enum:
     READ_AHEAD = 256 * 1024
@@ -278,9 +279,12 @@ cdef class Incoming(Outgoing):
         cdef size_t following = 0
         cdef int error = 0
         if self.large_done < self.large_size:
-            if self.large.flags & F_MORE and reader.start == reader.end:
+            if reader.start == reader.end:
                 reader.start = reader.end = 0
-                following = self.expect_head
+                if self.link.tls != NULL:
+                    following = SPILL         # the last record may hold what stands behind the payload
+                elif self.large.flags & F_MORE:
+                    following = self.expect_head
             vectors[1].iov_base = reader.data
             vectors[1].iov_len = following
             self.link.reading = 1
@@ -288,8 +292,8 @@ cdef class Incoming(Outgoing):
                 while self.large_done < self.large_size:
                     left = self.large_size - self.large_done
                     vectors[0].iov_base = self.large_data + self.large_done
-                    vectors[0].iov_len = slice_of(left, SLICE)
-                    count = readv(self.link.fd, vectors, 2 if vectors[0].iov_len == left else 1)
+                    vectors[0].iov_len = slice_of(left, SLICE, SLICE)
+                    count = receive(self.link, vectors, 2 if vectors[0].iov_len == left else 1)
                     if count <= 0:
                         error = errno
                         if count < 0 and error == EINTR:
@@ -315,6 +319,7 @@ cdef class Incoming(Outgoing):
 
     cdef int refill(self, reader_t* reader, bint as_bytes, object sink) except -1:
         """Reads ahead once. 0 when the kernel has nothing."""
+        cdef iovec vector
         cdef ssize_t count
         cdef int error
         cdef size_t room
@@ -325,14 +330,19 @@ cdef class Incoming(Outgoing):
         reader.reads -= 1
         if reader.start == reader.end:
             reader.start = reader.end = 0
-            if self.expect_size and sink is None and not (self.first_small and self.parts is None):
+            if (self.expect_size and sink is None and self.link.tls == NULL
+                    and not (self.first_small and self.parts is None)):
                 return self.refill_expected(reader, as_bytes)
         elif reader.start:
             memmove(reader.data, reader.data + reader.start, reader.end - reader.start)
             reader.end -= reader.start
             reader.start = 0
         room = min(reader.capacity - reader.end, self.ahead)
-        if (sink is not None and self.expect_size and reader.end == 0
+        if self.link.tls != NULL:
+            if limited:
+                room = min(room, <size_t>TURN)
+            room = min(reader.capacity - reader.end, max(room, <size_t>SPILL))
+        elif (sink is not None and self.expect_size and reader.end == 0
                 and not (self.first_small and self.parts is None)):
             # The header alone, so that the payload goes straight to where the sink wants it.
             room = self.expect_head
@@ -340,12 +350,14 @@ cdef class Incoming(Outgoing):
             room = min(room, <size_t>TURN)
         self.link.reading = 1
         with nogil:
-            count = recv(self.link.fd, reader.data + reader.end, room, MSG_DONTWAIT)
+            vector.iov_base = reader.data + reader.end
+            vector.iov_len = room
+            count = receive(self.link, &vector, 1)
             error = errno
         self.done_reading()
         if count > 0:
             reader.end += count
-            reader.drained = <size_t>count < room
+            reader.drained = <size_t>count < room if self.link.tls == NULL else self.link.tls.drained
             if not reader.drained and self.ahead < READ_AHEAD:
                 self.ahead *= 2
         return self.took(reader, count, error)
@@ -417,10 +429,20 @@ cdef class Incoming(Outgoing):
             return 0
         if count == 0 and (reader == NULL or reader.end != reader.start or self.parts is not None):
             raise ProtocolError("truncated", "the connection ended inside a message")
+        if self.link.tls != NULL and self.link.tls.failed:
+            raise ProtocolError("tls", "what came is no good TLS: somebody changed it on the way")
         failure = Broken("the peer closed the connection" if count == 0 else "the connection broke")
         if count < 0:
             failure.__cause__ = OSError(error, os.strerror(error))
         raise failure
+
+
+cdef ssize_t receive(link_t* link, iovec* vectors, int count) noexcept nogil:
+    """Plain bytes of the connection: as readv."""
+    if link.tls != NULL:
+        return tls_read(link.tls, vectors, count)
+    return readv(link.fd, vectors, count) if count > 1 else recv(
+        link.fd, vectors[0].iov_base, vectors[0].iov_len, MSG_DONTWAIT)
 
 
 cdef object group(Incoming stream, Frame frame):

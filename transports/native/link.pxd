@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from cpython.object cimport PyObject
 
 from transports.native.system cimport pthread_mutex_t, pthread_t
+from transports.native.tls cimport tls_t
 
 cdef packed struct header_t:
     uint32_t magic
@@ -83,6 +84,8 @@ cdef struct link_t:
     int64_t queued_payload    # payload bytes of the messages in the queue
     int64_t borrowed
     uint64_t written          # bytes the kernel has taken in all
+    tls_t* tls                # NULL: plain TCP, or a Unix socket
+    int64_t sealed            # messages that are encrypted, of which the kernel lacks something
     int reading               # a thread reads without the GIL; close() leaves the descriptor to it
     uint64_t sent
     uint64_t sent_bytes
@@ -139,7 +142,7 @@ cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil
 cdef void link_append(link_t* link, segment_t* segment) noexcept nogil
 cdef bint link_gathers(link_t* link) noexcept nogil
 cdef int link_write(link_t* link) noexcept nogil
-cdef size_t slice_of(size_t left, size_t room) noexcept nogil
+cdef size_t slice_of(size_t left, size_t room, size_t slice) noexcept nogil
 cdef int link_settle(link_t* link) noexcept nogil
 cdef void link_give_up_begun(link_t* link) noexcept nogil
 cdef void link_arm(link_t* link) noexcept nogil

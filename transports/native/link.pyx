@@ -16,6 +16,7 @@ from posix.unistd cimport write
 
 from transports.native.pool cimport allocate
 from transports.native.system cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sched_yield, sendmsg
+from transports.native.tls cimport SEAL, tls_free, tls_push, tls_seal, tls_unsent
 from transports.native.system cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
 )
@@ -59,6 +60,7 @@ cdef void link_free(link_t* link) noexcept nogil:
             free(segment.data)
         free(segment)
         segment = following
+    tls_free(link.tls)
     pthread_mutex_destroy(&link.mutex)
     free(link)
 
@@ -120,7 +122,7 @@ cdef void link_put_header(char* at, int socket_type, int flags, uint64_t sequenc
 
 cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
     """Whether the high-water marks refuse one more message of so many bytes."""
-    return ((link.high_water and link.queued >= link.high_water)
+    return ((link.high_water and link.queued + link.sealed >= link.high_water)
             or (link.high_water_bytes and link.queued
                 and link.queued_payload + <int64_t>payload > link.high_water_bytes))
 
@@ -201,30 +203,12 @@ cdef bint link_gathers(link_t* link) noexcept nogil:
 cdef int link_write(link_t* link) noexcept nogil:
     """Gives the kernel what it takes, up to ROUND. The caller holds the mutex. OK: nothing is left.
     WOULD_BLOCK: the kernel is full, or it was enough for once, and the flusher knows. BROKEN."""
-    cdef iovec vectors[MAX_IOV]
-    cdef msghdr message
-    cdef segment_t* segment
-    cdef int count
-    cdef size_t total
     cdef size_t done = 0
     cdef ssize_t written
     if link.fd < 0:
         return OK
     while link.queued_bytes > 0:
-        count = 0
-        total = 0
-        segment = link.head
-        while segment != NULL and count < MAX_IOV and total < SLICE:
-            if segment.size > segment.done:
-                vectors[count].iov_base = segment.data + segment.done
-                vectors[count].iov_len = slice_of(segment.size - segment.done, SLICE - total)
-                total += vectors[count].iov_len
-                count += 1
-            segment = segment.next
-        memset(&message, 0, sizeof(message))
-        message.msg_iov = vectors
-        message.msg_iovlen = count
-        written = sendmsg(link.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+        written = write_once(link) if link.tls == NULL else write_sealed(link)
         if written < 0:
             if errno == EINTR:
                 continue
@@ -235,7 +219,6 @@ cdef int link_write(link_t* link) noexcept nogil:
                 link.error = errno
                 link_give_up_begun(link)
             return BROKEN
-        retire(link, written)
         done += written
         if done >= ROUND and link.queued_bytes > 0:
             # A receiver as fast as we are would keep us here until the end of a very large message.
@@ -248,9 +231,60 @@ cdef int link_write(link_t* link) noexcept nogil:
     return OK
 
 
-cdef size_t slice_of(size_t left, size_t room) noexcept nogil:
+cdef int gather(link_t* link, iovec* vectors, size_t slice) noexcept nogil:
+    """What stands first in the queue, up to about `slice` bytes: how many vectors."""
+    cdef segment_t* segment = link.head
+    cdef int count = 0
+    cdef size_t total = 0
+    while segment != NULL and count < MAX_IOV and total < slice:
+        if segment.size > segment.done:
+            vectors[count].iov_base = segment.data + segment.done
+            vectors[count].iov_len = slice_of(segment.size - segment.done, slice - total, slice)
+            total += vectors[count].iov_len
+            count += 1
+        segment = segment.next
+    return count
+
+
+cdef ssize_t write_once(link_t* link) noexcept nogil:
+    """One call of the system: as sendmsg."""
+    cdef iovec vectors[MAX_IOV]
+    cdef msghdr message
+    cdef ssize_t written
+    memset(&message, 0, sizeof(message))
+    message.msg_iov = vectors
+    message.msg_iovlen = gather(link, vectors, SLICE)
+    written = sendmsg(link.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+    if written > 0:
+        retire(link, written)
+    return written
+
+
+cdef ssize_t write_sealed(link_t* link) noexcept nogil:
+    """The same with TLS. What is encrypted has left the queue as far as its owners are concerned: it
+    cannot be taken back. Until the kernel has it, it counts in `queued_bytes` and `sealed`."""
+    cdef iovec vectors[MAX_IOV]
+    cdef ssize_t written
+    cdef int64_t messages
+    if tls_unsent(link.tls) == 0:
+        written = tls_seal(link.tls, vectors, gather(link, vectors, SEAL))
+        if written < 0:
+            return -1
+        messages = link.queued
+        retire(link, written)
+        link.sealed = messages - link.queued
+        link.queued_bytes += tls_unsent(link.tls)
+    written = tls_push(link.tls)
+    if written > 0:
+        link.queued_bytes -= written
+        if tls_unsent(link.tls) == 0:
+            link.sealed = 0
+    return written
+
+
+cdef size_t slice_of(size_t left, size_t room, size_t slice) noexcept nogil:
     """How much of what is left one system call takes: a short rest goes along, not in a call of its own."""
-    return left if left <= room + SLICE // 2 else room
+    return left if left <= room + slice // 2 else room
 
 
 cdef int leave_rest(link_t* link) noexcept nogil:

@@ -12,6 +12,7 @@ from libc.stdlib cimport calloc, free
 from transports.errors import Broken, ForkedError, InternalError
 
 from transports.native cimport link as native_link
+from transports.native.channel cimport TlsChannel
 from transports.native.flusher cimport Flusher, release_segments
 from transports.native.link cimport (
     BROKEN, FULL, LARGE, NO_MEMORY, OK, link_give_up_begun, link_is_full, link_new, link_settle,
@@ -94,13 +95,16 @@ cdef class Outgoing:
 
     def __cinit__(self, int fd, int socket_type, Flusher flusher, Pool pool, *,
                   long long send_high_water=1000, long long send_high_water_bytes=64 << 20,
-                  unsigned long long max_message=16 << 30, bint checksum=False, bint credits=False):
+                  unsigned long long max_message=16 << 30, bint checksum=False, bint credits=False,
+                  TlsChannel channel=None):
         if flusher.state.generation != native_link.fork_generation:
             raise ForkedError("this flusher was made before the process forked",
                               hint="make a new Context in the child")
         self.link = link_new(flusher.state)
         if self.link == NULL:
             raise MemoryError()
+        if channel is not None:
+            self.link.tls = channel.give()
         flusher.state.references += 1
         self.flusher = flusher
         self.pool = pool
@@ -133,7 +137,7 @@ cdef class Outgoing:
 
     @property
     def queued(self):
-        return self.link.queued
+        return self.link.queued + self.link.sealed
 
     @property
     def queued_bytes(self):

@@ -24,6 +24,7 @@ cdef extern from "pythread.h" nogil:
 
 cdef enum:
     FILTERED = 2
+    LOOK_MS = 1000                 # a sleep at most
 
 
 cdef class Receiving(Sending):
@@ -55,6 +56,7 @@ cdef class Receiving(Sending):
             deadline = now_ns() + timeout * 1000000
         self.take_lock(timeout, deadline)
         self.receiving = True
+        self.last_wait = 0
         try:
             while True:
                 message = self.poll_once(as_bytes, sink)
@@ -343,20 +345,21 @@ cdef class Receiving(Sending):
         cdef epoll_event events[MAX_EVENTS]
         cdef int count = 0
         cdef int error = 0
-        cdef int wait = -1
+        cdef int wait = LOOK_MS
         cdef int64_t begin = now_ns()
         cdef int64_t spin_until = begin + self.spin_us * 1000
         if deadline >= 0:
             if begin >= deadline:
                 return False
-            wait = <int>min((deadline - begin + 999999) // 1000000, 1 << 30)
+            wait = <int>min((deadline - begin + 999999) // 1000000, <int64_t>LOOK_MS)
         self.waiting += 1
         try:
             if self.spin_us:
                 with nogil:
                     while count == 0 and now_ns() < spin_until:
                         count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
-            # A signal that came just before would not end the sleep.
+            # A signal that came just before would not end the sleep, and between this look and the sleep
+            # there is a moment, too: so no sleep is endless.
             PyErr_CheckSignals()
             if count == 0:
                 with nogil:
@@ -364,8 +367,8 @@ cdef class Receiving(Sending):
                     error = errno
         finally:
             self.waiting -= 1
-        self.last_wait = now_ns() - begin
-        self.waited_ns += self.last_wait
+        self.last_wait += now_ns() - begin
+        self.waited_ns += now_ns() - begin
         self.take_events(events, count)
         if count < 0 and error == EINTR:
             PyErr_CheckSignals()

@@ -10,6 +10,7 @@ from posix.unistd cimport close as close_fd
 from transports.errors import Broken, InternalError, ProtocolError
 
 from transports.native cimport link as native_link
+from transports.native.channel cimport TlsChannel
 from transports.native.flusher cimport let_go, reader_t, release_segments
 from transports.native.incoming cimport Incoming, group, prepare_reader
 from transports.native.link cimport F_CONTROL, flusher_t, link_bury, segment_t
@@ -20,10 +21,12 @@ from transports.native.system cimport EPOLL_CTL_DEL, SHUT_RDWR, epoll_ctl, pthre
 cdef class Stream(Incoming):
     """Frames over a connected, non-blocking stream socket that belongs to it. Any thread may call."""
 
-    def open(self, int fd):
+    def open(self, int fd, TlsChannel channel=None):
         """Gives a stream that was made without one its descriptor; what is queued goes out."""
         if self.link.fd >= 0 or self.link.closed:
             raise InternalError("this stream was opened before")
+        if channel is not None:
+            self.link.tls = channel.give()
         self.link.fd = fd
         if self.socket is not None:
             self.socket._opened(self)
@@ -79,10 +82,10 @@ cdef class Stream(Incoming):
             fd = -1
         else:
             self.link.fd = -1
-        lost = self.link.queued
+        lost = self.link.queued + self.link.sealed
         left = self.link.head
         self.link.head = self.link.tail = NULL
-        self.link.queued = 0
+        self.link.queued = self.link.sealed = 0
         self.link.queued_bytes = self.link.queued_payload = 0
         pthread_mutex_unlock(&self.link.mutex)
         if fd >= 0:

@@ -26,6 +26,7 @@ cdef extern from "<sys/socket.h>" nogil:
         size_t msg_iovlen
     ssize_t sendmsg(int, const msghdr*, int)
     ssize_t recv(int, void*, size_t, int)
+    ssize_t send(int, const void*, size_t, int)
     int shutdown(int, int)
     int MSG_DONTWAIT
     int MSG_NOSIGNAL

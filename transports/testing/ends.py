@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from transports import core, registry
@@ -18,6 +18,8 @@ from transports.errors import TransferError
 from transports.hello import Agreement
 from transports.identity import make_hello
 from transports.reactor import Reactor
+from transports.security.credentials import Credentials
+from transports.security.settings import Security
 from transports.upgrade import Surroundings, Upgrade
 from transports.wire import MAX_DATA, SocketType
 
@@ -35,13 +37,23 @@ class Subject:
 
     core: the module that drives descriptors, `transports.core` if None (or native, or twin). upgrade: what
     carries the data after the hellos, by its name, where that is `core.Stream` with a carrier; else nothing
-    changes.
+    changes. security: certificates and tokens of both ends, for a transport that strangers can reach.
     """
 
     make: Callable[[], Transport]
     endpoint: str
     core: Any = None
     upgrade: str = ""
+    security: Security = field(default_factory=Security)
+
+    @property
+    def driver(self) -> Any:
+        """The core."""
+        return core if self.core is None else self.core
+
+    def credentials(self, **changed: Any) -> Credentials:
+        """Of one end, which may have others than the subject."""
+        return Credentials(replace(self.security, **changed), self.driver)
 
     @property
     def address(self) -> Address:
@@ -94,7 +106,7 @@ def meet(
     **limits: int,
 ) -> Iterator[Ends]:
     """Connects, and closes all in the end. limits: as `core.Stream` takes them, for both ends."""
-    driver = core if subject.core is None else subject.core
+    driver = subject.driver
     reactor, flusher, pool = Reactor(), driver.Flusher(), driver.Pool()
     streams: list[Any] = []
     one, other = Side(), Side()
@@ -103,18 +115,21 @@ def meet(
     acceptor = serve(
         reactor, subject.make(), subject.address, hello=lambda: make_hello(kinds[1], offer=offer),
         on_connected=other.connected.append, on_failed=other.refused, upgrades=ways[1],
+        credentials=subject.credentials(),
     )  # fmt: skip
     connector: Connector | None = None
     try:
         connector = reach(
             reactor, subject.make(), acceptor.address, hello=lambda: make_hello(kinds[0], offer=offer),
             on_connected=one.connected.append, on_failed=one.refused, options=IMPATIENT, upgrades=ways[0],
+            credentials=subject.credentials(),
         )  # fmt: skip
         until(lambda: one.connected and other.connected, f"a connection to {acceptor.address}")
         for side, kind in ((one, kinds[0]), (other, kinds[1])):
             made = side.connected[0]
             if made.stream is None:
-                streams.append(stream := driver.Stream(made.fd, kind, flusher, pool, **limits))
+                stream = driver.Stream(made.fd, kind, flusher, pool, channel=made.channel, **limits)
+                streams.append(stream)
                 if made.carrier is not None:
                     stream.carrier = made.carrier
                     made.carrier.watch(side.failed.append)

@@ -35,6 +35,7 @@ def check_connects_before_bind(subject: Subject) -> None:
     connector = reach(
         reactor, subject.make(), address, hello=lambda: make_hello(SocketType.PAIR),
         on_connected=one.connected.append, on_failed=one.refused, options=IMPATIENT,
+        credentials=subject.credentials(),
     )  # fmt: skip
     try:
         if subject.make().capabilities.has_socket:
@@ -43,6 +44,7 @@ def check_connects_before_bind(subject: Subject) -> None:
         acceptor = serve(
             reactor, subject.make(), address, hello=lambda: make_hello(SocketType.PAIR),
             on_connected=other.connected.append, on_failed=other.refused,
+            credentials=subject.credentials(),
         )  # fmt: skip
         try:
             until(lambda: one.connected and other.connected, "the connection")
@@ -60,10 +62,12 @@ def check_reconnects(subject: Subject) -> None:
     acceptor = serve(
         reactor, subject.make(), subject.address, hello=lambda: make_hello(SocketType.PAIR),
         on_connected=other.connected.append, on_failed=other.refused,
+        credentials=subject.credentials(),
     )  # fmt: skip
     connector = reach(
         reactor, subject.make(), acceptor.address, hello=lambda: make_hello(SocketType.PAIR),
         on_connected=one.connected.append, on_failed=one.refused, options=IMPATIENT,
+        credentials=subject.credentials(),
     )  # fmt: skip
     try:
         for times in (1, 2, 3):
@@ -84,22 +88,29 @@ def check_reconnects(subject: Subject) -> None:
 
 
 def check_refuses(subject: Subject) -> None:
-    """Socket types that do not fit, and a wrong token, are refused by name on both sides."""
-    push = {"socket_type": SocketType.PUSH}
-    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("socket_type", push, {"socket_type": SocketType.SUB}),
-        ("token", {"token": "one", **push}, {"token": "other", "socket_type": SocketType.PULL}),
-        ("token", push, {"token": "other", "socket_type": SocketType.PULL}),
+    """Socket types that do not fit are refused by name on both sides, and so is a wrong token, or none, where
+    strangers can come."""
+    fits = {"socket_type": SocketType.PULL}
+    nothing: dict[str, Any] = {}
+    cases: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+        ("socket_type", {"socket_type": SocketType.SUB}, nothing, nothing)
     ]
-    for reason, ours, theirs in cases:
+    if subject.make().capabilities.networked:
+        one_token, other_token = (
+            {"token": f"the token of the {side}, long enough"} for side in ("one", "other")
+        )
+        cases += [("token", fits, one_token, other_token), ("token", fits, {"token": ""}, other_token)]
+    for reason, hello, ours, theirs in cases:
         reactor, one, other = Reactor(), Side(), Side()
         acceptor = serve(
-            reactor, subject.make(), subject.address, hello=lambda: make_hello(**theirs),  # noqa: B023
+            reactor, subject.make(), subject.address, hello=lambda: make_hello(**hello),  # noqa: B023
             on_connected=other.connected.append, on_failed=other.refused,
+            credentials=subject.credentials(**theirs),
         )  # fmt: skip
         connector = reach(
-            reactor, subject.make(), acceptor.address, hello=lambda: make_hello(**ours),  # noqa: B023
+            reactor, subject.make(), acceptor.address, hello=lambda: make_hello(SocketType.PUSH),
             on_connected=one.connected.append, on_failed=one.refused, options=IMPATIENT,
+            credentials=subject.credentials(**ours),
         )  # fmt: skip
         try:
             until(lambda: one.failed and other.failed, "the refusal")  # noqa: B023

@@ -10,6 +10,7 @@ from transports.twin.pool import HeldBuffer, Lease, Mapping, Pool, Region, addre
 from transports.twin.slots import Slots
 from transports.twin.socket import SocketBase
 from transports.twin.stream import Stream
+from transports.twin.tls import TlsChannel, TlsContext, openssl_version
 from transports.twin.turn import Turn
 
 __all__ = [
@@ -23,8 +24,11 @@ __all__ = [
     "Slots",
     "SocketBase",
     "Stream",
+    "TlsChannel",
+    "TlsContext",
     "Turn",
     "address_of",
     "copy_into",
     "crc32c",
+    "openssl_version",
 ]

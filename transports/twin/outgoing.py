@@ -20,6 +20,7 @@ from transports.wire import CREDIT, Control
 
 if TYPE_CHECKING:
     from transports.core_contract import Carrier, OutFrame
+    from transports.twin.tls import TlsChannel
 
 #: bytes that wait for nothing: a burst is gathered up to here
 COALESCE = 64 * 1024
@@ -58,6 +59,7 @@ class Outgoing:
         self._socket_type = int(socket_type)
         self._flusher = flusher
         self._socket: socket.socket | None = None
+        self._channel: TlsChannel | None = None  # between the queue and the socket, if there is TLS
         self._owner: Owner | None = None
         self._lock = threading.Lock()
         self._queue: deque[Message] = deque()
@@ -203,11 +205,14 @@ class Outgoing:
         sock = self._socket
         self._turn = False
         done = 0
-        while self._queue and sock is not None and self.broken is None:
+        while self._has_output and sock is not None and self.broken is None:
             try:
                 if done >= ROUND:
                     raise BlockingIOError  # as if it were full: the flusher comes back to it
-                count = sock.sendmsg(self._next_chunks(), (), _NOSIGNAL)
+                if not self._queue:
+                    self._push_sealed()
+                    continue
+                count = (self._channel or sock).sendmsg(self._next_chunks(), (), _NOSIGNAL)
                 done += count
                 self._written(count)
             except BlockingIOError:
@@ -224,6 +229,16 @@ class Outgoing:
                 self._break(interrupted(error))
                 raise
         self._end_drain()
+
+    @property
+    def _has_output(self) -> bool:
+        """Messages wait, or what was encrypted and the kernel did not take."""
+        return bool(self._queue) or (self._channel is not None and self._channel.unsent > 0)
+
+    def _push_sealed(self) -> None:
+        assert self._channel is not None
+        if not self._channel.flush():
+            raise BlockingIOError
 
     def _next_chunks(self) -> list[bytes | memoryview]:
         first = self._queue[0]
@@ -287,9 +302,9 @@ class Outgoing:
     def flush(self) -> bool:
         """Writes what the kernel takes. True when nothing is queued."""
         with self._lock:
-            if self._queue and self._socket is not None and self.broken is None:
+            if self._has_output and self._socket is not None and self.broken is None:
                 self._write()
-            empty = not self._queue
+            empty = not self._has_output
         self._settle()
         return empty
 
@@ -381,7 +396,7 @@ class Outgoing:
             return False
         try:
             self._armed = False
-            if self._queue and self.broken is None and self._socket is not None:
+            if self._has_output and self.broken is None and self._socket is not None:
                 self._write()
             else:
                 self._end_drain()
@@ -396,7 +411,7 @@ class Outgoing:
             return False
         try:
             able = self.broken is None and self._socket is not None and self.credits
-            if able and self._queue:
+            if able and self._has_output:
                 return False
             # Before the count is read: what is consumed while this writes lists the stream again.
             self._credit_listed = False

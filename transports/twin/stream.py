@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from transports.twin.codec import CONTROL, Decoder
 from transports.twin.flusher import Flusher
 from transports.twin.outgoing import Outgoing, failed, interrupted
 from transports.twin.pool import Pool
+from transports.twin.tls import SPILL, TlsChannel
 
 if TYPE_CHECKING:
     from transports.core_contract import Carrier, Sink
@@ -45,6 +47,7 @@ class Stream(Subscribable, Outgoing):
         max_message: int = 16 << 30,
         checksum: bool = False,
         credits: bool = False,
+        channel: TlsChannel | None = None,
     ) -> None:
         super().__init__(socket_type, flusher)
         self.peer: Any = None
@@ -60,15 +63,19 @@ class Stream(Subscribable, Outgoing):
         self._behind = bytearray(READ_BEHIND)
         self._failure: BaseException | None = None
         if fd >= 0:
-            self.open(fd)
+            self.open(fd, channel)
 
     def fileno(self) -> int:
         return self.fd
 
-    def open(self, fd: int) -> None:
+    def open(self, fd: int, channel: TlsChannel | None = None) -> None:
         """For a stream made with fd -1: takes the descriptor over and writes what was queued."""
         self._flusher.check()
+        if channel is not None:
+            channel.give()
+            self._behind = bytearray(SPILL)
         with self._lock:
+            self._channel = channel
             self._socket = socket.socket(fileno=fd)
             self._socket.setblocking(False)
             if self._queue:
@@ -167,9 +174,9 @@ class Stream(Subscribable, Outgoing):
 
     def _read(self, body: memoryview | None) -> bool:
         """One read, decoded. False: nothing is there, or the end (see `_failure`)."""
-        sock = self._socket
-        if sock is None:
+        if self._socket is None:
             return False
+        sock: Any = self._channel or self._socket
         try:
             if body is not None and not len(body):
                 self._decoder.filled(0)
@@ -177,7 +184,7 @@ class Stream(Subscribable, Outgoing):
             if body is None:
                 data = sock.recv(READ_AHEAD)
                 count = len(data)
-            elif len(body) > SLICE:
+            elif len(body) > SLICE:  # more than what TLS needs, see `tls.SPILL`
                 count, data = sock.recv_into(body[:SLICE]), b""
             else:
                 count = sock.recvmsg_into((body, self._behind))[0]
@@ -197,6 +204,9 @@ class Stream(Subscribable, Outgoing):
         except BlockingIOError:
             return False
         except OSError as error:  # without its traceback, which would keep the memory read into
+            if self._channel is not None and error.errno == errno.EPROTO:
+                self._end(ProtocolError("tls", f"what came is no good TLS: {error.strerror}"))
+                return False
             self._end(failed(error.with_traceback(None)))
         except ProtocolError as error:
             self._end(error.with_traceback(None))

@@ -54,9 +54,11 @@ class _Message:
 class Outgoing(Stream):
     """What sends. See `stream.UcxStream`, which has the rest."""
 
-    def __init__(self, port: Port, endpoint: Endpoint, fd: int, theirs: int, around: Surroundings) -> None:
-        self.beside = around.core.Stream(fd, int(around.socket_type), around.flusher, around.pool)
-        self.fd = fd
+    def __init__(
+        self, port: Port, endpoint: Endpoint, beside: Any, theirs: int, around: Surroundings
+    ) -> None:
+        self.beside = beside
+        self.fd: int = beside.fd
         self.wait_fds = port.wait_fds
         self.socket_type = int(around.socket_type)
         self.send_high_water = around.send_high_water

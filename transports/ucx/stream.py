@@ -43,9 +43,9 @@ class UcxStream(Incoming):
     takes_sink = True
 
     def __init__(
-        self, port: Port, endpoint: Endpoint, fd: int, own: int, theirs: int, around: Surroundings
+        self, port: Port, endpoint: Endpoint, beside: Any, own: int, theirs: int, around: Surroundings
     ) -> None:
-        super().__init__(port, endpoint, fd, own, theirs, around)
+        super().__init__(port, endpoint, beside, own, theirs, around)
         self._own = own
         self._reactor = around.reactor
         self._subscriptions: Counter[bytes] = Counter()

@@ -39,10 +39,12 @@ class UcxUpgrade(Upgrade):
     def finish(self, answer: dict[str, Any]) -> None:
         self._connect(answer)
 
-    def made(self, fd: int) -> Made:
+    def made(self, fd: int, channel: Any = None) -> Made:
         endpoint, self._endpoint = self._endpoint, None
         assert endpoint is not None
-        stream = UcxStream(self._port(), endpoint, fd, self._ours, self._theirs, self.around)
+        around = self.around
+        beside = around.core.Stream(fd, int(around.socket_type), around.flusher, around.pool, channel=channel)
+        stream = UcxStream(self._port(), endpoint, beside, self._ours, self._theirs, around)
         return Made(fd, stream, None, stream.device)
 
     def close(self) -> None:

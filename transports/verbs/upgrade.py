@@ -41,12 +41,17 @@ class VerbsUpgrade(Upgrade):
     def finish(self, answer: dict[str, Any]) -> None:
         self._connect(answer)
 
-    def made(self, fd: int) -> Made:
+    def made(self, fd: int, channel: Any = None) -> Made:
         assert self._port is not None and self._pair is not None
         pair, self._pair = self._pair, None
         around = self.around
         beside = around.core.Stream(
-            fd, around.socket_type, around.flusher, around.pool, max_message=_MAX_CONTROL
+            fd,
+            around.socket_type,
+            around.flusher,
+            around.pool,
+            max_message=_MAX_CONTROL,
+            channel=channel,
         )
         host = self.agreement.remote.host_id
         given_up = self._ports().given_up

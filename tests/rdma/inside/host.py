@@ -74,6 +74,7 @@ def await_host() -> None:
 def told(kind: str, one: transfer.Socket, count: int) -> None:
     (peer,) = one.peers()
     assert peer.transport == "rdma", peer.reason
+    assert peer.authenticated, "by its certificate and the token"
     print(f"{kind}: {count} tensors over {peer.transport}, by {peer.device}", flush=True)
 
 

@@ -1,6 +1,7 @@
 """Whose protocol a connection speaks, by its first bytes. Pure.
 
 transfer's own frames and TTP begin with a magic number, HTTP with a method. PyBroker and rqueue have no mark.
+With TLS the ClientHello tells it, by ALPN.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from transfer.broker.engine.client_hello import offered
 from transports.wire import HEADER, HEADER_SIZE, MAGIC, SocketType
 
 #: bytes that are enough to tell
@@ -24,6 +26,10 @@ class Speech(Enum):
     TTP = "ttp"
     HTTP = "http"
     FOREIGN = "foreign"
+
+
+#: by ALPN; transfer's own sockets say their type behind their word
+TTP_PROTOCOL, HTTP_PROTOCOL, _OWN_PROTOCOL = "ttp/2", "http/1.1", "transfer/1/"
 
 
 class Guess(NamedTuple):
@@ -49,3 +55,26 @@ def guess(first: bytes) -> Guess:
         return Guess(Speech.HTTP)
     undecided = any(mark.startswith(first) for mark in (_OWN, _TTP, *_METHODS))
     return Guess(None if undecided else Speech.FOREIGN)
+
+
+def guess_secured(first: bytes) -> Guess:
+    """The same where all speak TLS. Who offers nothing is taken for a client of TTP."""
+    protocols, foreign = offered(first)
+    if foreign or protocols is None:
+        return Guess(Speech.FOREIGN if foreign else None)
+    for name in protocols:
+        told = _told_by(name.decode("ascii", "replace"))
+        if told is not None:
+            return told
+    return Guess(Speech.FOREIGN if protocols else Speech.TTP)
+
+
+def _told_by(protocol: str) -> Guess | None:
+    if protocol == TTP_PROTOCOL:
+        return Guess(Speech.TTP)
+    if protocol == HTTP_PROTOCOL:
+        return Guess(Speech.HTTP)
+    kind = protocol.removeprefix(_OWN_PROTOCOL)
+    if kind != protocol and kind in SocketType.__members__:
+        return Guess(Speech.OWN, SocketType[kind])
+    return None

@@ -82,8 +82,9 @@ class AbtpFront:
     """Used on the broker's loop only, where it is made. endpoints: where it listens, by "router" and
     "pub". connections: that are open at both.
 
-    policy: says what may be published. beside: reads and packs large messages. counters: what happened, by
-    name. Raises AddressInUse, AddressError.
+    policy: says what may be published. beside: reads and packs large messages. allowed: raises if nobody may
+    listen at this number; it is told the place, too. counters: what happened, by name. Raises AddressInUse,
+    AddressError, and what `allowed` raises.
     """
 
     def __init__(
@@ -95,8 +96,10 @@ class AbtpFront:
         *,
         policy: Policy | None = None,
         beside: Beside | None = None,
+        allowed: Callable[[str, str], object] | None = None,
     ) -> None:
         self.settings = settings or AbtpSettings()
+        self._allowed = allowed
         self.counters: Counter[str] = Counter()
         self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy
         self._limits = Limits(self.settings.largest)
@@ -142,7 +145,9 @@ class AbtpFront:
             except zmq.ZMQError as error:
                 raise _address_error(endpoint, error) from error
             self._monitors.append(socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
-            self.endpoints[name] = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            bound = self.endpoints[name] = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            if self._allowed is not None and bound.startswith("tcp://"):
+                self._allowed(bound.removeprefix("tcp://").rpartition(":")[0].strip("[]"), bound)
 
     def tick(self, now: float) -> None:
         """Looks once more; about once a second."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import transfer
 from transfer.broker.engine.grammar import Kind, pattern
+from transfer.broker.engine.registry import Registry
 from transfer.broker.fronts.own_arrivals import Limits
 from transfer.broker.fronts.own_heard import Heard, Pushes
 from transfer.broker.fronts.own_pub import OwnPublisher
@@ -88,6 +89,12 @@ class OwnFront:
         if self._publisher is not None:
             found[SocketType.SUB] = self._publisher.socket.adopt
         return found
+
+    @property
+    def registry(self) -> Registry | None:
+        """Who has announced himself; None where nobody can."""
+        found = (heard.registrations.books for heard in self._sockets if isinstance(heard, Requests))
+        return next(found, None)
 
     @property
     def connections(self) -> int:

@@ -22,6 +22,7 @@ from transfer.broker.fronts.own_parts import (
     topic_and_rest,
     unreadable,
 )
+from transfer.broker.fronts.own_registry import Registrations
 from transfer.broker.stored import BLOB_FROM
 from transfer.protocols.names import read_topic
 from transfer.protocols.own import (
@@ -36,6 +37,7 @@ from transfer.protocols.own import (
     encode_words,
 )
 from transfer.protocols.own_pieces import IN_PIECES, Place, decode_place, encode_place
+from transfer.protocols.own_registry import OF_REGISTRY
 from transfer.protocols.own_several import decode_several
 from transports.errors import ProtocolError, TransferError
 from transports.wire import SocketType
@@ -74,6 +76,7 @@ class Requests(Heard):
         self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows bound what is on its way
         self._programs: dict[bytes, _Program] = {}
         self._outbox = Outbox(loop, self.socket, counters)
+        self.registrations = Registrations(loop, self.send, counters)
         hub.at_end_of_turn(self._outbox.flush)
 
     def take(self, frames: list[Any]) -> None:
@@ -138,6 +141,8 @@ class Requests(Heard):
             self._publish_many(identity, head.number, [message_of(topic, [frame]) for frame in frames])
         elif head.op in IN_PIECES:
             self._program(identity).arrivals.do(head, frames)
+        elif head.op in OF_REGISTRY:
+            self.registrations.do(identity, head)
         elif head.op is not Op.ALIVE:
             self._program(identity).do(head)
 
@@ -224,8 +229,10 @@ class Requests(Heard):
         for identity in [identity for identity in self._programs if identity not in there]:
             self._programs.pop(identity).leave_all()
             self._outbox.able.discard(identity)
+        self.registrations.tick(there)
 
     def close(self) -> None:
+        self.registrations.close()
         super().close()
         self.reader.close()
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from transfer.broker.line import Line, Lines
+from transfer.broker.line import Line
+from transfer.broker.lines import Lines
 from transports.errors import ProtocolError, TransferError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import socket
 
     from transfer.broker.hub import Hub
-    from transfer.broker.line import Lines
+    from transfer.broker.lines import Lines
 
 #: topics that are known by their bytes
 _TOPICS = 4096

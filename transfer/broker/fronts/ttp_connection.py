@@ -15,7 +15,7 @@ from transfer.broker.fronts.ttp_frames import (
 from transfer.broker.fronts.ttp_outgoing import Outgoing
 from transfer.broker.fronts.ttp_sinks import SKIPPED, Large, Receipt, Sink
 from transfer.broker.fronts.ttp_streams import Opening, Streams
-from transfer.broker.line import Lines
+from transfer.broker.lines import Lines
 from transfer.broker.message import Buffer, Front, Message
 from transfer.protocols.ttp import (
     HEADER,

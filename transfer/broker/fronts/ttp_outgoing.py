@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from transfer.broker.fronts.ttp_frames import frames_of, opening, stream_of
-from transfer.broker.line import Line, Lines
+from transfer.broker.line import Line
+from transfer.broker.lines import Lines
 from transfer.broker.message import Buffer, Front, Message
 from transfer.broker.subscriber import Subscriber
 from transfer.protocols.ttp import EOF, Kind, encode_head
@@ -80,7 +81,7 @@ class Outgoing(Line, Subscriber):
     @property
     def pours(self) -> bool:
         """See Subscriber."""
-        return self._lines.pipes is not None
+        return self.has_pipes
 
     def poured(self, data: Poured) -> None:
         """See Subscriber."""

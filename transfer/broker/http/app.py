@@ -5,16 +5,16 @@ Every answer that is no page or metric is JSON; an error is `{"error": CODE, "me
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from transfer.broker.http.admin import Admin
+from transfer.broker.http.callers import ADMIN, Callers
+from transfer.broker.http.refusing import refusal
 from transfer.broker.state.operations import Operator
 from transports.errors import (
     Again,
@@ -34,26 +34,26 @@ Health = Callable[[], Sequence[str]]
 MAX_BODY = 4 << 20
 #: calls of operators at one time: they wait for disks
 _THREADS = 2
-_PREFIX = "/api/admin/"
-_TOKEN = "X-Admin-Token"
 
 
 def application(
     operator: Operator,
     *,
     token: str | None,
+    callers: Callers | None = None,
     live: Health = tuple,
     ready: Health = tuple,
     metrics: Callable[[], bytes] | None = None,
     max_body: int = MAX_BODY,
 ) -> web.Application:
-    """Serves `/livez`, `/readyz`, `/metrics` to all, and `/api/admin/` to who has the token.
+    """Serves `/livez`, `/readyz`, `/metrics`, and `/api/admin/`, to those who may ask (`callers.py`).
 
-    token: None: operators have to be on this machine. live, ready, metrics are called on the loop, so
-    they have to be quick; metrics gives Prometheus' text. The operator is called on threads of its own,
-    which end with the application's clean-up.
+    token: of the operators, where no `callers` are given; None: they have to be on this machine. live,
+    ready, metrics are called on the loop, so they have to be quick; metrics gives Prometheus' text. The
+    operator is called on threads of its own, which end with the application's clean-up.
     """
-    app = web.Application(client_max_size=max_body, middlewares=[_errors_as_json, _guard(token)])
+    guard = (callers or Callers(token)).guard()
+    app = web.Application(client_max_size=max_body, middlewares=[_errors_as_json, guard])
     executor = ThreadPoolExecutor(_THREADS, "transfer-admin")
 
     async def end(_: web.Application) -> None:
@@ -64,13 +64,8 @@ def application(
     app.add_routes([web.get("/livez", _health(live)), web.get("/readyz", _health(ready))])
     if metrics is not None:
         app.add_routes([web.get("/metrics", _metrics(metrics))])
-    app.add_routes(Admin(operator, executor).routes(_PREFIX))
+    app.add_routes(Admin(operator, executor).routes(ADMIN))
     return app
-
-
-def refusal(status: int, code: str, message: str) -> web.Response:
-    """An error as clients read it."""
-    return web.json_response({"error": code, "message": message}, status=status)
 
 
 def _health(problems: Health) -> Handler:
@@ -87,47 +82,6 @@ def _metrics(text: Callable[[], bytes]) -> Handler:
         return web.Response(body=text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     return answer
-
-
-def _guard(token: str | None) -> Middleware:
-    @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path.startswith(_PREFIX) and (refused := _refused(request, token)):
-            return refused
-        return await handler(request)
-
-    return guarded
-
-
-def without_token(request: web.Request, token: str) -> web.Response | None:
-    """The answer to a request that does not have the token; None: it has it."""
-    given = request.headers.get(_TOKEN)
-    if given is None:
-        return refusal(401, "token_missing", f"the header {_TOKEN} is missing")
-    if not hmac.compare_digest(given.encode(errors="replace"), token.encode()):
-        return refusal(403, "token_wrong", f"the header {_TOKEN} has another token")
-    return None
-
-
-def _refused(request: web.Request, token: str | None) -> web.Response | None:
-    """Why this request may not be answered."""
-    if token:
-        if refused := without_token(request, token):
-            return refused
-    elif not (_is_here(request.remote) and _is_here(request.url.host)):
-        # The second: a page of the web that got a name for this machine, and asks through a browser.
-        return refusal(403, "not_here", "without ADMIN_TOKEN only this machine may ask, by its own address")
-    # What a browser sends for a page without asking first is never JSON.
-    if request.method != "GET" and request.content_type != "application/json":
-        return refusal(415, "no_json", "the body has to be application/json")
-    return None
-
-
-def _is_here(host: str | None) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
 
 
 @web.middleware

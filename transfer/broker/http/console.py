@@ -18,16 +18,16 @@ _HEADERS = {
 }
 
 
+_PAGES = {
+    "/": "index.html", "/console.js": "console.js", "/console.css": "console.css", "/favicon.ico": "icon.svg",
+}  # fmt: skip
+#: paths of what has no secrets
+PAGES = tuple(_PAGES)
+
+
 def add_console(app: web.Application) -> None:
     """Adds `/` and what it needs. The page asks for the token, if there is one; it has no secrets itself."""
-    app.add_routes(
-        [
-            web.get("/", _file("index.html")),
-            web.get("/console.js", _file("console.js")),
-            web.get("/console.css", _file("console.css")),
-            web.get("/favicon.ico", _file("icon.svg")),
-        ]
-    )
+    app.add_routes([web.get(path, _file(name)) for path, name in _PAGES.items()])
 
 
 def _file(name: str) -> Handler:

@@ -5,7 +5,7 @@
     GET /api/groups        groups of consumers
     GET /api/fronts        who listens where, and what happened there
 
-With a token, `/api/` answers only who has it; without one, whoever may reach the port.
+Who is answered stands in `callers.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
-from transfer.broker.http.app import without_token
 from transfer.broker.http.asked import Asked
 from transfer.broker.http.health import ready_problems
 from transfer.broker.state.chain import Json
@@ -38,7 +37,6 @@ from transfer.metrics import exposition
 if TYPE_CHECKING:
     from transfer.broker.server import Broker
 
-_PREFIX = "/api/"
 #: topics of one answer, unless it is asked for more
 _PAGE, _MOST = 500, 10_000
 
@@ -50,11 +48,9 @@ class Disk(NamedTuple):
     segments: int
 
 
-def add_looks(app: web.Application, broker: Broker, token: str | None) -> None:
+def add_looks(app: web.Application, broker: Broker) -> None:
     """Adds the routes, and a thread that asks the disk, which ends with the application's clean-up."""
     looks = _Looks(broker)
-    if token:
-        app.middlewares.append(_guard(token))
     app.on_cleanup.append(looks.end)
     app.add_routes(
         [
@@ -65,16 +61,6 @@ def add_looks(app: web.Application, broker: Broker, token: str | None) -> None:
             web.get("/api/fronts", looks.told_by(fronts_told)),
         ]
     )
-
-
-def _guard(token: str) -> Middleware:
-    @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path.startswith(_PREFIX) and (refused := without_token(request, token)):
-            return refused
-        return await handler(request)
-
-    return guarded
 
 
 class _Looks:

@@ -1,0 +1,62 @@
+"""Builds the image's stages in folders, and proves what has to be true of them. See verify.sh."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from deploy.docker import machine
+from deploy.docker.container import ProofFailed
+from deploy.docker.context import Context
+from deploy.docker.dockerfile import DockerfileError, needed, parse
+from deploy.docker.proofs import Image, prove
+from deploy.docker.roots import Builder, Report, StepFailed, base_root, copied
+
+TARGETS = ("tcp", "rdma")
+
+
+def main() -> int:
+    """0: all of it is so. 1: something is not. 2: it cannot be told here."""
+    parser = argparse.ArgumentParser(prog="verify.sh", description=__doc__)
+    parser.add_argument("--target", choices=[*TARGETS, "all"], default="all")
+    parser.add_argument("--context", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--place", type=Path, required=True)
+    asked = parser.parse_args()
+    begun = time.monotonic()
+
+    def report(line: str) -> None:
+        sys.stdout.write(f"[{time.monotonic() - begun:5.0f} s] {line}\n")
+        sys.stdout.flush()
+
+    try:
+        _verify(asked, report)
+    except (machine.Unable, DockerfileError) as error:
+        sys.stderr.write(f"verify.sh: {error}\n")
+        return 2
+    except (StepFailed, ProofFailed) as error:
+        sys.stderr.write(f"verify.sh: FAILED: {error}\n")
+        return 1
+    report("all of it is as it has to be")
+    return 0
+
+
+def _verify(asked: argparse.Namespace, report: Report) -> None:
+    targets = TARGETS if asked.target == "all" else (asked.target,)
+    stages = needed(parse((asked.context / "deploy/docker/Dockerfile").read_text()), targets)
+    asked.cache.mkdir(parents=True, exist_ok=True)
+    base = base_root(asked.cache, report)
+    report(f"base: {base}")
+    # Without the mark that it is whole, which is ours.
+    base = copied(base, asked.place / "base")
+    builder = Builder(asked.place, base, Context.of(asked.context), machine.given(), {}, report)
+    for stage in stages:
+        builder.build(stage)
+    for name in targets:
+        prove(Image(name, builder.root(name), builder.states[name], base, asked.place / "volumes"), report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Runs a finished root as a container engine would: as the image's user, process 1 of its own namespaces,
+the file system read-only but for the volumes and /tmp, a network that leads nowhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from deploy.docker.dockerfile import State
+from deploy.docker.roots import entering, inside, joining
+
+#: seconds for a command beside it
+_LIMIT = 60
+
+
+class ProofFailed(Exception):
+    """Something is not as it has to be."""
+
+
+class Container:
+    """A running image. arguments: behind the entry point, instead of its CMD. volumes: where they lie."""
+
+    def __init__(
+        self, root: Path, state: State, volumes: Mapping[str, Path], arguments: Sequence[str] = ()
+    ) -> None:
+        self._root, self._state = root, state
+        command = [*state.entrypoint, *(arguments or state.command)]
+        self._log = root.with_name(f"{root.name}.output")
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                entering(
+                    root, command, user=state.user, folder=state.workdir, only_read=True, network=False,
+                    writable={**volumes, "/tmp": None},
+                ),
+                env=dict(state.env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # With process 1 everything in its namespace ends. It does not die with unshare: the kernel forgets
+        # that wish when a process changes its user.
+        for number in self._children():
+            os.kill(number, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait(_LIMIT)
+
+    @property
+    def said(self) -> str:
+        """What it, and those before it on this root, wrote."""
+        return self._log.read_text(errors="replace")
+
+    def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Begins a command beside it; the caller waits for its end."""
+        return subprocess.Popen(
+            joining(self._first(), self._root, command, user=self._state.user, folder=self._state.workdir),
+            env={**self._state.env, **(env or {})}, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, *command: str, env: Mapping[str, str] | None = None, code: int | None = 0) -> str:
+        """What a command beside it answers. Raises ProofFailed if it ends otherwise than by `code`."""
+        return self.ended(self.start(*command, env=env), code, " ".join(command)[:80])
+
+    def ended(self, process: subprocess.Popen[str], code: int | None, name: str) -> str:
+        """The same for one that was started."""
+        try:
+            output, errors = process.communicate(timeout=_LIMIT)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            process.communicate()
+            raise ProofFailed(f"`{name}` did not end within {_LIMIT} s") from error
+        if code is not None and process.returncode != code:
+            raise ProofFailed(f"`{name}` ended with {process.returncode}:\n{output}{errors}")
+        return output
+
+    def healthy(self) -> bool:
+        """What the image's own check says."""
+        process = self.start(*self._state.health)
+        self.ended(process, None, "the health check")
+        return process.returncode == 0
+
+    def await_health(self, seconds: float) -> float:
+        """Waits until it is healthy: how long that took. Raises ProofFailed."""
+        begun = time.monotonic()
+        while not self.healthy():
+            if self._process.poll() is not None or time.monotonic() > begun + seconds:
+                raise ProofFailed(f"not healthy within {seconds} s; it said:\n{self.said}")
+            time.sleep(0.2)
+        return time.monotonic() - begun
+
+    def stop(self, seconds: float) -> int:
+        """Its status after the image's stop signal. Raises ProofFailed if it goes on."""
+        os.kill(self._first(), getattr(signal, self._state.stop_signal))
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise ProofFailed(f"still there {seconds} s after {self._state.stop_signal}") from error
+
+    def _children(self) -> list[int]:
+        """Process 1 as this machine numbers it, if it is there."""
+        number = self._process.pid
+        if self._process.poll() is not None:
+            return []
+        return [int(word) for word in Path(f"/proc/{number}/task/{number}/children").read_text().split()]
+
+    def _first(self) -> int:
+        """Its process 1, as this machine numbers it. Raises ProofFailed if it has ended."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and self._process.poll() is None:
+            for number in self._children():
+                # Before, it is still the shell that makes its mounts.
+                if os.readlink(f"/proc/{number}/root") == str(inside(self._root, "/")):
+                    return number
+            time.sleep(0.02)
+        raise ProofFailed(f"it has ended, or never began; it said:\n{self.said}")

@@ -1,0 +1,125 @@
+"""How this machine reaches Debian's packages and Python's: asked of apt and pip when it is needed.
+
+What a step of the build is given of it is there while the step runs, by mounts and variables, and never
+becomes part of an image.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+RELEASE = "bookworm"
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+#: what pip may be told by its own names, which are variables with PIP_ before them
+_PIP = frozenset(
+    {"index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "cert", "client-cert", "proxy"}
+    | {"timeout", "default-timeout", "retries", "constraint"}
+)
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_AUTHORITIES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT")
+#: where a step finds the machine's certificates
+_BUNDLE = "/run/machine/authorities.pem"
+_LIMIT = 60
+
+
+class Unable(Exception):
+    """Something that is needed here is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a step gets. env: variables; binds: what of this machine it sees read-only, by the path in its
+    root; files: texts that lie there in the meantime."""
+
+    env: Mapping[str, str]
+    binds: Mapping[str, Path]
+    files: Mapping[str, str]
+
+
+def sources() -> tuple[str, list[str]]:
+    """(the mirror of the release, lines of sources.list) as apt is configured here. Raises Unable."""
+    fields = ("ORIGIN", "REPO_URI", "CODENAME", "COMPONENT")
+    form = "|".join(f"$({name})" for name in fields)
+    said = _asked(["apt-get", "indextargets", "--format", form, "Created-By: Packages"])
+    mirror, lines = "", []
+    for line in said.splitlines():
+        origin, address, codename, component = line.split("|")
+        if origin == "Debian" and component == "main" and codename.startswith(RELEASE):
+            lines.append(f"deb [signed-by={KEYRING}] {address} {codename} {component}")
+            mirror = address if codename == RELEASE else mirror
+    if not mirror:
+        raise Unable(f"apt has no source of Debian's {RELEASE} here (after `apt-get update`)")
+    return mirror, list(dict.fromkeys(lines))
+
+
+def given() -> Given:
+    """All of it. Raises Unable."""
+    env = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
+    binds = {"/etc/resolv.conf": Path("/etc/resolv.conf"), "/etc/hosts": Path("/etc/hosts")}
+    binds = {inside: path for inside, path in binds.items() if path.exists()}
+    files = {
+        "/etc/apt/sources.list": "\n".join(sources()[1]) + "\n",
+        "/etc/apt/apt.conf.d/99machine": "\n".join(_apt_options()) + "\n",
+    }
+    bundle = next((path for path in map(os.environ.get, _AUTHORITIES) if path and Path(path).is_file()), None)
+    if bundle:
+        binds[_BUNDLE] = Path(bundle)
+        files["/etc/apt/apt.conf.d/99machine"] += f'Acquire::https::CaInfo "{_BUNDLE}";\n'
+        env |= dict.fromkeys(_AUTHORITIES, _BUNDLE)
+    for name, value in _pip().items():
+        if name in ("cert", "client-cert") and bundle:
+            continue
+        env[f"PIP_{name.upper().replace('-', '_')}"] = value
+        binds |= {str(path): path for path in _local(value)}
+    return Given(env, binds, files)
+
+
+def _apt_options() -> Iterator[str]:
+    """The options of apt that say how to reach a mirror."""
+    wanted = re.compile(r'Acquire::https?::(?:Proxy|Verify|CaInfo|[\w.]+::Proxy)\S* ".+";', re.IGNORECASE)
+    for line in _asked(["apt-config", "dump"]).splitlines():
+        if wanted.fullmatch(line) and "CaInfo" not in line:
+            yield line
+
+
+def _pip() -> dict[str, str]:
+    """pip's settings, from its files and variables; later ones count."""
+    try:
+        said = _asked([sys.executable, "-m", "pip", "config", "list"])
+    except Unable:
+        said = ""  # a machine without pip has no settings of it
+    found: dict[str, str] = {}
+    for line in said.splitlines():
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if name in _PIP and (name not in found or section == ":env:"):
+            found[name] = " ".join(str(ast.literal_eval(value)).split())
+    return found
+
+
+def _local(value: str) -> Iterator[Path]:
+    """The folders and files of this machine that a setting names."""
+    for word in value.split():
+        # An index refers to files beside it.
+        path = Path(urlsplit(word).path).parent if word.startswith("file:") else Path(word)
+        if path.is_absolute() and path.exists():
+            yield path
+
+
+def _asked(command: list[str]) -> str:
+    if shutil.which(command[0]) is None:
+        raise Unable(f"{command[0]} is not installed here")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LIMIT)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise Unable(f"{' '.join(command)} failed") from error
+    return done.stdout

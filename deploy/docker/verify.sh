@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Builds the image and proves it, without a container engine: the steps of the Dockerfile are executed in
+# folders, on a Debian that debootstrap makes, and the result runs in namespaces of its own.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+verify.sh [--target tcp|rdma|all] [--context DIR] [--keep] [--fresh] [--engine docker|podman]
+
+  --target    what is built and proved (all)
+  --context   the folder that is built from (the repository that this file is in)
+  --keep      leaves the roots in build/image/roots
+  --fresh     makes the base again, which is kept in build/image otherwise
+  --engine    builds and runs with a container engine instead; that proves less: the build, the health
+              check, a PUSH/PULL pair, and the end
+
+Needs root, debootstrap, util-linux, iproute2 and Python 3.11 or newer. Debian's packages and Python's come from where
+this machine's apt and pip are set to.
+Exit code: 0 all is as it has to be, 1 something is not, 2 it cannot be told here.
+TEXT
+}
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repository=$(cd "$here/../.." && pwd)
+target=all context=$repository keep='' fresh='' engine=''
+while (($#)); do
+    case $1 in
+        --target) target=${2:?} && shift 2 ;;
+        --context) context=$(cd "${2:?}" && pwd) && shift 2 ;;
+        --engine) engine=${2:?} && shift 2 ;;
+        --keep) keep=1 && shift ;;
+        --fresh) fresh=1 && shift ;;
+        -h | --help) usage && exit 0 ;;
+        *) usage >&2 && exit 2 ;;
+    esac
+done
+case $target in
+    tcp | rdma) targets=("$target") ;;
+    all) targets=(tcp rdma) ;;
+    *) usage >&2 && exit 2 ;;
+esac
+
+# --- with an engine -----------------------------------------------------------------------------------------
+with_engine() { # with_engine TARGET
+    local image=transfer:verify-$1 container=transfer-verify-$1-$$ i
+    "$engine" build --file "$context/deploy/docker/Dockerfile" --target "$1" --tag "$image" "$context"
+    # shellcheck disable=SC2064
+    trap "$engine rm --force $container >/dev/null 2>&1 || true" EXIT
+    "$engine" run --detach --name "$container" --read-only --tmpfs /tmp --network none --cap-drop ALL \
+        --security-opt no-new-privileges "$image" >/dev/null
+    for ((i = 0; i < 120; i++)); do
+        "$engine" exec "$container" transfer health && break
+        sleep 0.5
+    done
+    "$engine" exec "$container" transfer health
+    "$engine" exec "$container" transfer pull --bind tcp://127.0.0.1:7001 --count 2 --timeout 30 &
+    "$engine" exec "$container" transfer push --connect tcp://127.0.0.1:7001 --confirm --data one --data two
+    wait $!
+    "$engine" stop --time 20 "$container" >/dev/null
+    [ "$("$engine" inspect --format '{{.State.ExitCode}}' "$container")" = 0 ]
+    "$engine" rm --force "$container" >/dev/null
+    echo "$1: built, healthy, two messages, ended with status 0"
+    "$engine" image inspect --format '{{.Size}} bytes' "$image"
+}
+if [ -n "$engine" ]; then
+    command -v "$engine" >/dev/null || { echo "verify.sh: $engine is not installed here" >&2 && exit 2; }
+    for one in "${targets[@]}"; do with_engine "$one"; done
+    exit 0
+fi
+
+# --- without --------------------------------------------------------------------------------------------------
+[ "$(id -u)" = 0 ] || { echo "verify.sh: it mounts and changes roots: run it as root" >&2 && exit 2; }
+for tool in unshare nsenter setpriv chroot mount ip python3; do
+    command -v "$tool" >/dev/null || { echo "verify.sh: $tool is not installed here" >&2 && exit 2; }
+done
+cache=$repository/build/image
+place=$cache/roots.$$
+worker=
+clean() {
+    # All that it started is in its process namespace, which ends with it.
+    [ -z "$worker" ] || { kill -KILL "$worker" 2>/dev/null && wait "$worker" 2>/dev/null; } || true
+    # Every mount was made in a namespace that has ended: what is here are plain folders.
+    if [ -n "$keep" ] && [ -d "$place" ]; then
+        rm -rf --one-file-system "$cache/roots" && mv "$place" "$cache/roots"
+        echo "kept: $cache/roots"
+    else
+        rm -rf --one-file-system "$place"
+    fi
+}
+trap clean EXIT
+trap 'exit 130' INT TERM HUP
+[ -z "$fresh" ] || rm -rf --one-file-system "$cache"/debian-*
+mkdir -p "$place"
+cd "$repository"
+# In the background: a signal then reaches this shell at once.
+PYTHONDONTWRITEBYTECODE=1 unshare --mount --pid --fork --kill-child --mount-proc \
+    python3 -m deploy.docker --target "$target" --context "$context" --cache "$cache" --place "$place" &
+worker=$!
+wait "$worker"

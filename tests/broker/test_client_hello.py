@@ -1,0 +1,135 @@
+"""What a ClientHello offers, from whole ones, parts of them, and garbage."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+from hypothesis import given, strategies as st
+
+from transfer.broker.engine.client_hello import MOST, Offer, offered
+from transfer.broker.engine.first_bytes import Guess, Speech, guess_secured
+from transfer.broker.engine.tls_words import WORDS, word_of
+from transports.wire import SocketType
+
+
+def hello(*protocols):
+    """As OpenSSL says it."""
+    context = ssl.create_default_context()
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+    came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(came, goes, server_hostname="broker").do_handshake()
+    return goes.read()
+
+
+def in_records(message, sizes):
+    """The same message, cut into records of these sizes."""
+    found = b""
+    while message:
+        size = min(next(sizes), len(message))
+        found += b"\x16\x03\x01" + size.to_bytes(2, "big") + message[:size]
+        message = message[size:]
+    return found
+
+
+def made(extensions, session=b"", ciphers=b"\x13\x01"):
+    """A ClientHello of our own."""
+    body = b"\x03\x03" + bytes(32) + bytes([len(session)]) + session
+    body += len(ciphers).to_bytes(2, "big") + ciphers + b"\x01\x00"
+    body += len(extensions).to_bytes(2, "big") + extensions
+    message = b"\x01" + len(body).to_bytes(3, "big") + body
+    return in_records(message, iter(lambda: 1 << 14, None))
+
+
+def alpn(*names):
+    listed = b"".join(bytes([len(name)]) + name for name in names)
+    content = len(listed).to_bytes(2, "big") + listed
+    return b"\x00\x10" + len(content).to_bytes(2, "big") + content
+
+
+NAMES = st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=5)
+WHOLE = hello("ttp/2", "http/1.1")
+
+
+@pytest.mark.parametrize("protocols", [(), ("ttp/2",), ("h2", "http/1.1"), ("transfer/1", "transfer/1/PUSH")])
+def test_what_openssl_says_is_understood(protocols):
+    assert offered(hello(*protocols)) == Offer(tuple(name.encode() for name in protocols))
+
+
+@given(NAMES, st.lists(st.integers(1, 300), min_size=1), st.binary(max_size=40))
+def test_it_may_come_in_any_records_and_with_anything_behind(names, sizes, behind):
+    whole = made(alpn(*names))
+    cut = in_records(whole[5:], iter([*sizes, *[1 << 14] * 500]))
+    assert offered(cut) == offered(whole) == Offer(tuple(names))
+    assert offered(cut + behind) == Offer(tuple(names))
+
+
+@given(st.integers(0, len(WHOLE)))
+def test_a_part_says_that_more_is_needed(size):
+    assert offered(WHOLE[:size]) == (offered(WHOLE) if size == len(WHOLE) else Offer(None))
+
+
+def test_every_byte_that_is_missing_is_waited_for():
+    assert {offered(WHOLE[:size]) for size in range(len(WHOLE))} == {Offer(None)}
+
+
+@given(st.binary(max_size=400))
+def test_garbage_is_foreign_or_unfinished(data):
+    told = offered(data)
+    assert told.foreign or told.protocols is None or data[:1] == b"\x16"
+
+
+@given(st.integers(5, len(WHOLE) - 1), st.integers(0, 255))
+def test_a_changed_byte_is_never_too_much(at, byte):
+    told = offered(WHOLE[:at] + bytes([byte]) + WHOLE[at + 1 :])
+    assert told.foreign or told.protocols is None or isinstance(told.protocols, tuple)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"\x16\x02\x00",
+        b"\x16\x03\x01\x00\x00",  # an empty record
+        b"\x16\x03\x01\x40\x01" + bytes(10),  # one that is too long
+        b"\x16\x03\x01\x00\x04\x02\x00\x00\x00",  # no ClientHello
+        b"\x16\x03\x01\x00\x04\x01\x00\xff\xff",  # a huge one
+        in_records(b"\x01\x00\x00\x50" + bytes(40), iter(lambda: 1 << 14, None)) + b"\x17\x03\x03\x00\x01x",
+        made(alpn(b"x") + b"\x00"),  # lengths that do not fit
+        made(alpn(b"x")[:-1]),
+        made(alpn()),
+        made(alpn(b"")),
+        made(alpn(b"x") + alpn(b"x")),
+        made(b"", session=bytes(33)),
+        made(b"", ciphers=b""),
+        made(b"", ciphers=b"\x13"),
+    ],
+)
+def test_what_is_no_client_hello_is_foreign(data):
+    assert offered(data) == Offer(None, True)
+
+
+def test_too_many_bytes_are_decided_on():
+    whole = made(b"\x00\x15" + (MOST - 400).to_bytes(2, "big") + bytes(MOST - 400))
+    assert offered(whole) == Offer(())
+    never = in_records(b"\x01\x00\x3f\xff" + bytes(MOST), iter(lambda: 1, None))
+    assert offered(never[: MOST + 1]) == Offer(None, True)
+
+
+def test_protocols_tell_who_takes_a_connection():
+    assert guess_secured(hello()) == guess_secured(hello("ttp/2")) == Guess(Speech.TTP)
+    assert guess_secured(hello("h2", "http/1.1")) == Guess(Speech.HTTP)
+    for kind in SocketType:
+        assert guess_secured(hello("transfer/1", f"transfer/1/{kind.name}")) == Guess(Speech.OWN, kind)
+    for unknown in ("h2", "transfer/1", "transfer/1/X", "transfer/1/"):
+        assert guess_secured(hello(unknown)) == Guess(Speech.FOREIGN)
+    assert guess_secured(WHOLE[:20]) == Guess(None)
+    assert guess_secured(b"TMQP") == Guess(Speech.FOREIGN)
+
+
+def test_each_refusal_has_a_known_word():
+    assert word_of("the peer's certificate is refused: certificate has expired") == "expired"
+    assert word_of("something new") == "protocol"
+    assert word_of("something new") in WORDS

@@ -1,0 +1,82 @@
+"""Those who did not say yet who they are: the rules, on a loop that only remembers."""
+
+from __future__ import annotations
+
+import resource
+
+from hypothesis import given, strategies as st
+
+from transfer.broker.crowd import Crowd, most_unfinished
+
+
+class Timer:
+    def __init__(self):
+        self.cancelled = False
+
+    def cancel(self):
+        self.cancelled = True
+
+
+class Loop:
+    """call_later, and nothing that ever comes by itself."""
+
+    def __init__(self):
+        self.timers = {}
+
+    def call_later(self, delay, what, guest, word):
+        assert delay == 7.0
+        timer = Timer()
+        self.timers[guest] = (timer, lambda: what(guest, word))
+        return timer
+
+
+def crowd_of(most, late="late"):
+    loop, out = Loop(), []
+
+    def put_out(guest, word):
+        out.append((guest, word))
+        assert crowd.remove(guest)
+
+    crowd = Crowd(loop, put_out, patience=7.0, most=most, late=late)
+    return crowd, loop, out
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 4))
+def test_against_a_list(steps, most):
+    """Even: another one comes. Odd: one that is there knows what it wants."""
+    crowd, loop, out = crowd_of(most)
+    model, gone, number = [], [], 0
+    for step in steps:
+        if step % 2 == 0:
+            number += 1
+            crowd.add(number)
+            model.append(number)
+            if len(model) > most:
+                gone.append((model.pop(0), "crowded"))
+        elif model:
+            guest = model.pop(step % len(model))
+            assert crowd.remove(guest) and not crowd.remove(guest)
+        assert list(crowd) == model and len(crowd) == len(model) and out == gone
+        assert all((guest in crowd) == (guest in model) for guest in range(1, number + 1))
+    for guest, (timer, _) in loop.timers.items():
+        assert timer.cancelled == (guest not in model)
+
+
+def test_whoever_takes_too_long():
+    crowd, loop, out = crowd_of(4, late="silent")
+    crowd.add("slow")
+    loop.timers["slow"][1]()
+    assert out == [("slow", "silent")] and not len(crowd)
+
+
+def test_one_who_is_the_only_one_that_may_be_there_makes_room():
+    crowd, _, out = crowd_of(1)
+    for guest in "abc":
+        crowd.add(guest)
+    assert out == [("a", "crowded"), ("b", "crowded")] and list(crowd) == ["c"]
+
+
+def test_of_the_descriptors_enough_are_left():
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert most_unfinished(1) == 1
+    assert most_unfinished(1 << 40) == (1 << 40 if soft == resource.RLIM_INFINITY else soft // 4)

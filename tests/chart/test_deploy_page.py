@@ -1,0 +1,109 @@
+"""docs/deploy.md quotes errors: they are what the code says, and the values that it names exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import helm_python
+import pytest
+
+from tests.chart.rendering import CHART, ROOT, Values, render
+from transports.errors import DeviceError
+from transports.verbs import choosing, failures, probe
+from transports.verbs.choosing import Device, Port, Wishes
+
+PAGE = (ROOT / "docs/deploy.md").read_text()
+WORDS = " ".join(PAGE.split())
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"profil": "tcp"}, "additional properties 'profil' not allowed"),
+        ({"security": {"tls": {"mode": "off"}}}, "at '/security/unauthenticated': value must be true"),
+        ({"profile": "dra"}, "at '/rdma/deviceClassName': minLength: got 0, want 1"),
+        ({"profile": "rdma-shared", "security": {"encrypt": "all"}}, "at '/profile': value must be 'tcp'"),
+    ],
+)
+def test_what_helm_says(values: Values, words: str) -> None:
+    with pytest.raises(helm_python.HelmValuesError) as caught:
+        render(values)
+    assert words in str(caught.value)
+    assert words in WORDS
+
+
+def _port(**changes: object) -> Port:
+    return Port(**{"number": 1, "active": True, "link": "Ethernet", "rate": 100.0, "gids": (), **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("devices", "wishes", "word"),
+    [
+        ((), Wishes(), "no_device"),
+        ((Device("mlx5_0", (_port(),)),), Wishes(devices=("mlx5_9",)), "no_device"),
+        ((Device("mlx5_0", (_port(active=False),)),), Wishes(), "link"),
+        ((Device("mlx5_0", (_port(),)),), Wishes(), "no_gid"),
+    ],
+)
+def test_why_a_device_cannot_be_used(devices: tuple[Device, ...], wishes: Wishes, word: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        choosing.choose(devices, wishes)
+    assert caught.value.reason == word
+    text = str(caught.value).partition("\n")[0]
+    assert re.search(rf"\| `{re.escape(text)}` \| `{word}` \|", PAGE), text
+
+
+def test_why_a_driver_cannot_be_used() -> None:
+    for error in (
+        failures.device_failed(13, "mlx5_0", "opening the device"),
+        failures.import_failed(ImportError("No module named 'pyverbs'")),
+        failures.import_failed(ImportError("version `IBVERBS_PRIVATE_50' not found")),
+    ):
+        assert isinstance(error, DeviceError)
+        text = re.split(r"[:,] (?=No module|version|Permission)", str(error).partition("\n")[0])[0]
+        assert f"| `{text}` | `{error.reason}` |" in PAGE
+
+
+def test_too_little_locked_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card is what this machine has not: one in a folder like /sys/class/infiniband."""
+    route = choosing.Route("mlx5_0", 1, 0, "fe80::1", 4096, why="the only one")
+    monkeypatch.setattr(choosing, "choose_route", lambda **_: route)
+    monkeypatch.setattr(failures, "may_lock", lambda: False)
+    monkeypatch.setattr(probe.resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
+    found = probe.probe(tmp_path)
+    assert found.word == "memlock" and f"| `{found.reason}` | `memlock` |" in PAGE
+
+
+def test_words_of_counters_are_those_that_exist() -> None:
+    words = set(re.findall(r"^\| `[^|]+` \| `(\w+)` \|", PAGE, flags=re.MULTILINE))
+    documented = (ROOT / "docs/errors.md").read_text()
+    assert len(words) > 5
+    assert {word for word in words if word not in documented} == set()
+
+
+def test_values_that_the_page_names_exist() -> None:
+    """`broker.persistence.storageClass` and the like, and what --set says."""
+    with helm_python.Chart.load(CHART) as chart:
+        values = chart.values
+    sections = "|".join(values)
+    named = set(re.findall(rf"`((?:{sections})(?:\.\w+)+)\b", PAGE))
+    named |= {
+        one for text in re.findall(r"--set\s+(\S+)", PAGE) for one in re.findall(r"([\w.]+)(?:\[0\])?=", text)
+    }
+    assert len(named) > 15
+    for name in named:
+        found = values
+        for key in name.split("."):
+            assert key in found, name
+            found = found[key]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [ROOT / "deploy/README.md", *CHART.rglob("*.md")],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_links_beside_the_chart_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", document.read_text()):
+        assert target.startswith("https://") or (document.parent / target.partition("#")[0]).exists(), target

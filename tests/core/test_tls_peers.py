@@ -1,0 +1,340 @@
+"""TLS channels, and peers that do what they should not; whose certificates are taken; new keys."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from contextlib import ExitStack, closing, suppress
+
+import pytest
+
+from tests.core.conftest import connected
+from tests.core.openssl import Client
+from tests.core.papers import CORES, RECORD, core_of, drained, shake
+from tests.core.raw import eventually
+from transports.errors import InternalError, SecurityError
+
+# --- new keys ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=CORES)
+def renewing(request, papers):
+    """(socket of the server, its channel, an OpenSSL client without a certificate), after the handshake."""
+    core = core_of(request.param)
+    near, far = connected("tcp")
+    far.setblocking(False)
+    with far, closing(Client(near)) as client:
+        channel = core.TlsChannel(papers.context(core, server=True, clients="none"), far.fileno())
+        shake(channel, client)
+        yield far, channel, client
+
+
+def test_new_keys_in_the_middle(renewing):
+    """Asked for by the peer, again and again, while data goes both ways."""
+    far, channel, client = renewing
+    channel.ahead()
+    came, back = bytearray(), bytearray()
+    for number in range(200):
+        eventually(client.new_keys)
+        data = bytes([number]) * 1000
+        assert client.send(data) == 1000
+        eventually(lambda: came.extend(drained(channel, far)[0]) or len(came) == 1000 * (number + 1))  # noqa: B023
+        assert came[-1000:] == data
+        if number % 3:
+            assert channel.send(data) == 1000
+            eventually(lambda: channel.flush() and not back.extend(client.recv(1000)) and len(back) == 1000)
+            assert back == data
+            back.clear()
+
+
+@pytest.mark.parametrize(("asked", "said"), [(True, "new keys"), (False, "bytes")])
+def test_new_keys_without_end_while_nobody_is_known(renewing, asked, said):
+    """Not a byte of data comes, so nobody would ever have been asked who he is: it is bounded."""
+    _, channel, client = renewing
+    with pytest.raises(OSError) as caught:
+        for _ in range(20_000):
+            with suppress(OSError):
+                client.new_keys(asked)
+            with suppress(BlockingIOError):
+                assert not channel.recv(34)
+    assert caught.value.errno == errno.EPROTO and said in str(caught.value)
+
+
+def test_new_keys_without_end_do_not_keep_a_reader(renewing):
+    """One read comes back, however fast the peer asks; and what is owed to the peer stays little."""
+    _, channel, client = renewing
+    channel.ahead()
+    stop = threading.Event()
+
+    def flood():
+        while not stop.is_set():
+            with suppress(OSError):
+                client.new_keys()
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        for _ in range(20):
+            with suppress(OSError):  # it may have had enough of the peer by now
+                assert not channel.recv(1 << 16)
+    finally:
+        stop.set()
+        thread.join(10)
+    assert channel.unsent < 1 << 20
+
+
+# --- bad peers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("farewell", [True, False], ids=["close_notify", "none"])
+def test_the_end(line, farewell):
+    """Streams know by themselves whether a message is whole, so the end is the end, said or not."""
+    near, far, client, server = line()
+    server.ahead()
+    client.send(b"last")
+    if farewell:
+        client.close()
+        client.close()
+    near.close()
+    came, ended = b"", False
+
+    def read():
+        nonlocal came, ended
+        part, ended = drained(server, far)
+        came += part
+        return ended
+
+    eventually(read)
+    assert came == b"last"
+    assert server.recv(100) == b"", "as often as one asks"
+
+
+def test_the_end_inside_a_record(cores, papers):
+    with tampering(cores, papers) as (client, server, far, ciphertext, deliver):
+        client.send(b"x" * 1000)
+        deliver(ciphertext()[:-1])
+        assert drained(server, far) == (b"", False)
+
+
+class tampering:
+    """(client, server, the server's socket, what the client has just sent, deliver it)"""
+
+    def __init__(self, cores, papers):
+        self.cores, self.papers = cores, papers
+
+    def __enter__(self):
+        self.stack = ExitStack()
+        near, seen, given, far = (
+            self.stack.enter_context(end) for _ in range(2) for end in socket.socketpair()
+        )
+        for end in (near, seen, given, far):
+            end.setblocking(False)
+        one, other = self.cores
+        client = one.TlsChannel(self.papers.context(one, server=False), near.fileno(), "127.0.0.1")
+        server = other.TlsChannel(self.papers.context(other, server=True), far.fileno())
+
+        def passed():
+            for source, target in ((seen, given), (given, seen)):
+                with suppress(BlockingIOError):
+                    target.send(source.recv(1 << 16))
+
+        shake(client, server, between=passed)
+        server.ahead()
+        return client, server, far, lambda: seen.recv(1 << 20), given.send
+
+    def __exit__(self, *_):
+        self.stack.close()
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_flipped_bit_is_never_delivered(name, papers):
+    """In any byte of a record, its head too: nothing of it comes out, and the connection is over."""
+    cores = (core_of(name),) * 2
+    with tampering(cores, papers) as (client, *_, ciphertext, _deliver):
+        client.send(b"secret")
+        length = len(ciphertext())
+    for at in range(length):
+        with tampering(cores, papers) as (client, server, _far, ciphertext, deliver):
+            client.send(b"before")
+            deliver(ciphertext())
+            client.send(b"secret")
+            changed = bytearray(ciphertext())
+            changed[at] ^= 1 << at % 8
+            deliver(changed)
+            came = b""
+            with suppress(BlockingIOError):
+                came = server.recv(100)
+            assert came == b"before"
+            failures = []
+            for _ in range(2):
+                try:
+                    assert not server.recv(100), f"byte {at}"
+                except BlockingIOError:
+                    assert at in (3, 4), "only a longer length makes it wait"
+                    break
+                except OSError as error:
+                    failures.append(error)
+            else:
+                assert [error.errno for error in failures] == [errno.EPROTO] * 2
+                with pytest.raises(OSError):
+                    server.send(b"more")
+
+
+@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize("way", ["again", "left out", "exchanged"])
+def test_records_come_once_and_in_their_order(name, way, papers):
+    cores = (core_of(name),) * 2
+    with tampering(cores, papers) as (client, server, _far, ciphertext, deliver):
+        records = []
+        for data in (b"one", b"two"):
+            client.send(data)
+            records.append(ciphertext())
+        one, two = records
+        for record in {"again": (one, one), "left out": (two,), "exchanged": (two, one)}[way]:
+            deliver(record)
+        came = bytearray()
+        with pytest.raises(OSError) as caught:
+            for _ in range(3):
+                came += server.recv(1000)
+        assert caught.value.errno == errno.EPROTO
+        assert came == (b"one" if way == "again" else b"")
+
+
+STRANGERS = {
+    "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "our own frames": bytes.fromhex("21514d5a01000000") + bytes(40),
+    "zeros": bytes(100),
+    "a record that is too large": b"\x16\x03\x01" + (RECORD + 257).to_bytes(2, "big") + bytes(RECORD),
+    "SSL 2": b"\x80\x2e\x01\x00\x02" + bytes(100),
+    "a record of no known type": b"\x19\x03\x03\x00\x10" + bytes(16),
+    "data first": b"\x17\x03\x03\x00\x20" + bytes(32),
+    "a hello that is garbage": b"\x16\x03\x01\x00\x30\x01\x00\x00\x2c" + bytes(44),
+    "an alert": b"\x15\x03\x03\x00\x02\x02\x28",
+}
+
+
+@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_who_speaks_something_else(name, data, side, papers):
+    core = core_of(name)
+    near, far = connected("tcp")
+    with near, far:
+        far.setblocking(False)
+        server = side == "server"
+        channel = core.TlsChannel(
+            papers.context(core, server=server), far.fileno(), "" if server else "127.0.0.1"
+        )
+        near.sendall(data)
+        with pytest.raises(OSError) as caught:
+            eventually(channel.handshake)
+        assert caught.value.errno == errno.EPROTO and caught.value.strerror
+        for again in (channel.handshake, lambda: channel.recv(10), lambda: channel.send(b"x")):
+            with pytest.raises(OSError):
+                again()
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_handshake_without_end(name, papers):
+    """128 KiB of somebody who is not known yet are enough."""
+    core = core_of(name)
+    near, far = connected("tcp")
+    with near, far:
+        far.setblocking(False)
+        near.setblocking(False)
+        channel = core.TlsChannel(papers.context(core, server=True), far.fileno())
+        begin = b"\x16\x03\x01\x40\x00\x01\x01\xff\xff" + bytes(RECORD - 4)
+        more = b"\x16\x03\x01\x40\x00" + bytes(RECORD)
+        count = 0
+        with pytest.raises(OSError) as caught:
+            for _ in range(100):
+                count += near.send(more if count else begin)
+                channel.handshake()
+        assert caught.value.errno == errno.EPROTO
+        assert count <= 160 * 1024
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_the_peer_ends_in_the_handshake(name, papers):
+    core = core_of(name)
+    near, far = connected("tcp")
+    with far:
+        far.setblocking(False)
+        channel = core.TlsChannel(papers.context(core, server=True), far.fileno())
+        assert not channel.handshake()
+        near.close()
+        with pytest.raises(OSError) as caught:
+            eventually(channel.handshake)
+        assert caught.value.errno == errno.ECONNRESET
+
+
+# --- whose certificate ---------------------------------------------------------------------------
+
+
+def met(core, papers, hosts, expected, **changed):
+    """Raises what the client finds wrong with a server whose certificate is for `hosts`."""
+    near, far = connected("tcp")
+    with near, far:
+        for end in (near, far):
+            end.setblocking(False)
+        issued = papers.authority.issue("other", hosts=hosts)
+        server = core.TlsChannel(
+            papers.context(core, server=True, certificate=issued.certificate, key=issued.key), far.fileno()
+        )
+        client = core.TlsChannel(papers.context(core, server=False, **changed), near.fileno(), expected)
+        shake(client, server)
+
+
+@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        (("127.0.0.1",), "127.0.0.1"),
+        (("::1",), "::1"),
+        (("broker.example",), "broker.example"),
+        (("*.pods.example",), "one.pods.example"),
+        (("fe80::1",), "fe80::1%lo"),
+    ],
+)
+def test_names_that_fit(name, hosts, expected, papers):
+    met(core_of(name), papers, hosts, expected)
+
+
+@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        (("127.0.0.1",), "127.0.0.2"),
+        (("127.0.0.1",), "localhost"),
+        (("localhost",), "127.0.0.1"),
+        (("::1",), "::2"),
+        (("fe80::2",), "fe80::1%lo"),
+        (("broker.example",), "fe80::1%lo"),
+        (("broker.example",), "worker.example"),
+        (("broker.example",), "example"),
+        (("example",), "broker.example"),
+        (("*.pods.example",), "one.two.pods.example"),
+        (("*.example",), "pods.example.org"),
+        (("b*r.pods.example",), "broker.pods.example"),
+        (("broker.example",), ".example"),
+        (("broker.example",), "broker.example\0.org"),
+        (("broker.example",), "broker.example\0"),
+        (("broker.example",), "x" * 300),
+        (("broker.example",), "ä" * 300),
+        (("broker.example",), "0x7f.1"),
+        (("broker.example",), "127.1"),
+    ],
+)
+def test_names_that_do_not_fit(name, hosts, expected, papers):
+    """Refused by whoever looks at the certificate, or before: as an error with a text."""
+    with pytest.raises((OSError, SecurityError)) as caught:
+        met(core_of(name), papers, hosts, expected)
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_client_has_to_say_whom_it_expects(name, papers):
+    core = core_of(name)
+    with pytest.raises(InternalError):
+        core.TlsChannel(papers.context(core, server=False), 0)

@@ -1,0 +1,266 @@
+"""Whose certificates are taken, and whose are not: on both sides, with the reason on both."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import socket
+import ssl
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID as OID
+
+from tests.security.conftest import TOKEN
+from transfer.certificates import Authority
+from transports.errors import HandshakeError, SecurityError
+from transports.security import credentials as module
+from transports.security.credentials import Credentials
+from transports.security.settings import Security
+from transports.testing.ends import Side, until
+
+
+@pytest.mark.parametrize("other", ["twin", "native"])
+def test_both_have_a_good_one(stage, paper, other):
+    server, address = stage.serve(paper.security())
+    client = stage.reach(address, paper.security(), core=importlib.import_module(f"transports.{other}"))
+    stage.meets(server, client)
+    for side in (server, client):
+        assert side.connected[0].agreement.encrypted and side.connected[0].agreement.authenticated
+
+
+BAD = {
+    "expired": ({"begins": -2, "ends": -1}, "expired"),
+    "not yet valid": ({"begins": 1, "ends": 2}, "not yet valid"),
+    "self-signed": ({"self_signed": True}, "self-signed certificate"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_server_with_a_bad_certificate(stage, paper, bad):
+    how, why = BAD[bad]
+    issued = paper.authority.issue("bad server", **how)
+    server, address = stage.serve(paper.security(issued))
+    client = stage.reach(address, paper.security())
+    found, told = stage.refused(server, client)
+    assert (
+        isinstance(told, HandshakeError)
+        and told.reason == "tls"
+        and why in str(told).replace("self ", "self-")
+    )
+    assert told.hint
+    assert isinstance(found, HandshakeError) and found.reason == "tls" and "alert" in str(found)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_client_with_a_bad_certificate(stage, paper, bad):
+    how, why = BAD[bad]
+    server, address = stage.serve(paper.security())
+    client = stage.reach(address, paper.security(paper.authority.issue("bad client", **how)))
+    found, told = stage.refused(server, client)
+    assert (
+        isinstance(found, HandshakeError)
+        and found.reason == "tls"
+        and why in str(found).replace("self ", "self-")
+    )
+    assert isinstance(told, HandshakeError) and told.reason == "tls" and "alert" in str(told)
+
+
+@pytest.mark.parametrize("whose", ["server", "client"])
+def test_another_authority(stage, paper, tmp_path, whose):
+    """It has the same name, and signs for the same hosts."""
+    stranger = Authority(tmp_path).issue()
+    server, address = stage.serve(paper.security(stranger if whose == "server" else None))
+    client = stage.reach(address, paper.security(stranger if whose == "client" else None))
+    for error in stage.refused(server, client):
+        assert isinstance(error, HandshakeError) and error.reason == "tls"
+
+
+def test_a_certificate_for_other_names(stage, paper):
+    server, address = stage.serve(paper.security(paper.authority.issue("elsewhere", hosts=("elsewhere",))))
+    found, told = stage.refused(server, stage.reach(address, paper.security()))
+    assert told.reason == "tls" and "mismatch" in str(told) and "TRANSFER_TLS_SERVER_NAME" in told.hint
+    assert found.reason == "tls"
+    friend = stage.reach(address, paper.security(server_name="elsewhere"))
+    stage.meets(server, friend)
+
+
+def test_a_certificate_for_servers_alone_lets_no_client_in(stage, paper, monkeypatch):
+    """`serverAuth` is what a public authority gives to whoever has a web site."""
+    usages = SimpleNamespace(SERVER_AUTH=OID.SERVER_AUTH, CLIENT_AUTH=OID.CODE_SIGNING)
+    monkeypatch.setattr("transfer.certificates.ExtendedKeyUsageOID", usages)
+    issued = paper.authority.issue("web")
+    server, address = stage.serve(paper.security())
+    found, _ = stage.refused(server, stage.reach(address, paper.security(issued)))
+    assert found.reason == "tls" and "purpose" in str(found)
+
+
+def test_a_client_without_certificate(stage, paper):
+    server, address = stage.serve(paper.security())
+    client = stage.reach(address, paper.security(certificate="", key=""))
+    found, told = stage.refused(server, client)
+    assert found.reason == told.reason == "tls"
+    assert "did not return a certificate" in str(found)
+    assert "TRANSFER_TLS_CERT" in told.hint
+
+
+def test_a_client_that_has_a_token_instead(stage, paper):
+    server, address = stage.serve(paper.security(clients="token", token=TOKEN))
+    client = stage.reach(address, paper.security(certificate="", key="", token=TOKEN))
+    stage.meets(server, client)
+    assert server.connected[0].agreement.authenticated
+    found, told = stage.refused(
+        *_again(server, stage.reach(address, paper.security(certificate="", key="", token="wrong" * 4)))
+    )
+    assert found.reason == told.reason == "token"
+
+
+def _again(server, client):
+    """The server's side, with what happened before forgotten."""
+    return Side([], server.failed), client
+
+
+def test_certificate_and_wrong_token(stage, paper):
+    """Both are asked for where both are given."""
+    server, address = stage.serve(paper.security(token=TOKEN))
+    for token in ("another token, as long as it", ""):
+        server.failed.clear()
+        found, told = stage.refused(server, stage.reach(address, paper.security(token=token)))
+        assert found.reason == told.reason == "token"
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def files(paper, tmp_path):
+    """Own copies: (certificate, key, authority)."""
+    return [
+        shutil.copy(path, tmp_path / f"{name}.pem")
+        for name, path in (
+            ("certificate", paper.issued.certificate),
+            ("key", paper.issued.key),
+            ("authority", paper.authority.path),
+        )
+    ]
+
+
+@pytest.mark.parametrize("which", ["certificate", "key", "authority"])
+@pytest.mark.parametrize("how", ["missing", "empty", "garbage", "a folder", "half", "of another", "binary"])
+def test_files_that_cannot_be_used(core, paper, tmp_path, which, how):
+    paths = files(paper, tmp_path)
+    path = Path(paths[["certificate", "key", "authority"].index(which)])
+    text = path.read_bytes()
+    path.unlink()
+    if how == "a folder":
+        path.mkdir()
+    elif how == "of another":
+        other = paper.authority.issue("another")
+        path.write_bytes(Path(other.certificate if which == "certificate" else other.key).read_bytes())
+    elif how != "missing":
+        new = {
+            "empty": b"",
+            "garbage": b"no PEM\n" * 9,
+            "half": text[: len(text) // 2],
+            "binary": bytes(range(256)),
+        }
+        path.write_bytes(new[how])
+    with pytest.raises(SecurityError) as caught:
+        Credentials(Security(*paths), core)
+    assert str(path) in str(caught.value) or (how == "of another" and "mismatch" in str(caught.value))
+
+
+def test_a_key_with_a_password_asks_nobody(core, paper, tmp_path):
+    certificate, key, authority = files(paper, tmp_path)
+    made = serialization.load_pem_private_key(Path(key).read_bytes(), None)
+    Path(key).write_bytes(
+        made.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"pass"),
+        )
+    )
+    with pytest.raises(SecurityError) as caught:
+        Credentials(Security(certificate, key, authority), core)
+    assert "without a password" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"certificate": "a.crt"},
+        {"key": "a.key"},
+        {"clients": "anybody", "authority": "a.pem"},
+        {"encrypt": "none"},
+        {"token": "short"},
+        {"token": "x" * 15},
+        {"token": "a token with a line\nbreak"},
+        {"token": TOKEN, "token_file": "tokens"},
+        {"server_name": ".example"},
+        {"server_name": "broker.example\0.org"},
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense(wrong):
+    with pytest.raises(SecurityError) as caught:
+        Security(**wrong)
+    assert caught.value.hint and wrong.get("token", "\0") not in str(caught.value)
+
+
+def test_who_listens_needs_a_certificate(stage, paper):
+    with pytest.raises(SecurityError, match="no certificate to show") as caught:
+        stage.serve(paper.security(certificate="", key=""))
+    assert "TRANSFER_TLS_CERT" in caught.value.hint
+
+
+# --- new ones while it runs ----------------------------------------------------------------------
+
+
+def test_new_certificates_are_used_without_a_restart(stage, paper, tmp_path, monkeypatch):
+    """As Kubernetes changes secrets: a link that leads elsewhere. A broken one changes nothing."""
+    monkeypatch.setattr(module, "_LOOK", 0.0)
+    mount = tmp_path / "now"
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        issued = paper.authority.issue(f"rotated {number}")
+        shutil.copy(issued.certificate, folder / "tls.crt")
+        shutil.copy(issued.key, folder / "tls.key")
+    (tmp_path / "1" / "tls.key").write_text("half of a k")
+
+    def turn(number):
+        link = tmp_path / "new"
+        link.symlink_to(tmp_path / str(number))
+        os.replace(link, mount)
+
+    def shown():
+        count = len(server.connected)
+        client = stage.reach(address, paper.security())
+        until(lambda: len(server.connected) > count and client.connected, "the connection")
+        return _certificate(paper, address)
+
+    turn(0)
+    known = Credentials(
+        Security(str(mount / "tls.crt"), str(mount / "tls.key"), paper.authority.path), stage.core
+    )
+    server, address = stage.serve(known.security, credentials=known)
+    first = shown()
+    turn(1)
+    assert shown() == first and (known.reloads, known.failures) == (0, 1)
+    turn(2)
+    assert shown() != first and (known.reloads, known.failures) == (1, 1)
+    mount.unlink()
+    shown()
+    assert known.failures == 2, "they are gone, and the old ones stay"
+
+
+def _certificate(paper, address):
+    context = ssl.create_default_context(cafile=paper.authority.path)
+    context.load_cert_chain(paper.issued.certificate, paper.issued.key)
+    with (
+        socket.create_connection((address.host, address.port)) as plain,
+        context.wrap_socket(plain, server_hostname=address.host) as end,
+    ):
+        return end.getpeercert(True)

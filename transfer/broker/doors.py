@@ -1,0 +1,107 @@
+"""The TCP listeners of a broker's fronts, and how a connection gets from there to its front: by TLS, if
+there is TLS, and only as many as are allowed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TYPE_CHECKING
+
+from transfer.broker.engine.tls_words import WORDS
+from transfer.broker.entry import Entry
+from transfer.broker.listener import Accepted, Listener
+from transports.security.guard import check_listening
+
+if TYPE_CHECKING:
+    import socket
+
+    import transfer
+    from transports.core_contract import TlsChannel
+
+
+class Doors:
+    """On the broker's loop. context: whose credentials are shown. patience: seconds for a handshake.
+
+    refused: by front, how many were not let in, by word.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, context: transfer.Context, patience: float) -> None:
+        self.credentials = context.credentials
+        self.patience = patience
+        self.refused: dict[str, Counter[str]] = {}
+        self._loop = loop
+        self._core = context.core
+        self._listeners: dict[str, Listener] = {}
+        self._entries: list[Entry] = []
+
+    @property
+    def secured(self) -> bool:
+        """Whoever comes has to speak TLS."""
+        return self.credentials.security.tls
+
+    @property
+    def listening(self) -> Collection[str]:
+        """Who takes connections."""
+        return self._listeners
+
+    @property
+    def unfinished(self) -> int:
+        """Handshakes that go on now."""
+        return sum(entry.unfinished for entry in self._entries)
+
+    def refusals(self, name: str) -> Counter[str]:
+        """Of this name."""
+        return self.refused.setdefault(name, Counter(dict.fromkeys(WORDS, 0)))
+
+    def entry(self, name: str, taker: Accepted, open_now: Callable[[], int], *protocols: str) -> Accepted:
+        """What takes connections for a front, which gets those that were let in. open_now: how many it has.
+        protocols: words of ALPN. Raises SecurityError if there is nothing to show to those who come."""
+        refused = self.refusals(name)
+        most = self.credentials.security.connections
+
+        def let_in(connection: socket.socket, peer: str) -> None:
+            if open_now() >= most:
+                refused["crowded"] += 1
+                connection.close()
+            else:
+                taker(connection, peer)
+
+        if not self.secured:
+            return let_in
+        self.credentials.context(server=True, protocols=protocols)
+        entry = Entry(
+            self._loop,
+            partial(self._channel, protocols),
+            let_in,
+            refused,
+            patience=self.patience,
+            most=self.credentials.security.unfinished,
+        )
+        self._entries.append(entry)
+        return entry.accepted
+
+    def listen(self, name: str, host: str, port: int, accepted: Accepted) -> Listener:
+        """Raises AddressInUse, AddressError, and SecurityError where strangers could come."""
+        listener = Listener(self._loop, host, port, accepted, allowed=self.check)
+        self._listeners[name] = listener
+        return listener
+
+    def shut(self) -> None:
+        """Nobody is let in any more; who is in stays. Idempotent."""
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
+        for entry in self._entries:
+            entry.close()
+
+    def check(self, host: str, where: str) -> None:
+        """Raises SecurityError where strangers could come: these protocols know no token."""
+        check_listening(host, where, self.credentials.security, token=False)
+
+    def _channel(self, protocols: tuple[str, ...], fd: int) -> TlsChannel:
+        made: TlsChannel = self._core.TlsChannel(
+            self.credentials.context(server=True, protocols=protocols), fd
+        )
+        return made

@@ -1,0 +1,121 @@
+"""The TLS handshake of connections that were accepted, on the broker's loop, before a front sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transfer.broker.crowd import Crowd
+from transfer.broker.engine.tls_words import word_of
+from transfer.broker.listener import Accepted
+from transfer.broker.secured import Secured
+from transports.errors import TransferError
+
+if TYPE_CHECKING:
+    from transports.core_contract import TlsChannel
+
+_log = logging.getLogger("transfer.broker")
+
+#: makes TLS for a descriptor. Raises SecurityError
+Secure = Callable[[int], "TlsChannel"]
+
+
+@dataclass(slots=True, eq=False)
+class _Guest:
+    connection: socket.socket
+    channel: TlsChannel
+    peer: str
+    writes: bool = False
+
+
+class Entry:
+    """Hands connections to `taker` once TLS is agreed on. On the broker's loop.
+
+    patience: seconds that the handshake may take. most: handshakes at once (see `Crowd`). refused: how many
+    did not come in, by word.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        secure: Secure,
+        taker: Accepted,
+        refused: Counter[str],
+        *,
+        patience: float,
+        most: int,
+    ) -> None:
+        self.refused = refused
+        self._loop = loop
+        self._secure = secure
+        self._taker = taker
+        self._guests: Crowd[_Guest] = Crowd(loop, self._put_out, patience=patience, most=most)
+
+    @property
+    def unfinished(self) -> int:
+        """Handshakes that go on now."""
+        return len(self._guests)
+
+    def accepted(self, connection: socket.socket, peer: str) -> None:
+        """A new connection, in non-blocking mode. Raises SecurityError if there is nothing to show to it, and
+        then it is still the caller's."""
+        channel = self._secure(connection.fileno())
+        guest = _Guest(connection, channel, peer)
+        self._loop.add_reader(connection.fileno(), self._go_on, guest)
+        self._guests.add(guest)
+        if guest in self._guests:
+            self._go_on(guest)
+
+    def close(self) -> None:
+        """Ends all that are unfinished. Idempotent."""
+        for guest in self._guests:
+            self._let_go(guest)
+            guest.connection.close()
+
+    def _go_on(self, guest: _Guest) -> None:
+        channel = guest.channel
+        try:
+            done = channel.handshake()
+        except OSError as error:
+            said = error.strerror or str(error)
+            _log.info("%s was not let in: %s", guest.peer, said)
+            self._put_out(guest, word_of(said))
+            return
+        if not done:
+            self._watch(guest, writes=channel.unsent > 0)
+            return
+        self._let_go(guest)
+        channel.ahead()
+        secured = Secured(guest.connection, channel)
+        try:
+            self._taker(secured, guest.peer)
+        except TransferError as error:
+            _log.warning("%s could not be let in: %s", guest.peer, error)
+            secured.close()
+        except Exception:  # noqa: BLE001 - the others are served all the same
+            _log.exception("a connection of %s cannot be served", guest.peer)
+            secured.close()
+
+    def _watch(self, guest: _Guest, *, writes: bool) -> None:
+        if writes == guest.writes:
+            return
+        guest.writes = writes
+        if writes:
+            self._loop.add_writer(guest.connection.fileno(), self._go_on, guest)
+        else:
+            self._loop.remove_writer(guest.connection.fileno())
+
+    def _put_out(self, guest: _Guest, word: str) -> None:
+        self.refused[word] += 1
+        self._let_go(guest)
+        guest.connection.close()
+
+    def _let_go(self, guest: _Guest) -> None:
+        self._guests.remove(guest)
+        self._loop.remove_reader(guest.connection.fileno())
+        self._loop.remove_writer(guest.connection.fileno())

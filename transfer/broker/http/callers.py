@@ -1,0 +1,99 @@
+"""Who asks: whoever shows a certificate or a token, and who has neither.
+
+Health is open, since those who look after containers have no certificate, and so is the console's page, which
+has no secrets. Everything else needs a certificate of the authority, or the token; operators' calls, if
+they have a token of their own (`http.token`), need that one.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from transfer.broker.http.console import PAGES
+from transfer.broker.http.refusing import refusal
+from transfer.https import Https, bearer, is_one_of
+from transports.security.guard import is_loopback
+from transports.security.settings import Security
+
+#: where operators' calls are, and all that can be asked as JSON
+ADMIN, API = "/api/admin/", "/api/"
+_TOKEN = "X-Admin-Token"
+_OPEN = frozenset({"/livez", "/readyz", *PAGES})
+
+
+class Callers:
+    """token: of the operators; None: there is none. https: what else may be shown."""
+
+    def __init__(self, token: str | None, https: Https | None = None) -> None:
+        self._token = token
+        self._https = https or Https(Security())
+
+    def guard(self) -> Middleware:
+        """Refuses whoever may not ask."""
+
+        @web.middleware
+        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+            answer = self._refused(request) or await handler(request)
+            if self._https.security.authenticates and not (self._is_known(request) or self._has_own(request)):
+                answer.force_close()  # strangers hold no connection
+            return answer
+
+        return guarded
+
+    def _refused(self, request: web.Request) -> web.Response | None:
+        path = request.path
+        if path in _OPEN:
+            return None
+        security = self._https.security
+        if path.startswith(ADMIN):
+            return self._operator(request) or _no_json(request)
+        if security.authenticates:
+            if self._is_known(request) or self._has_own(request):
+                return None
+            return None if not security.tls and not self._token and _is_here(request) else _refusal(request)
+        if path.startswith(API) and self._token and not self._has_own(request):
+            return _refusal(request)
+        return None
+
+    def _operator(self, request: web.Request) -> web.Response | None:
+        if self._token:
+            return None if self._has_own(request) else _refusal(request)
+        if self._https.security.tls and self._https.security.authenticates:
+            return None if self._is_known(request) else _refusal(request)
+        if _is_here(request):
+            return None
+        return refusal(403, "not_here", "without ADMIN_TOKEN only this machine may ask, by its own address")
+
+    def _is_known(self, request: web.Request) -> bool:
+        """By a certificate, or by the token that all share."""
+        if self._https.security.asks_certificates and request.get_extra_info("peercert"):
+            return True
+        return self._https.has_token(_shown(request))
+
+    def _has_own(self, request: web.Request) -> bool:
+        shown = _shown(request)
+        return bool(self._token) and shown is not None and is_one_of(shown, (str(self._token).encode(),))
+
+
+def _shown(request: web.Request) -> str | None:
+    shown = request.headers.get(_TOKEN)
+    return bearer(request.headers.get("Authorization")) if shown is None else shown
+
+
+def _refusal(request: web.Request) -> web.Response:
+    if _shown(request) is None:
+        return refusal(401, "token_missing", f"no certificate is shown, and the header {_TOKEN} is missing")
+    return refusal(403, "token_wrong", f"the header {_TOKEN} has another token")
+
+
+def _no_json(request: web.Request) -> web.Response | None:
+    # What a browser sends for a page without asking first is never JSON.
+    if request.method != "GET" and request.content_type != "application/json":
+        return refusal(415, "no_json", "the body has to be application/json")
+    return None
+
+
+def _is_here(request: web.Request) -> bool:
+    # The second: a page of the web that got a name for this machine, and asks through a browser.
+    return is_loopback(request.remote or "") and is_loopback(request.url.host or "")

@@ -1,0 +1,10 @@
+"""Errors as clients read them: `{"error": CODE, "message": TEXT}`."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+
+def refusal(status: int, code: str, message: str) -> web.Response:
+    """One of them."""
+    return web.json_response({"error": code, "message": message}, status=status)

@@ -1,0 +1,71 @@
+"""What the connections of one loop share: the memory they read into, and who has something to write."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from transfer.broker.pipes import pipes_of
+
+if TYPE_CHECKING:
+    from transfer.broker.line import Line
+    from transports.core_contract import Pool
+
+#: bytes of the arena that connections read into, one behind the other
+_ARENA = 1 << 20
+#: an arena with less room than this is left to those who hold views of it
+_LEAST_ROOM = 64 << 10
+
+
+class Lines:
+    """What the connections of one loop share: the memory they read into, and who has something to write.
+
+    pipes: for payloads that are not copied (`pipes.py`); None: there are none here.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: Pool) -> None:
+        self.loop = loop
+        self.pipes = pipes_of(pool)
+        self._pool = pool
+        self._arena = memoryview(pool.lease(_ARENA))
+        self._used = 0
+        self._dirty: list[Line] = []
+        #: lines whose peers do not take what is queued
+        self.blocked: set[Line] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Something waits to be written."""
+        return bool(self._dirty or self.blocked)
+
+    def close(self) -> None:
+        """When all connections have ended. Idempotent."""
+        if self.pipes is not None:
+            self.pipes.close()
+
+    def room(self) -> memoryview:
+        """Memory to read into; `take` says how much of it was used."""
+        if _ARENA - self._used < _LEAST_ROOM:
+            self._arena = memoryview(self._pool.lease(_ARENA))
+            self._used = 0
+        return self._arena[self._used :]
+
+    def take(self, nbytes: int) -> memoryview:
+        """What was read; it stays as it is while somebody has a view of it."""
+        begin = self._used
+        self._used = begin + nbytes
+        return self._arena[begin : self._used]
+
+    def soon(self, line: Line) -> None:
+        """The line writes at the end of this turn."""
+        if not self._dirty:
+            self.loop.call_soon(self._flush)
+        self._dirty.append(line)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for line in dirty:
+            try:
+                line.flush()
+            except Exception:  # noqa: BLE001 - the others write all the same
+                line.fail()

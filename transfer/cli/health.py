@@ -1,0 +1,177 @@
+"""`transfer health`: asks a broker whether it is well, as a container's health check does.
+
+The standard library's HTTP alone: it runs every few seconds.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from transfer.cli import EXIT_ERROR
+from transfer.config import broker_environment
+from transports.config import security as read_security
+from transports.errors import AddressError, Again, Broken, OptionError, UsageError
+from transports.security.guard import is_loopback
+from transports.security.settings import Security
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PORT = 9180
+#: bytes of an answer that are read
+_MOST = 64 << 10
+_ANYWHERE = ("", "*", "0.0.0.0", "::", "[::]")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Where to ask. path: with the slash."""
+
+    host: str
+    port: int
+    path: str
+    secure: bool
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.secure else ''}://{host}:{self.port}{self.path}"
+
+
+def check(url: str | None, *, live: bool, timeout: float) -> int:
+    """0: it is well; 1: it says that it is not. url: None: the broker that the environment configures.
+
+    Raises AddressError, OptionError, SecurityError, UsageError; Broken and Again when nobody answers
+    as a broker does.
+    """
+    told = _told()
+    security = security_of(told)
+    asked = target(url, told, security, live=live)
+    status, body = _answer(asked, security, timeout)
+    if status == 200:
+        print("ok")
+        return 0
+    print(f"transfer: {asked} answers {status}: {_problems(body)}", file=sys.stderr)
+    return EXIT_ERROR
+
+
+def target(url: str | None, told: Mapping[str, str], security: Security, *, live: bool) -> Asked:
+    """Where to ask. told: what a broker is told, by option. Raises AddressError, UsageError."""
+    path = "/livez" if live else "/readyz"
+    if url is None:
+        port = told.get("http.port", str(_PORT))
+        if not port.isdecimal() or port == "0":
+            raise UsageError(f"http.port is {port!r}, so nobody knows where to ask", hint="give the URL")
+        host = told.get("http.host") or told.get("broker.host", "")
+        return Asked("127.0.0.1" if host in _ANYWHERE else host, int(port), path, bool(security.certificate))
+    parts = urlsplit(url)
+    try:
+        port_number = parts.port
+    except ValueError:
+        port_number = -1
+    if parts.scheme not in ("http", "https") or not parts.hostname or port_number == -1:
+        raise AddressError(f"{url!r} is no address of a broker", hint="such as http://127.0.0.1:9180")
+    secure = parts.scheme == "https"
+    own = parts.path if parts.path not in ("", "/") else path
+    return Asked(parts.hostname, port_number or (443 if secure else 80), own, secure)
+
+
+def trust(asked: Asked, security: Security) -> tuple[ssl.SSLContext, str]:
+    """(what its certificate is checked by, the name it has to have). Raises OptionError."""
+    context = ssl.create_default_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        if security.authority:
+            context = _only_from(context, security.authority)
+        elif security.certificate:
+            # It is this side's own: whoever shows it is the broker of this machine.
+            context = _only_from(context, security.certificate)
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        if security.certificate:
+            context.load_cert_chain(security.certificate, security.key)
+    except OSError as error:
+        raise OptionError(
+            f"the certificates cannot be read: {error}",
+            hint="TRANSFER_TLS_CERT, TRANSFER_TLS_KEY and TRANSFER_TLS_CA",
+        ) from error
+    # The loopback's address stands in few certificates; only this machine listens there, and nothing secret
+    # is said.
+    context.check_hostname = bool(security.server_name) or not is_loopback(asked.host)
+    return context, security.server_name or asked.host
+
+
+def _only_from(context: ssl.SSLContext, file: str) -> ssl.SSLContext:
+    only = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    only.minimum_version = context.minimum_version
+    only.set_alpn_protocols(["http/1.1"])
+    only.load_verify_locations(file)
+    return only
+
+
+def _answer(asked: Asked, security: Security, timeout: float) -> tuple[int, bytes]:
+    secured = trust(asked, security) if asked.secure else None
+    connection = http.client.HTTPConnection(asked.host, asked.port, timeout=timeout)
+    try:
+        with socket.create_connection((asked.host, asked.port), timeout) as plain:
+            if secured is None:
+                connection.sock = plain
+                return _exchanged(connection, asked)
+            context, name = secured
+            with context.wrap_socket(plain, server_hostname=name) as encrypted:
+                connection.sock = encrypted
+                return _exchanged(connection, asked)
+    except TimeoutError as error:
+        raise Again(f"{asked} did not answer within {timeout:g} s") from error
+    except ssl.SSLError as error:
+        raise Broken(
+            f"{asked}: {error.reason or error}",
+            hint="TRANSFER_TLS_CA has to be of the authority of its certificate",
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise Broken(f"nobody answers at {asked}: {error}", hint="is the broker running?") from error
+    finally:
+        connection.close()
+
+
+def _exchanged(connection: http.client.HTTPConnection, asked: Asked) -> tuple[int, bytes]:
+    connection.request("GET", asked.path, headers={"Connection": "close"})
+    answer = connection.getresponse()
+    return answer.status, answer.read(_MOST)
+
+
+def _problems(body: bytes) -> str:
+    try:
+        found = json.loads(body)["problems"]
+        return "; ".join(map(str, found))
+    except (ValueError, KeyError, TypeError):
+        return "no broker's answer"
+
+
+def _told() -> dict[str, str]:
+    """What the environment, and the file that it names, tell a broker, by option; nothing else is checked."""
+    environment = broker_environment()
+    told: dict[str, str] = {}
+    if environment.file:
+        from transfer.broker.configuring import read_file
+
+        told = {one.name: str(one.value) for one in read_file(Path(environment.file))}
+    return told | {option: text for _, option, text in environment.options}
+
+
+#: options of the broker, and what they are of `Security`
+_NAMED = {"cert": "certificate", "key": "key", "ca": "authority", "server_name": "server_name"}
+
+
+def security_of(told: Mapping[str, str], environ: Mapping[str, str] | None = None) -> Security:
+    """As the broker's options have it (`security.cert`), else its variables (TRANSFER_TLS_CERT). Raises
+    SecurityError, OptionError."""
+    given = {field: told.get(f"security.{option}", "") for option, field in _NAMED.items()}
+    return read_security(environ, given={field: text for field, text in given.items() if text})

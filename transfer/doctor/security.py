@@ -1,0 +1,100 @@
+"""Whether the certificates and tokens that the environment names can be used, and until when."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from transfer.doctor.finding import Check
+from transports import config
+from transports.errors import TransferError
+from transports.security.credentials import Credentials
+from transports.security.settings import Security
+
+#: days before its end at which a certificate is a warning
+SOON = 14
+
+
+def security() -> Iterator[Check]:
+    from transports import core, twin
+
+    try:
+        wanted = config.security()
+        credentials = Credentials(wanted, twin)
+        tokens = len(credentials.tokens())
+    except TransferError as error:
+        yield Check("security", "settings", "fail", str(error), error.hint)
+        return
+    try:
+        yield Check("security", "openssl", "ok", core.openssl_version())
+    except TransferError as error:
+        yield Check("security", "openssl", "fail" if wanted.tls else "warn", str(error), error.hint)
+    yield _tls(wanted)
+    if wanted.certificate:
+        yield _certificate(wanted)
+    token = f"{tokens} known, the first is shown" if tokens else "none"
+    yield Check("security", "token", "ok" if tokens else "off", token)
+    if wanted.unauthenticated:
+        yield Check(
+            "security",
+            "strangers",
+            "warn",
+            "may come in beyond this machine (TRANSFER_UNAUTHENTICATED)",
+            "certificates or a token keep them out: docs/security.md",
+        )
+
+
+def _tls(wanted: Security) -> Check:
+    if not wanted.tls:
+        return Check("security", "tls", "off", "none: nothing may listen beyond this machine", _HOW)
+    asked = "mutual" if wanted.asks_certificates else "by certificates of those who accept"
+    serves = "" if wanted.certificate else "; without a certificate, so it connects only"
+    return Check("security", "tls", "ok", f"TLS 1.3, {asked}{serves}")
+
+
+_HOW = "`transfer certificates` makes what is needed; docs/security.md says the rest"
+
+
+def _certificate(wanted: Security) -> Check:
+    """Shows the certificate to itself, as a peer would see it."""
+    try:
+        shown = _shown(wanted)
+    except ssl.SSLCertVerificationError as error:
+        detail = f"peers with the same authority refuse it: {error.verify_message}"
+        return Check("security", "certificate", "fail", detail, "is it of another authority, or too old?")
+    except (ssl.SSLError, OSError, TransferError) as error:
+        return Check("security", "certificate", "fail", str(error))
+    if not shown:
+        return Check("security", "certificate", "ok", "there; no authority is named to look at it with")
+    hosts = ", ".join(value for _, value in shown.get("subjectAltName", ()))
+    days = (ssl.cert_time_to_seconds(shown["notAfter"]) - time.time()) / 86400
+    return Check(
+        "security",
+        "certificate",
+        "ok" if days >= SOON else "warn",
+        f"for {hosts or 'no host'}, for {days:.0f} days more",
+        "" if days >= SOON else "replace the files: no restart is needed",
+    )
+
+
+def _shown(wanted: Security) -> dict[str, Any]:
+    """The certificate as a client with our authority finds it; empty without an authority."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(wanted.certificate, wanted.key, password=lambda: b"")
+    if not wanted.authority:
+        return {}
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(wanted.authority)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    one = client.wrap_bio(back, there)
+    other = server.wrap_bio(there, back, server_side=True)
+    for _ in range(4):
+        for side in (one, other):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return one.getpeercert() or {}

@@ -1,0 +1,112 @@
+"""The HTTP server of metrics: a thread for each who asks, TLS if there is TLS, and nobody who blocks it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from transfer.https import Https, bearer
+from transports.security.guard import check_listening
+
+#: seconds that somebody has to shake hands, to ask, and to read
+_PATIENCE = 10.0
+#: who ask at once; when there are more the oldest is put out
+_MOST = 64
+#: in the environment of a request: a certificate was shown, and is good
+_CERTIFICATE = "transfer.certificate"
+
+App = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _PATIENCE
+
+    def get_environ(self) -> dict[str, Any]:
+        """See WSGIRequestHandler."""
+        shown = self.connection.getpeercert() if isinstance(self.connection, ssl.SSLSocket) else None
+        return {**super().get_environ(), _CERTIFICATE: bool(shown)}
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nobody wants to read it."""
+
+
+class Scraped(ThreadingMixIn, WSGIServer):
+    """Listens at once; `start` serves. https: what is shown, and asked for. port: where it really listens.
+
+    Raises OSError, and SecurityError where strangers could come.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, app: App, address: str, port: int, https: Https) -> None:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self.address_family = found[0]
+        where, number = str(found[4][0]), int(found[4][1])
+        security = https.security
+        # Over plain HTTP a token would be told to whoever listens.
+        check_listening(where, f"{address}:{port} for metrics", security, token=security.tls)
+        self._https = https
+        self._asking: dict[socket.socket, None] = {}  # the oldest first
+        self._asking_lock = threading.Lock()
+        super().__init__((where, number), _Handler)
+        self.set_app(_guarded(app, https) if security.tls and security.authenticates else app)
+        self.port: int = self.server_address[1]
+
+    def start(self) -> threading.Thread:
+        """Serves in a thread, until `shutdown`."""
+        thread = threading.Thread(
+            target=self.serve_forever, args=(0.1,), name="transfer-metrics", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """See ThreadingMixIn."""
+        with self._asking_lock:
+            if len(self._asking) >= _MOST:
+                oldest = next(iter(self._asking))
+                del self._asking[oldest]
+                _put_out(oldest)
+            self._asking[request] = None
+        super().process_request(request, client_address)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own."""
+        request.settimeout(_PATIENCE)
+        try:
+            if not self._https.security.tls:
+                super().finish_request(request, client_address)
+                return
+            with self._https.context().wrap_socket(request.dup(), server_side=True) as secured:
+                super().finish_request(secured, client_address)
+        except OSError:
+            return  # it went, or had no certificate
+        finally:
+            with self._asking_lock:
+                self._asking.pop(request, None)
+
+
+def _put_out(request: socket.socket) -> None:
+    try:
+        request.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it has gone by itself
+
+
+def _guarded(app: App, https: Https) -> App:
+    """For who has a certificate, or the token."""
+
+    def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        known = https.security.asks_certificates and environ[_CERTIFICATE]
+        if known or https.has_token(bearer(environ.get("HTTP_AUTHORIZATION"))):
+            return app(environ, start)
+        start("401 Unauthorized", [("Content-Type", "text/plain"), ("WWW-Authenticate", "Bearer")])
+        return [b"a certificate is wanted, or the token\n"]
+
+    return answer

@@ -1,0 +1,139 @@
+"""Asks DNS for all addresses of a name, with the time for which they hold. The home of dnspython.
+
+The system's own look-up tells no TTL, and asks files and caches of its own; so this one asks the name
+servers of /etc/resolv.conf directly, with its search domains, and by TCP where an answer is cut off.
+/etc/hosts is not read.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from transports.address import Address
+from transports.config import dns_family, name_servers
+from transports.discovery.directory import Directory, Listing
+from transports.errors import AddressError, Again, Broken, Closed, NotSupported, TransferError
+
+if TYPE_CHECKING:
+    import dns.message
+    import dns.name
+    import dns.resolver
+
+#: seconds for all questions of one look-up, and for each until it is asked again
+LIFETIME, _TRY = 2.5, 1.0
+#: seconds that the answer "no such name" holds at most: somebody waits for the first address
+_LONGEST_NOTHING = 30.0
+#: address records by family, in the order in which they are asked for
+_RECORDS = {"ipv4": ("A",), "ipv6": ("AAAA",), "both": ("A", "AAAA"), "auto": ("A", "AAAA")}
+
+
+class DnsDirectory(Directory):
+    """The addresses of a `dns://` endpoint. See Directory.
+
+    A pod of a cluster with both families has one address of each under the same name, and two connections to
+    it would get twice the work. So IPv6 is asked for where there is no IPv4 address, unless
+    TRANSFER_DNS_FAMILY says otherwise. Raises NotSupported without dnspython, OptionError.
+    """
+
+    def __init__(self, address: Address) -> None:
+        try:
+            import dns.resolver  # noqa: F401 - told at the connect, and not by a thread
+        except ModuleNotFoundError as error:
+            raise NotSupported(
+                f"{address} needs dnspython", hint="pip install 'tensor-transfer[discovery]'"
+            ) from error
+        self._address = address
+        self._servers = name_servers()
+        self._family = dns_family()
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True  # a question that is out ends by itself, within LIFETIME
+
+    def look_up(self) -> Listing:
+        if self._closed:
+            raise Closed(f"{self._address} is not followed any more")
+        resolver = self._resolver()
+        deadline = time.monotonic() + LIFETIME
+        numbers: set[str] = set()
+        ttls: list[float] = []
+        nothing: list[float] = []
+        for record in _RECORDS[self._family]:
+            found, ttl = self._ask(resolver, record, deadline)
+            numbers |= found or set()
+            (ttls if found else nothing).append(ttl)
+            if found is None or (found and self._family == "auto"):
+                break
+        if not numbers:
+            # A headless service without a ready pod has no name at all. Whether all have gone, or only the
+            # answer, is not known; so it says nothing of those who are there.
+            return Listing(frozenset(), min(*nothing, _LONGEST_NOTHING), complete=False)
+        return Listing(frozenset(map(self._member, numbers)), min(ttls))
+
+    def _member(self, number: str) -> Address:
+        address = self._address
+        return replace(address, scheme="tcp", host=number, server_name=address.host.rstrip("."))
+
+    def _resolver(self) -> dns.resolver.Resolver:
+        """A new one each time, since /etc/resolv.conf changes. Raises Broken."""
+        import dns.nameserver
+        import dns.resolver
+
+        try:
+            resolver = dns.resolver.Resolver()
+        except (dns.resolver.NoResolverConfiguration, OSError) as error:
+            if not self._servers:
+                raise Broken(f"nobody can be asked for {self._address}: {error}") from error
+            resolver = dns.resolver.Resolver(configure=False)
+        if self._servers:
+            resolver.nameservers = [dns.nameserver.Do53Nameserver(host, port) for host, port in self._servers]
+        resolver.timeout = _TRY
+        return resolver
+
+    def _ask(
+        self, resolver: dns.resolver.Resolver, record: str, deadline: float
+    ) -> tuple[set[str] | None, float]:
+        """(numbers, seconds for which they hold) of one kind; also that there are none holds for a time.
+        None: there is no such name at all. Raises Again, Broken, AddressError."""
+        import dns.exception
+        import dns.resolver
+
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise Again(f"{self._address}: no answer within {LIFETIME:g} s")
+        try:
+            answer = resolver.resolve(
+                self._address.host, record, search=True, lifetime=left, raise_on_no_answer=False
+            )
+        except dns.resolver.NXDOMAIN as error:
+            responses = error.responses()  # type: ignore[no-untyped-call]
+            return None, min(map(_holds, responses.values()), default=0.0)
+        except (dns.exception.DNSException, OSError) as error:
+            raise self._error(error) from error
+        found = {data.to_text() for data in answer.rrset or ()}
+        return {number for number in found if _is_a_host(number)}, _holds(answer.response)
+
+    def _error(self, error: Exception) -> TransferError:
+        import dns.exception
+        import dns.name
+
+        text = f"{self._address} cannot be looked up: {error}"
+        if isinstance(error, dns.exception.Timeout):
+            return Again(text, hint="are the name servers of /etc/resolv.conf reachable?")
+        if isinstance(error, (dns.name.LabelTooLong, dns.name.EmptyLabel, dns.name.NameTooLong)):
+            return AddressError(text)
+        return Broken(text, hint="what do the name servers' logs say?")
+
+
+def _holds(response: dns.message.QueryMessage | dns.message.Message) -> float:
+    """Seconds: the least TTL on the way from the name to its addresses, or that of there being none."""
+    return float(response.resolve_chaining().minimum_ttl)  # type: ignore[union-attr]
+
+
+def _is_a_host(number: str) -> bool:
+    """0.0.0.0, which stands for a blocked name in some networks, would be this very machine."""
+    address = ipaddress.ip_address(number)
+    return not (address.is_unspecified or address.is_multicast)

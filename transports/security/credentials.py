@@ -1,0 +1,165 @@
+"""Certificates and tokens as they are now: read again when their files change, for connections to come."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from transports.errors import SecurityError
+from transports.security.settings import Security, tokens_of
+
+if TYPE_CHECKING:
+    from transports.core_contract import TlsChannel, TlsContext
+
+_log = logging.getLogger("transfer")
+
+#: what own sockets say by ALPN
+OWN_PROTOCOL = "transfer/1"
+#: seconds between two looks at the files
+_LOOK = 1.0
+
+_Seen = tuple[tuple[int, int, int], ...]
+
+
+class Credentials:
+    """What `Security` names, ready for use. Thread-safe.
+
+    core: the core whose contexts and channels are made. reloads, failures: how often files were read anew,
+    and could not be; then what was read before stays in use.
+    Raises SecurityError if a file cannot be used; the files are read at once.
+    """
+
+    def __init__(self, security: Security, core: ModuleType | Any) -> None:
+        self.security = security
+        self.reloads = self.failures = 0
+        self._core = core
+        self._lock = threading.Lock()
+        self._contexts: dict[tuple[bool, str, tuple[str, ...]], TlsContext] = {}
+        self._tokens: tuple[bytes, ...] = ()
+        self._looked = time.monotonic()
+        self._seen = self._look()
+        self._read()
+
+    def tokens(self) -> tuple[bytes, ...]:
+        """The first is ours to show; each may be the peer's. Empty: there is none."""
+        self._refresh()
+        return self._tokens
+
+    def channel(self, fd: int, *, server_name: str = "", socket_type: str = "") -> TlsChannel | None:
+        """TLS for a new connection of our own sockets; None: there is none. server_name: whose
+        certificate to expect, of a side that was connected to; "": we accepted. socket_type: the name of
+        ours, told by ALPN too, so that a port that many share knows whom it is for."""
+        if not self.security.tls:
+            return None
+        name = server_name and (self.security.server_name or server_name)
+        protocols = (OWN_PROTOCOL, f"{OWN_PROTOCOL}/{socket_type}") if socket_type else (OWN_PROTOCOL,)
+        made: TlsChannel = self._core.TlsChannel(self.context(server=not name, protocols=protocols), fd, name)
+        return made
+
+    def check_server(self) -> None:
+        """Raises SecurityError where this side has nothing to show to those who connect."""
+        self.context(server=True, protocols=(OWN_PROTOCOL,))
+
+    def context(
+        self, *, server: bool, protocols: tuple[str, ...] = (), clients: str | None = None
+    ) -> TlsContext:
+        """One for these protocols. clients: of a server, instead of what the settings say: "none",
+        "optional", "required". Raises SecurityError where a server has nothing to show."""
+        self._refresh()
+        if clients is None:
+            clients = "required" if self.security.asks_certificates else "none"
+        with self._lock:
+            key = (server, clients if server else "", protocols)
+            if key not in self._contexts:
+                self._contexts[key] = self._make(*key)
+            return self._contexts[key]
+
+    # ------------------------------------------------------------------------------------------
+
+    def _make(self, server: bool, clients: str, protocols: tuple[str, ...]) -> TlsContext:
+        security = self.security
+        if server and not security.certificate:
+            raise SecurityError(
+                "this side has no certificate to show to those who connect",
+                hint="name its file and its key's (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY)",
+            )
+        made: TlsContext = self._core.TlsContext(
+            server=server,
+            certificate=security.certificate,
+            key=security.key,
+            authorities=security.authority,
+            clients=clients or "none",
+            protocols=protocols,
+        )
+        return made
+
+    def _read(self) -> None:
+        """Reads all files, so that what is wrong with them is known now."""
+        security = self.security
+        contexts: dict[tuple[bool, str, tuple[str, ...]], TlsContext] = {}
+        if security.tls:
+            for path in filter(None, (security.certificate, security.key, security.authority)):
+                _check_readable(path)
+            wanted = list(self._contexts) or [(False, "", (OWN_PROTOCOL,))]
+            contexts = {key: self._make(*key) for key in wanted}
+        tokens: tuple[str, ...] = (security.token,) if security.token else ()
+        if security.token_file:
+            tokens = tokens_of(_text(security.token_file), security.token_file)
+        with self._lock:
+            self._contexts = contexts
+            self._tokens = tuple(token.encode() for token in tokens)
+
+    def _refresh(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked < _LOOK:
+                return
+            self._looked = now
+        seen = self._look()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._read()
+        except SecurityError as error:
+            self.failures += 1
+            _log.error("changed certificates or tokens cannot be used, the old ones stay: %s", error)
+        else:
+            self.reloads += 1
+            _log.info("certificates and tokens were read again")
+
+    def _look(self) -> _Seen:
+        security = self.security
+        paths = (security.certificate, security.key, security.authority, security.token_file)
+        return tuple(_seen(path) for path in paths if path)
+
+
+def _seen(path: str) -> tuple[int, int, int]:
+    """What changes when a file does: also one that a link leads to, as Kubernetes mounts secrets."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def _check_readable(path: str) -> None:
+    """OpenSSL does not say why a file cannot be opened."""
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except OSError as error:
+        raise SecurityError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(64 * 1024)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise SecurityError(f"the tokens in {path} cannot be read: {why}") from error

@@ -1,0 +1,41 @@
+"""What may be listened on: beyond this machine only where those who come are asked who they are. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from transports.errors import SecurityError
+from transports.security.settings import Security
+
+HINT = (
+    "give it certificates (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY, TRANSFER_TLS_CA) or a token "
+    "(TRANSFER_TOKEN_FILE); or say that strangers may come in: TRANSFER_UNAUTHENTICATED=allow"
+)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this machine alone can reach what listens there. host: a number, in brackets or not, or
+    "localhost"."""
+    if host == "localhost":
+        return True
+    try:
+        number = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(number, "ipv4_mapped", None)
+    return (mapped or number).is_loopback
+
+
+def check_listening(host: str, where: str, security: Security, *, token: bool = True) -> None:
+    """Raises SecurityError. where: the endpoint, for people. token: its protocol can prove one."""
+    if security.unauthenticated or is_loopback(host):
+        return
+    if security.authenticates and (token or security.asks_certificates):
+        return
+    if security.authenticates:
+        raise SecurityError(
+            f"{where} would let strangers in: its protocol knows no token",
+            hint="ask for certificates (TRANSFER_TLS_CA, TRANSFER_TLS_CLIENTS=certificate), leave it on "
+            "127.0.0.1, or say that strangers may come in: TRANSFER_UNAUTHENTICATED=allow",
+        )
+    raise SecurityError(f"{where} would let strangers in: nobody is asked who he is", hint=HINT)

@@ -1,0 +1,111 @@
+"""What a process shows of itself and asks of its peers. Pure: files are named here and read elsewhere."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from transports.errors import SecurityError
+
+#: what a peer that connects has to show
+CLIENTS = ("certificate", "token")
+#: where data is encrypted: on TCP, or everywhere, and then on TCP alone
+ENCRYPT = ("tcp", "all")
+#: shorter ones can be guessed from one conversation that was overheard
+SHORTEST_TOKEN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """All of it. With none of it nothing is encrypted and nobody is asked who he is.
+
+    certificate, key: PEM files of this side; who listens needs them for TLS. authority: PEM file of those
+    who sign the peers' certificates. clients: "certificate" (mutual TLS) or "token"; "": the first if there
+    is an authority. server_name: what the certificates of peers that are connected to have to name, instead
+    of their endpoint's host. token: a shared secret, or token_file: where it stands, one a line: the first
+    is shown, each is taken, so that it can be changed without a pause. unauthenticated: strangers may come
+    in beyond loopback, said in words. encrypt: "all": what goes by rdma or ucx is not encrypted, so
+    they are not used. connections, unfinished: at once, of one bound endpoint; the latter of peers that did
+    not show yet who they are.
+    """
+
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
+    clients: str = ""
+    server_name: str = ""
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    unauthenticated: bool = False
+    encrypt: str = "tcp"
+    connections: int = 100_000
+    unfinished: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("certificate", "key", "authority", "token_file"):  # a Path is welcome
+            object.__setattr__(self, name, os.fspath(getattr(self, name)))
+        if self.server_name.startswith(".") or not self.server_name.isprintable():
+            raise SecurityError(f"no certificate names {self.server_name!r}", hint="a host, or its number")
+        if bool(self.certificate) != bool(self.key):
+            raise SecurityError("a certificate and its key go together", hint="give both files, or neither")
+        if self.clients and self.clients not in CLIENTS:
+            raise SecurityError(f"clients cannot show {self.clients!r}", hint="one of " + ", ".join(CLIENTS))
+        if self.encrypt not in ENCRYPT:
+            raise SecurityError(f"encrypt cannot be {self.encrypt!r}", hint="one of " + ", ".join(ENCRYPT))
+        if self.clients == "certificate" and not self.authority:
+            raise SecurityError(
+                "clients are to show certificates, and no authority is named that signs them",
+                hint="name its file (TRANSFER_TLS_CA)",
+            )
+        if self.clients == "token" and not self.has_token:
+            raise SecurityError("clients are to show a token, and there is none", hint="TRANSFER_TOKEN_FILE")
+        if self.encrypt == "all" and not self.tls:
+            raise SecurityError(
+                "all is to be encrypted, and there is no TLS", hint="TRANSFER_TLS_CA and more"
+            )
+        if self.token and self.token_file:
+            raise SecurityError("a token and a file of tokens", hint="give one of them")
+        if self.token:
+            check_token(self.token, "the token")
+
+    @property
+    def tls(self) -> bool:
+        """Every TCP connection is TLS, whichever side began it."""
+        return bool(self.certificate or self.authority)
+
+    @property
+    def has_token(self) -> bool:
+        return bool(self.token or self.token_file)
+
+    @property
+    def asks_certificates(self) -> bool:
+        """Who connects has to show one."""
+        return bool(self.authority) and self.clients != "token"
+
+    @property
+    def authenticates(self) -> bool:
+        """Nobody comes in who does not show who he is."""
+        return self.has_token or (self.tls and self.asks_certificates)
+
+    @property
+    def any(self) -> bool:
+        return self.tls or self.has_token
+
+
+def check_token(token: str, what: str) -> None:
+    """Raises SecurityError; the token itself is in no error."""
+    if len(token) < SHORTEST_TOKEN or not token.isprintable():
+        raise SecurityError(
+            f"{what} has less than {SHORTEST_TOKEN} letters, or some that cannot be printed",
+            hint="make one, for instance: openssl rand -hex 32",
+        )
+
+
+def tokens_of(text: str, what: str) -> tuple[str, ...]:
+    """Those of a file's text, one a line. Raises SecurityError."""
+    found = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not found:
+        raise SecurityError(f"{what} has no token in it", hint="one a line; the first is shown to peers")
+    for token in found:
+        check_token(token, f"a token in {what}")
+    return found
