@@ -258,7 +258,9 @@ def _call(callback: Callable[[], None] | None) -> None:
 
 
 def _release(messages: list[_Message], error: BaseException | None) -> None:
+    """Nothing holds the memory any more when its owner is told."""
     for message in messages:
+        message.frames.clear()
         if message.released is not None:
             message.released(error)
 

@@ -65,8 +65,8 @@ def test_it_is_loaded_before_the_connection_and_not_in_the_reactor(calls, monkey
                 assert calls == [threading.current_thread().name]
                 return
             assert not calls
-            push.connect(str(pull.last_endpoint).replace("tcp", "ucx"))
             monkeypatch.setattr(registry, "upgrade", _declines)
+            push.connect(str(pull.last_endpoint).replace("tcp", "ucx"))
             push.wait_for_peers(1, 20)
             assert calls == ["transfer-lookup"], endpoint
 

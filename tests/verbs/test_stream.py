@@ -23,6 +23,7 @@ CHECKS = [
     carrying.check_holds,
     carrying.check_ends,
     carrying.check_gives_back,
+    carrying.check_gives_back_memory,
     carrying.check_subscriptions,
 ]
 

@@ -63,12 +63,15 @@ cdef void let_go(flusher_t* state) noexcept:
 
 cdef int release_segments(segment_t* segment, object error) except -1:
     """Under the GIL and without any mutex: what Python code runs here may call us again."""
-    cdef segment_t* following
+    cdef segment_t* following = segment
     cdef object released
+    # All memory first: the last written stands first, and its sender may be told of several pieces.
+    while following != NULL:
+        if following.owner != NULL:
+            Py_DECREF(<object>following.owner)
+        following = following.next
     while segment != NULL:
         following = segment.next
-        if segment.owner != NULL:
-            Py_DECREF(<object>segment.owner)
         if segment.released != NULL:
             released = <object>segment.released
             Py_DECREF(released)

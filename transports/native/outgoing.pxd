@@ -29,6 +29,7 @@ cdef class Outgoing:
     cdef int put(self, object frames, bint force, bint hold, object released, list lent,
                  uint64_t* number, bint gather=*) except -1
     cdef int write_out(self, bint no_gil) except -1
+    cdef int let_go_copied(self) except -1
     cdef int own_all(self) except -1
     cdef int check_process(self) except -1
     cdef int take_mutex(self) except -1

@@ -65,9 +65,11 @@ cdef class Copy:
         free(self.data)
 
 
-cdef object payload_of(segment_t* segment, bint first):
+cdef object payload_of(segment_t* segment, bint first, bint foreign):
     """What `unsent_messages` needs of a segment; its memory, if that is ours, is taken over."""
     cdef Copy copy
+    if foreign:
+        return b""      # it counts as sent, and nothing may hold it when its owner is told
     if segment.owner != NULL:
         return <object>segment.owner
     if not segment.payload:
@@ -435,17 +437,22 @@ cdef class Outgoing:
         while segment != NULL:
             # Still somebody else's: there was no memory for a copy, so it counts as written.
             foreign = segment.owner != NULL and type(<object>segment.owner) is not bytes
-            pieces.append((payload_of(segment, segment == first), 1 if foreign else segment.done,
+            pieces.append((payload_of(segment, segment == first, foreign), 1 if foreign else segment.done,
                            segment.size, not segment.payload, bool(segment.starts_inside)))
             segment = segment.next
-        # What was copied is let go before its sender is told that it is his again.
-        if self.link.finished != NULL:
-            self.reap()
+        self.let_go_copied()
         release_segments(first, Broken("the connection ended before this message was sent"))
         messages = unsent_messages(pieces)
         if self.carrier is not None:
             messages = [self.carrier.take_back(message) for message in messages]
         return messages
+
+    cdef int let_go_copied(self) except -1:
+        """Before somebody is told that his memory is his again: the flusher may have had the mutex
+        since, and the segments that hold that memory with it."""
+        self.reap()
+        self.flusher.reap()
+        return 0
 
     cdef int own_all(self) except -1:
         """Copies what the queue has of users' memory, while its senders still wait or are not told

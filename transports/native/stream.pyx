@@ -92,7 +92,7 @@ cdef class Stream(Incoming):
             # Another process may share the descriptor, so closing alone would not end the watch.
             epoll_ctl(self.flusher.state.epoll_fd, EPOLL_CTL_DEL, fd, NULL)
             close_fd(fd)
-        self.reap()
+        self.let_go_copied()
         release_segments(left, Broken("the stream was closed before this message was sent"))
         if self.failure is None and not self.link.error:
             self.failure = Broken("this end closed the stream")

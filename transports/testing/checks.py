@@ -15,6 +15,7 @@ from transports.testing.carrying import (
     check_copies_what_may_change,
     check_ends,
     check_gives_back,
+    check_gives_back_memory,
     check_holds,
     check_pushes_back,
     check_subscriptions,
@@ -40,6 +41,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     check_pushes_back,
     check_ends,
     check_gives_back,
+    check_gives_back_memory,
     check_subscriptions,
 )
 

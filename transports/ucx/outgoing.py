@@ -257,6 +257,7 @@ class Outgoing(Stream):
 
     def _release(self, message: _Message, error: BaseException | None) -> None:
         released, message.released = message.released, None
+        message.frames = []  # nothing holds the memory any more when its owner is told
         if released is not None:
             self._port.calls.append(partial(released, error))
 

@@ -154,6 +154,7 @@ class Outgoing(Half):
                 self.queued_bytes -= message.nbytes
         kept = unsent(message.frames for message in messages if not message.begun)
         for message in messages:
+            message.frames = []  # nothing holds the memory any more when its owner is told
             if message.released is not None:
                 message.released(self.broken)
         return kept

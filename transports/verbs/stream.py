@@ -146,6 +146,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
             self._break(error)
             lost, self.queued, self.queued_bytes = self.queued, 0, 0
             for message in self._unposted:
+                message.frames = []
                 if message.released is not None:
                     self._port.after.append(lambda released=message.released: released(error))  # type: ignore[misc]
             self._unposted = []
