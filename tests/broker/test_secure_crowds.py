@@ -21,6 +21,7 @@ from tests.broker.secure_peers import (
     until,
 )
 from transfer.broker.crowd import most_unfinished
+from transfer.broker.subscriber import Subscriber
 from transfer.clients.rqueue import RqueueClient
 from transfer.clients.ttp import TtpClient
 from transports.errors import Broken
@@ -117,28 +118,52 @@ def test_a_certificate_is_changed_without_a_restart(tmp_path, identities):
             assert old.recv().content == b"still here"
 
 
-def test_large_payloads_pass_whole_and_a_slow_subscriber_holds_nobody_up(tmp_path, identities):
+@contextmanager
+def three(broker, identities):
+    """(slow, quick, trainer): the first two have subscribed to "weights"."""
     security = identities.shown_by(identities.client)
-    payload = bytes(range(256)) * 40_000
+    with ExitStack() as stack:
+        slow, quick, trainer = (
+            stack.enter_context(TtpClient(HERE, broker.ports["ttp"], timeout=20, security=security))
+            for _ in range(3)
+        )
+        for subscriber in (slow, quick):
+            subscriber.subscribe("weights")
+        yield slow, quick, trainer
+
+
+def test_large_payloads_pass_whole_and_a_slow_subscriber_with_room_holds_nobody_up(tmp_path, identities):
+    count = 6
+    # all of them fit, whatever the system takes itself
+    payload = bytes(range(256)) * (Subscriber.limit // 256 // (count + 1))
     with secure(tmp_path, identities, own=None, http=None) as broker:
-        port = broker.ports["ttp"]
-        with (
-            TtpClient(HERE, port, timeout=20, security=security) as slow,
-            TtpClient(HERE, port, timeout=20, security=security) as quick,
-            TtpClient(HERE, port, timeout=20, security=security) as trainer,
-        ):
-            for subscriber in (slow, quick):
-                subscriber.subscribe("weights")
+        with three(broker, identities) as (slow, quick, trainer):
             got = []
-            thread = threading.Thread(target=lambda: got.extend(quick.recv() for _ in range(8)))
+            thread = threading.Thread(target=lambda: got.extend(quick.recv() for _ in range(count)))
             thread.start()
-            for number in range(8):
-                trainer.publish("weights", payload[number:], wait=True)
+            sent = [payload[number:] for number in range(count)]
+            for data in sent:
+                trainer.publish("weights", data, wait=True)
             thread.join()
-            for received in (got, [slow.recv() for _ in range(8)]):
-                assert [bytes(one.data) == payload[number:] for number, one in enumerate(received)] == [
+            for received in (got, [slow.recv() for _ in range(count)]):
+                assert [bytes(one.data) == data for one, data in zip(received, sent, strict=True)] == [
                     True
-                ] * 8
+                ] * count
+
+
+def test_who_takes_nothing_of_what_does_not_fit_is_put_out_and_the_others_get_it_whole(tmp_path, identities):
+    payload = bytes(range(256)) * (Subscriber.limit // 128)  # more than waits for it and in the system
+    with secure(tmp_path, identities, own=None, http=None, patience=0.5) as broker:
+        with three(broker, identities) as (slow, quick, trainer):
+            got = []
+            thread = threading.Thread(target=lambda: got.append(quick.recv()))
+            thread.start()
+            trainer.publish("weights", payload, wait=True)
+            thread.join()
+            assert bytes(got[0].data) == payload
+            with pytest.raises(Broken):
+                slow.recv()
+            assert broker.hub.counts["closed_slow"] == 1
 
 
 def test_small_messages_come_in_their_order_to_many(tmp_path, identities):
