@@ -45,6 +45,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return group(nodeid)
 
+        def _reschedule(self, node: Any) -> None:
+            """One that takes the place of a worker that died has no tests yet: it comes again with them."""
+            if node in self.registered_collections:
+                super()._reschedule(node)
+
         def remove_node(self, node: Any) -> str | None:
             """Its worker died: what is left of its work is for others, but not the test in which it
             died, which would end them too."""

@@ -365,7 +365,9 @@ class SocketBase:
     _turn: Turn | None
     closed: bool
     def _attach(self, stream: Any, sends: bool, receives: bool) -> None: ...
-    def _detach(self, stream: Any) -> None: ...
+    def _detach(self, stream: Any) -> None:
+        """Any thread. When it returns no receiver is inside the stream (it waits for one, 10 s at most),
+        and what is left in it comes after all that was handed out, in memory that is no caller's."""
     def _streams(self) -> list[Any]: ...
     def _send_frames(
         self,

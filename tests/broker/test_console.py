@@ -95,6 +95,7 @@ def test_dead_letters_are_inspected_replayed_and_purged(tmp_path, page):
         again = billing.recv()
         assert again.data == b"order 1"
         billing.ack(again, wait=True)
+        until(lambda: "billing/0" in page.text("#letter-rows"), False)  # the list is told behind the dialog
         page.click("#letter-close")
         page.click("#letter-rows button")
         assert page.wait("#letter-payload", "<img") == NASTY

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +45,44 @@ def test_groups() -> None:
     assert one == other
     alone = "tests/rdma/test_vm.py::test_on_real_verbs"
     assert workers.group(alone) != workers.group("tests/rdma/test_vm.py::test_another")
+
+
+class Worker:
+    """What the scheduler asks of one, without its process."""
+
+    shutting_down = False
+    gateway = SimpleNamespace(id="a worker")
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.told += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def test_what_a_dead_worker_leaves_waits_for_one_that_knows_the_tests() -> None:
+    pytest.importorskip("xdist", reason="pip install pytest-xdist")
+    tests = ["a.py::one", "a.py::two", "b.py::three"]
+    config = SimpleNamespace(
+        option=SimpleNamespace(loadscopereorder=True), getvalue=lambda name: ["popen", "popen"]
+    )
+    scheduler = workers.pytest_xdist_make_scheduler(config, None)  # type: ignore[arg-type]
+    first, second, new = Worker(), Worker(), Worker()
+    for worker in (first, second):
+        scheduler.add_node(worker)
+        scheduler.add_node_collection(worker, tests)
+    scheduler.schedule()
+    assert (first.told, second.told) == ([0, 1], [2])
+    assert scheduler.remove_node(second) == "b.py::three"
+    scheduler.add_node(new)  # it runs, and does not know its tests yet
+    assert scheduler.remove_node(first) == "a.py::one"
+    assert not new.told and not new.shutting_down
+    scheduler.add_node_collection(new, tests)
+    scheduler.schedule()
+    assert new.told == [1]
 
 
 @pytest.mark.timeout(180)

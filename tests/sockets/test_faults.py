@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -302,6 +304,39 @@ def test_a_router_still_knows_who_sent_what_is_left(context):
 
     assert eventually(gone)
     assert [router.recv_multipart() for _ in range(500)] == [[identity, b"%d" % i] for i in range(500)]
+
+
+@pytest.mark.parametrize(("count", "size"), [(60, 100_000), (20, 1 << 20)])
+@pytest.mark.parametrize("into", [False, True], ids=["recv", "recv_into"])
+def test_what_a_peer_left_stays_in_its_order_while_a_thread_receives(context, count, size, into):
+    """The end is found by a thread that sends, in the middle of what another one receives."""
+
+    def message(number):
+        return number.to_bytes(4, "big") * (size // 4)
+
+    def receive(one, got):
+        buffer = bytearray(size)
+        for _ in range(count):
+            got.append(bytes(buffer[: one.recv_into(buffer)]) if into else one.recv())
+            buffer[:] = bytes(size)  # ours again: nothing of what follows may lie there
+
+    for _ in range(6):
+        one, other = pair_of(context, transfer.PAIR, transfer.PAIR)
+        one.send_timeout, one.receive_timeout = 20, 20_000
+        got = []
+        receiver = threading.Thread(target=receive, args=(one, got))
+        sender = threading.Thread(
+            target=lambda other=other: ([other.send(message(n)) for n in range(count)], other.close(20_000))
+        )
+        receiver.start()
+        sender.start()
+        while one.peers():
+            with suppress(Again):
+                one.send(b"x" * 1000)
+        for thread in (receiver, sender):
+            thread.join()
+        assert got == [message(number) for number in range(count)]
+        one.close(0)
 
 
 def test_a_reply_that_came_before_the_end_is_received(context):

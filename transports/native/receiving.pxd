@@ -30,6 +30,8 @@ cdef class Receiving(Sending):
     cdef PyThread_type_lock lock    # who receives
     cdef reader_t reader
     cdef Stream current             # whose bytes are in the reader
+    cdef object inside              # the stream that is read at this moment, and by which thread
+    cdef unsigned long inside_thread
     cdef int ready[MAX_EVENTS]
     cdef int ready_count
     cdef int ready_next
@@ -50,8 +52,13 @@ cdef class Receiving(Sending):
     cdef bint next_ready(self)
     cdef int leave_sink(self) except -1
     cdef tuple next_of_current(self, bint as_bytes, sink)
+    cdef tuple read_current(self, Stream stream, bint as_bytes, sink)
+    cdef int give_back(self, Stream stream) except -1
+    cdef int enter(self, object stream) except -1
+    cdef int take_out(self, object stream) except -1
     cdef tuple next_foreign(self, sink)
     cdef object ask_foreign(self, object stream, sink)
+    cdef object take_foreign(self, object stream, sink)
     cdef int keep_unread(self, object stream) except -1
     cdef bint wanted(self, list frames)
     cdef bint look(self) except -1

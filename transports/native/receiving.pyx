@@ -5,10 +5,12 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport read as read_fd
+from posix.unistd cimport usleep
 from posix.unistd cimport write as write_fd
 
 from transports.errors import Again, Broken, Closed, ProtocolError, TransferError
 
+from transports.native cimport link as native_link
 from transports.native.incoming cimport group, prepare_reader
 from transports.native.link cimport F_CONTROL, F_LZ4, now_ns
 from transports.native.pool cimport Frame, fill
@@ -19,12 +21,15 @@ cdef extern from "pythread.h" nogil:
     int PyThread_acquire_lock(PyThread_type_lock, int)
     int PyThread_acquire_lock_timed(PyThread_type_lock, long long microseconds, int interruptible)
     void PyThread_release_lock(PyThread_type_lock)
+    unsigned long PyThread_get_thread_ident()
     int PY_LOCK_ACQUIRED
     int PY_LOCK_INTR
 
 cdef enum:
     FILTERED = 2
     LOOK_MS = 1000                 # a sleep at most
+    STEP_US = 50                   # how often a thread looks whether another one has left a stream
+    STEPS = 200000                 # 10 s: a read of what the kernel has takes less
 
 
 cdef class Receiving(Sending):
@@ -202,11 +207,22 @@ cdef class Receiving(Sending):
     cdef tuple next_of_current(self, bint as_bytes, sink):
         """A message of the current stream; None: it has no more, and another's turn has come."""
         cdef Stream stream = self.current
+        if stream is None:  # taken out by another thread a moment ago
+            return None
+        self.enter(stream)
+        try:
+            return self.read_current(stream, as_bytes, sink)
+        finally:
+            self.inside = None
+
+    cdef tuple read_current(self, Stream stream, bint as_bytes, sink):
         cdef object frame
         cdef list frames
-        while True:
+        while self.current is stream:
             try:
                 frame = stream.next_frame(&self.reader, as_bytes, sink)
+                if stream.socket is not self:  # taken out while we read it
+                    self.give_back(stream)
                 if frame is None:
                     self.current = None
                     if stream.large_hold is not None:
@@ -214,8 +230,6 @@ cdef class Receiving(Sending):
                     return None
                 if (<Frame>frame).flags & F_CONTROL:
                     self._on_control(stream, frame)
-                    if self.current is not stream:
-                        return None
                     continue
                 frames = group(stream, <Frame>frame)
             except (Broken, ProtocolError) as error:
@@ -229,6 +243,46 @@ cdef class Receiving(Sending):
                 self.filtered += 1
                 continue
             return (stream, frames)
+        return None
+
+    cdef int give_back(self, Stream stream) except -1:
+        """What was read ahead, or went to the sink's memory, stands in the stream again: whoever took it
+        out reads on from there."""
+        self.current = None
+        stream.park(&self.reader)
+        stream.leave_sink()
+        return 0
+
+    cdef int enter(self, object stream) except -1:
+        self.inside = stream
+        self.inside_thread = PyThread_get_thread_ident()
+        return 0
+
+    cdef int take_out(self, object stream) except -1:
+        """The stream was detached. When this returns, no receiver reads it any more, and nothing of it is
+        here: what is left in it comes after all that was handed out."""
+        cdef int steps = STEPS
+        if self.generation == native_link.fork_generation:
+            if self.inside_thread != PyThread_get_thread_ident():
+                while self.inside is stream and steps:
+                    steps -= 1
+                    with nogil:
+                        usleep(STEP_US)
+        if self.inside is stream and steps == 0:
+            return 0
+        try:
+            if self.current is stream:
+                self.give_back(<Stream>stream)
+            if self.sinking is stream:
+                self.sinking = None
+                (<Stream>stream).leave_sink()
+            if self.foreign_sinking is stream:
+                self.foreign_sinking = None
+                stream.leave_sink()
+        except TransferError as error:  # half a message is lost: nothing can follow
+            if type(stream) is Stream:
+                (<Stream>stream).fail(error)
+        return 0
 
     cdef tuple next_foreign(self, sink):
         cdef object stream
@@ -269,6 +323,14 @@ cdef class Receiving(Sending):
 
     cdef object ask_foreign(self, object stream, sink):
         """A message or None. One stream at a time may have the sink's memory; others' are copied."""
+        self.enter(stream)
+        try:
+            # Whoever takes it out from now on waits until we have left it.
+            return self.take_foreign(stream, sink) if stream in self.foreign_ins else None
+        finally:
+            self.inside = None
+
+    cdef object take_foreign(self, object stream, sink):
         cdef object frames
         if (sink is None or not stream.takes_sink or self.sinking is not None
                 or (self.foreign_sinking is not None and self.foreign_sinking is not stream)):

@@ -374,6 +374,7 @@ cdef class SocketBase(Receiving):
                 streams.remove(stream)
         if type(stream) is not Stream:
             stream.on_readable = stream.on_writable = None
+            self.take_out(stream)
             return
         (<Stream>stream).socket = None
         (<Stream>stream).link.notify_fd = -1
@@ -385,9 +386,7 @@ cdef class SocketBase(Receiving):
             del self.by_fd[known]
             if self.generation == native_link.fork_generation:
                 epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, known, NULL)
-        if self.current is stream and not self.receiving:
-            (<Stream>stream).park(&self.reader)
-            self.current = None
+        self.take_out(stream)
 
     cdef int leave_round(self, stream) except -1:
         """Whose turn it is stays as it was. The place is kept, for a stream that comes back at once:

@@ -40,6 +40,8 @@ cdef class Stream(Incoming):
         self.check_process()
         if self.link.fd < 0 and not self.link.closed:
             return None
+        if self.link.reading:  # by another thread, and half a message cannot be shared
+            return None
         prepare_reader(reader)
         reader.start = reader.end = 0
         try:

@@ -140,7 +140,7 @@ class Attachments:
         return True
 
     def _lose(self, stream: Any, error: BaseException) -> None:
-        """Detaches a stream that ended, once. What it had decoded is still handed out."""
+        """Detaches a stream that ended, once. What is left in it is for whoever hears of it."""
         with self._lock:
             attached = self._remove(stream)
         if attached:

@@ -364,20 +364,21 @@ class Decoder:
             self.placed = set()
 
     def unplace(self) -> None:
-        """Moves what is half received out of buffers that a sink gave: its call is over.
+        """Moves what nobody has taken yet out of buffers that a sink gave: its call is over.
 
         Raises ProtocolError when there is no memory for that.
         """
         if not self.placed:
             return
         placed, self.placed = self.placed, set()
-        if self._view is not None and len(self._parts) in placed:
+        frames = self.messages[0] if self.messages else self._parts
+        if self._view is not None and frames is self._parts and len(frames) in placed:
             assert self.head is not None
             lease = room_for(self.head.length, self._pool)
             view = memoryview(lease)
             copy_into(view[: self._got], self._view[: self._got])
             self._body, self._view = lease, view
-        for index, frame in enumerate(self._parts):
+        for index, frame in enumerate(frames):
             if index in placed:
                 frame.data = copied(frame.data, self._pool)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +37,22 @@ class Receiving(Attachments):
         self.waited_ns = 0
         self._own_prefixes = Prefixes()
         self._since_poll = 0
+        #: held while a foreign stream is asked, so that whoever takes it out can wait for the answer
+        self._taking = threading.RLock()
         #: a foreign stream that has half a message in the sink's memory
         self._sinking: Any = None
+
+    def _detach(self, stream: Any) -> None:
+        """When this returns, no receiver is inside the stream, or gets another message of it here: what is
+        left in it comes after all that was handed out, and lies in memory of our own."""
+        super()._detach(stream)
+        if isinstance(stream, Stream):
+            with stream._reading:
+                stream._leave_sink()
+            return
+        with self._taking:
+            if self._sinking is stream:
+                self._leave_foreign_sink()
 
     # -- own subscriptions
 
@@ -163,11 +178,16 @@ class Receiving(Attachments):
         try:
             if isinstance(stream, Stream):
                 with stream._reading:
+                    if stream._owner is not self:  # detached: what is left goes to its remnant
+                        return None
                     taken = stream._next()
                     again = stream._has_decoded
             else:
-                taken = self._take_from_foreign(stream, sink)
-                again = taken is not None
+                with self._taking:
+                    if stream not in self._attached:
+                        return None
+                    taken = self._take_from_foreign(stream, sink)
+                    again = taken is not None
         except (Broken, ProtocolError) as error:
             self._lose(stream, error)
             self._check()
@@ -228,7 +248,8 @@ class Receiving(Attachments):
 
     def _out_of_sink(self, half_read: Stream) -> None:
         """Its call is over, so its half message leaves the caller's memory; or the stream ends."""
-        half_read._leave_sink()
+        with half_read._reading:
+            half_read._leave_sink()
         if half_read._failure is not None and half_read not in self._turns:
             self._turns.append(half_read)
 
@@ -254,6 +275,8 @@ class Receiving(Attachments):
                 self._out_of_sink(half_read)
                 half_read = None
             with stream._reading:
+                if stream._owner is not self:
+                    continue
                 try:
                     # Behind a message that is ready nobody asks the sink: it is asked for one message.
                     stream._pull(None if self._turns or self._sinking is not None else sink)

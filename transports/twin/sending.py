@@ -93,7 +93,7 @@ class Sending(Attachments):
             try:
                 return stream if self._give(stream, frames, hold, released, taken) else None
             except Broken as error:
-                self._lost_sending(stream, error)
+                self._lose(stream, stream.broken or error)
                 raise
         with self._lock:
             senders, first = list(self._senders), self._next_sender
@@ -109,7 +109,7 @@ class Sending(Attachments):
                     self._next_sender = position + 1
                     return candidate
             except Broken as error:
-                self._lost_sending(candidate, error)
+                self._lose(candidate, candidate.broken or error)
         return None
 
     def _give(
@@ -145,15 +145,6 @@ class Sending(Attachments):
         stream._settle(message)
         return True
 
-    def _lost_sending(self, stream: Any, error: Broken) -> None:
-        # A peer that is gone may have sent something before: it is still handed out.
-        if isinstance(stream, Stream) and self._attached.get(stream):
-            with stream._reading:
-                stream._pull(None)
-            if stream._decoder.messages:
-                self._has_message(stream)
-        self._lose(stream, stream.broken or error)
-
     # -- all who subscribed take it
 
     def _fan_out(
@@ -175,7 +166,7 @@ class Sending(Attachments):
                 accepted = self._give(stream, frames, hold, done)
                 stream.dropped += not accepted
             except Broken as error:
-                self._lost_sending(stream, error)
+                self._lose(stream, stream.broken or error)
             taken += accepted
             if done is not None and not accepted:
                 done(None)
