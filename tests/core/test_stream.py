@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 
 import numpy
 import pytest
@@ -459,3 +460,68 @@ def test_credits_wait_behind_no_output(kit):
     socket.recv()
     assert len(read_frame(far).data) == BIG
     assert credit(read_frame(far)) == 1
+
+
+def test_threads_receive_of_their_streams_at_once(kit):
+    """What a core lends for reading is nobody's twice."""
+    count, size = 3000, 2000
+    pairs = [kit.pair() for _ in range(3)]
+    wrong = []
+
+    def send(near, letter):
+        for number in range(count):
+            message = [(0, 0, None, None, number.to_bytes(4, "big") + letter * size)]
+            while not near.send(message):
+                time.sleep(0)
+        while not near.flush():
+            time.sleep(0)
+
+    def receive(far, letter):
+        for number in range(count):
+            while (frames := far.receive()) is None:
+                time.sleep(0)
+            if frames[0].bytes != number.to_bytes(4, "big") + letter * size:
+                wrong.append((letter, number))
+                return
+
+    threads = []
+    for (near, far), letter in zip(pairs, (b"a", b"b", b"c"), strict=True):
+        threads += [threading.Thread(target=send, args=(near, letter), daemon=True)]
+        threads += [threading.Thread(target=receive, args=(far, letter), daemon=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert not wrong
+
+
+def test_threads_receive_of_one_stream(kit):
+    """Each message goes to one of them, whole."""
+    count, size = 300, 100_000
+    near, far = kit.pair()
+    got, wrong = [], []
+
+    def receive():
+        while len(got) < count:
+            if (frames := far.receive()) is None:
+                time.sleep(0)
+                continue
+            data = frames[0].bytes
+            got.append(data[:4])
+            if data != data[:4] * (size // 4):
+                wrong.append(data[:4])
+
+    threads = [threading.Thread(target=receive, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(count):
+        while not near.send([(0, 0, None, None, number.to_bytes(4, "big") * (size // 4))]):
+            time.sleep(0)
+    while not near.flush():
+        time.sleep(0)
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert sorted(got) == [number.to_bytes(4, "big") for number in range(count)]
+    assert not wrong

@@ -228,8 +228,8 @@ class Following:
             self._links._queue_for(self.record)
 
     def _mute(self, member: _Member, muted: bool) -> None:
-        """Keeps new work from a peer, or gives it some again. Only where nothing is received: what was
-        read ahead of a stream stays with the core otherwise."""
+        """Keeps new work from a peer, or gives it some again. Only where nothing is received: who is taken
+        out of the core's turns is not heard either."""
         links, peer = self._links, member.record.peer
         socket = links._socket()
         if peer is None or socket is None or links.receives or member.muted == muted:

@@ -14,7 +14,8 @@ cdef struct reader_t:
 
 cdef class Flusher:
     cdef flusher_t* state
-    cdef reader_t reader      # for streams that no socket reads
+    cdef reader_t reader      # for streams that no socket reads, and whether a thread has it now
+    cdef bint reader_taken
     cdef object __weakref__
 
 cdef void let_go(flusher_t* state) noexcept

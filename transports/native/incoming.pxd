@@ -4,6 +4,10 @@ from transports.native.flusher cimport reader_t
 from transports.native.outgoing cimport Outgoing
 from transports.native.pool cimport Frame
 
+cdef enum:
+    STEP_US = 50                    # how often a thread looks whether another one has left a stream
+    STEPS = 200000                  # 10 s: a read of what the kernel has takes less
+
 
 cdef class Incoming(Outgoing):
     cdef list parts                 # frames of a message whose end is still to come

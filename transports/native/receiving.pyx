@@ -11,7 +11,7 @@ from posix.unistd cimport write as write_fd
 from transports.errors import Again, Broken, Closed, ProtocolError, TransferError
 
 from transports.native cimport link as native_link
-from transports.native.incoming cimport group, prepare_reader
+from transports.native.incoming cimport STEP_US, STEPS, group, prepare_reader
 from transports.native.link cimport F_CONTROL, F_LZ4, now_ns
 from transports.native.pool cimport Frame, fill
 from transports.native.stream cimport Stream
@@ -28,8 +28,6 @@ cdef extern from "pythread.h" nogil:
 cdef enum:
     FILTERED = 2
     LOOK_MS = 1000                 # a sleep at most
-    STEP_US = 50                   # how often a thread looks whether another one has left a stream
-    STEPS = 200000                 # 10 s: a read of what the kernel has takes less
 
 
 cdef class Receiving(Sending):

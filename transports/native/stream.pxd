@@ -1,7 +1,10 @@
 # One connection. See stream.pyx.
 
+from transports.native.flusher cimport reader_t
 from transports.native.incoming cimport Incoming
 
 
 cdef class Stream(Incoming):
-    pass
+    cdef bint entered               # a thread is in `receive`
+
+    cdef object receive_by(self, reader_t* reader)

@@ -5,14 +5,16 @@ The halves are in outgoing.pyx and incoming.pyx.
 """
 
 from libc.stdlib cimport free
+from libc.string cimport memset
 from posix.unistd cimport close as close_fd
+from posix.unistd cimport usleep
 
 from transports.errors import Broken, InternalError, ProtocolError
 
 from transports.native cimport link as native_link
 from transports.native.channel cimport TlsChannel
 from transports.native.flusher cimport let_go, reader_t, release_segments
-from transports.native.incoming cimport Incoming, group, prepare_reader
+from transports.native.incoming cimport STEP_US, STEPS, Incoming, group, prepare_reader
 from transports.native.link cimport F_CONTROL, flusher_t, link_bury, segment_t
 from transports.native.pool cimport Frame
 from transports.native.system cimport EPOLL_CTL_DEL, SHUT_RDWR, epoll_ctl, pthread_mutex_unlock, shutdown
@@ -34,14 +36,36 @@ cdef class Stream(Incoming):
 
     def receive(self):
         """One message, or one control frame, without waiting; None: nothing there."""
-        cdef reader_t* reader = &self.flusher.reader
-        cdef object frame
-        cdef object message
+        cdef reader_t own
+        cdef bint alone = not self.flusher.reader_taken
+        cdef int steps = STEPS
         self.check_process()
         if self.link.fd < 0 and not self.link.closed:
             return None
-        if self.link.reading:  # by another thread, and half a message cannot be shared
-            return None
+        while self.entered or self.link.reading:  # another thread reads, and half a message is not shared
+            if not steps:
+                return None
+            steps -= 1
+            with nogil:
+                usleep(STEP_US)
+            alone = not self.flusher.reader_taken
+        self.entered = True
+        try:
+            if alone:
+                self.flusher.reader_taken = True
+                return self.receive_by(&self.flusher.reader)
+            memset(&own, 0, sizeof(own))
+            return self.receive_by(&own)
+        finally:
+            self.entered = False
+            if alone:
+                self.flusher.reader_taken = False
+            else:
+                free(own.data)
+
+    cdef object receive_by(self, reader_t* reader):
+        cdef object frame
+        cdef object message
         prepare_reader(reader)
         reader.start = reader.end = 0
         try:
@@ -61,7 +85,7 @@ cdef class Stream(Incoming):
             self.fail(error)
             raise
         finally:
-            # The reader is shared: what is left of this stream moves out.
+            # The reader is for all: what is left of this stream moves out.
             self.park(reader)
 
     def close(self):
