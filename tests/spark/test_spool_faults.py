@@ -112,6 +112,21 @@ def test_a_job_that_fails(spark, spool, tmp_path, delivery):
     assert rows_in(url) == ("sealed", expected(range(ROWS)))
 
 
+@pytest.mark.parametrize("partitions", [2, 5])
+def test_a_second_try_that_cuts_other_partitions_seals_nothing(spark, spool, tmp_path, partitions):
+    url = spool.url(f"cut into {partitions}")
+    with pytest.raises(Exception, match="fails on purpose"):
+        write_faulty(
+            frame_of(spark, ROWS), url, tmp_path, kind="raise", partition=2, times=2, delivery="partition"
+        )
+    with pytest.raises(Exception, match="recut"):
+        write(frame_of(spark, ROWS, partitions), url, ragged="r", delivery="partition")
+    assert rows_in(url)[0] == "failed"
+    ask(spool, DeleteRun(run=f"cut into {partitions}"))
+    write(frame_of(spark, ROWS, partitions), url, ragged="r", delivery="partition")
+    assert rows_in(url) == ("sealed", expected(range(ROWS)))
+
+
 def check_failed(url, delivery, rows=ROWS, state="failed"):
     """Committed: nothing is seen. Partition: whole partitions only."""
     found_state, found = rows_in(url)

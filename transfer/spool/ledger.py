@@ -24,6 +24,11 @@ from transports.errors import NotATensor, ProtocolError, UsageError
 
 #: committed jobs of a stream that are known by name: Spark repeats only its last batch
 REMEMBERED_JOBS = 1000
+RECUT_HINT = (
+    "With delivery=partition each try has to give the same partitions with the same rows in the same order. "
+    "Delete the run (transfer runs delete), then write it by a deterministic plan, or with "
+    "delivery=committed."
+)
 
 
 class Place(NamedTuple):
@@ -45,6 +50,19 @@ class Attempt:
     crc: int = 0
     ended: End | None = None
     kept: bool = False
+
+
+class Taken(NamedTuple):
+    """The attempt whose rows of a partition became visible at its end, and what it sent."""
+
+    job: str
+    attempt: int
+    rows: int
+    crc: int
+
+    def agrees(self, sent: End | Winner) -> bool:
+        """Whether another attempt sent the same rows in the same frames."""
+        return self.rows == sent.rows and (not self.rows or self.crc == sent.crc)
 
 
 class Visible:
@@ -113,9 +131,8 @@ class Run:
         self.done: dict[str, None] = {}
         self.names: list[str] = []
         self.strays = 0
-        #: in mode "partition": what is visible already, and whose it is. A stream has each partition once a
-        #: job
-        self._taken: dict[tuple[str, int], tuple[str, int]] = {}
+        #: in mode "partition": whose rows of a partition are visible. A stream has each partition once a job
+        self._taken: dict[tuple[str, int], Taken] = {}
 
     # -- what a job does ---------------------------------------------------------------------------------
 
@@ -195,6 +212,7 @@ class Run:
                 f"frames were announced, {attempt.rows:,} in {len(attempt.places)} came",
             )
         self._check_layouts(message.job, message.partition, attempt.layouts)
+        self._check_cut(message.job, message)
         return True
 
     def end(self, message: End) -> list[int]:
@@ -214,7 +232,7 @@ class Run:
             attempt.places = []
             return unneeded
         self.layouts = self.layouts or job.layouts
-        self._taken[key] = message.job, message.attempt
+        self._taken[key] = Taken(message.job, message.attempt, message.rows, message.crc)
         self._show(message.job, [attempt])
         return []
 
@@ -229,6 +247,7 @@ class Run:
             attempt = found.attempts.get((winner.partition, winner.attempt)) if found else None
             ended = attempt.ended if attempt else None
             if self._key(job, winner.partition) in self._taken:
+                self._check_cut(job, winner)
                 continue
             if ended is None or (ended.rows, ended.crc) != (winner.rows, winner.crc):
                 raise ProtocolError(
@@ -237,6 +256,7 @@ class Run:
                     "and the spool does not have them",
                     hint="was its folder deleted or changed? Nothing was delivered; write the run again",
                 )
+        self._check_named(job, winners)
         return True
 
     def commit(self, job: str, winners: Sequence[Winner]) -> list[int]:
@@ -253,7 +273,7 @@ class Run:
             self._show(job, [found.attempts[key] for key in ordered])
         unneeded = self._losers(found, job, won)
         if self.kind == "stream":
-            self._taken = {key: whose for key, whose in self._taken.items() if whose[0] != job}
+            self._taken = {key: whose for key, whose in self._taken.items() if whose.job != job}
         else:
             self.state = SEALED
             for name, other in self.jobs.items():
@@ -283,9 +303,34 @@ class Run:
                 "length, or name them in the option 'ragged'",
             )
 
+    def _check_cut(self, job: str, sent: End | Winner) -> None:
+        """Raises ProtocolError: rows of this partition are visible already, and they are others."""
+        taken = self._taken.get(self._key(job, sent.partition))
+        if taken is not None and not taken.agrees(sent):
+            raise ProtocolError(
+                "recut",
+                f"run {self.name}, partition {sent.partition}: attempt {sent.attempt} sent {sent.rows:,} "
+                f"rows, and attempt {taken.attempt}, whose {taken.rows:,} rows readers may see already, "
+                "sent others",
+                hint=RECUT_HINT,
+            )
+
+    def _check_named(self, job: str, winners: Sequence[Winner]) -> None:
+        """Raises ProtocolError: rows are visible of a partition that the job's commit does not name."""
+        named = {self._key(job, winner.partition) for winner in winners}
+        for key, taken in self._taken.items():
+            of_job = self.kind == "batch" or taken.job == job
+            if of_job and taken.rows and key not in named:
+                raise ProtocolError(
+                    "recut",
+                    f"run {self.name}: {taken.rows:,} rows of partition {key[1]} are visible already, from "
+                    f"an earlier try, and the commit of {len(winners):,} partitions has no such partition",
+                    hint=RECUT_HINT,
+                )
+
     def _losers(self, found: Job, job: str, won: set[tuple[int, int]]) -> list[int]:
         if self.delivery == "partition":
-            won = {(p, a) for (_, p), (whose, a) in self._taken.items() if whose == job}
+            won = {(p, whose.attempt) for (_, p), whose in self._taken.items() if whose.job == job}
         return [
             place.offset
             for key, attempt in found.attempts.items()
