@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from tests.broker.running import running
+from transfer.broker.settings import AbtpEndpoints
 
 
 def serve(folder, **changes):
@@ -25,20 +26,22 @@ def serve(folder, **changes):
             signal.pause()
 
 
-def main():
+def main(abtp=""):
+    changes = {"abtp": AbtpEndpoints(abtp, abtp)} if abtp else {}
     for line in sys.stdin:
         if (process := os.fork()) == 0:
-            serve(line.rstrip("\n"))
+            serve(line.rstrip("\n"), **changes)
         os.waitpid(process, 0)
         print("gone", flush=True)
 
 
 class Serving:
-    """The program; `start` and `kill` one broker after the other. `with` ends it."""
+    """The program; `start` and `kill` one broker after the other. `with` ends it. abtp: where that front
+    listens, if it shall."""
 
-    def __init__(self):
+    def __init__(self, abtp=""):
         self._program = subprocess.Popen(
-            [sys.executable, "-m", "tests.broker.serving"],
+            [sys.executable, "-m", "tests.broker.serving", *([abtp] if abtp else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -72,4 +75,4 @@ class Serving:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

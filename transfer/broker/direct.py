@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from transfer.broker.burying import keep_letter, large_of, letter_of_parcel
 from transfer.broker.courier import Sent
 from transfer.broker.direct_journal import DirectJournal
+from transfer.broker.durability import tell
 from transfer.broker.engine.direct import DirectDesk, Rules
 from transfer.broker.engine.direct_actions import (
     Action,
@@ -27,7 +28,7 @@ from transfer.broker.engine.direct_actions import (
     Now,
     Persist,
 )
-from transfer.broker.engine.direct_events import End, Event, Facts, Finished, Parcel, Ref
+from transfer.broker.engine.direct_events import Accepted, End, Event, Facts, Finished, Parcel, Ref
 from transfer.broker.engine.direct_routes import TableRoutes
 from transfer.broker.message import Front, Message, Written
 from transfer.broker.topic import BESIDE
@@ -94,13 +95,16 @@ class Direct:
         self._courier: Courier | None = None
         self._journal = DirectJournal(hub.store.log)
         self._events: list[Event] = []
-        self._then: list[Callable[[], None]] = []  # when those events are on the disk
+        self._then: list[Told] = []  # when those events are on the disk
+        # Messages whose acceptance is not on the disk, and what is to be sent of them when it is.
+        self._unsynced: dict[int, Dispatch | None] = {}
         self._withheld: dict[int, Parcel] = {}  # dead letters that are being kept: not finished before
         self._held: OrderedDict[Ref, Message] = OrderedDict()
         self._held_bytes = 0
         self._holding: set[str] = set()
         self._wanted: deque[Action] = deque()
         self._doing = self._flush_due = self._closed = False
+        self._paused = False  # the log is full
         self._alarm: asyncio.TimerHandle | None = None
 
     def attach(self, courier: Courier) -> None:
@@ -183,6 +187,11 @@ class Direct:
         """See DirectDriver."""
         self._do(self.desk.request(peer, control, self._now()))
 
+    def end_turn(self) -> None:
+        """All that came at once was taken: what happened is written now, to be synced with the messages."""
+        if self._then and self._flush_due and not self._paused:
+            self._flush()
+
     def tick(self) -> None:
         """About once a second: what is finished, retention may take."""
         lowest: dict[str, int] = {}
@@ -219,7 +228,7 @@ class Direct:
 
         keep(topic, message, one_kept)
         assert message.offset is not None  # the log was not full
-        self._then.append(lambda: one_kept(None))
+        self._then.append(one_kept)
         # Of one that was written before, the parts are somebody else's file: it is read from the log.
         held = None if isinstance(message, Written) else message
         self._accept_kept(admitted, Ref(topic.log_name, message.offset), held)
@@ -246,15 +255,6 @@ class Direct:
             _log.error("%s", error)
             self._hub.counts["damaged"] += 1
             return None
-
-    def _is_coming(self, ref: Ref) -> bool:
-        """Whether a message that cannot be read is not on the disk yet: what came in pieces is not held."""
-        log = self._hub.store.log
-        begin, end = log.range(ref.topic)
-        try:
-            return begin <= ref.offset < end and not log.read(ref.topic, ref.offset, limit=1, verify=False)
-        except LogDamaged:
-            return False
 
     def _say(self, topic: str, message: Message, words: dict[str, object]) -> None:
         """Something that the broker itself publishes, with the payload that it is about."""
@@ -303,13 +303,27 @@ class Direct:
         if isinstance(event, Finished) and event.number in self._withheld:
             return  # `buried` writes it
         self._events.append(event)
+        if isinstance(event, Accepted):
+            number = event.number
+            self._unsynced[number] = None
+            self._then.append(lambda error: self._synced(number, error))
         self._flush_soon()
 
-    def _dispatch(self, action: Dispatch) -> None:
-        message = self._message(action.parcel)
-        if message is None and self._is_coming(action.parcel.ref):
-            self.unsent(action, Sent.BUSY)
+    def _synced(self, number: int, error: TransferError | None) -> None:
+        """The message and its acceptance are on the disk, the message before: what waited for it is sent."""
+        action = self._unsynced.pop(number)
+        if action is None or error is not None:
             return
+        found = self.desk.inflight.get(number)
+        acknowledges = action.session.capabilities.supports_ack
+        if not acknowledges or (found is not None and found[0] is action.delivery):
+            self._dispatch(action)
+
+    def _dispatch(self, action: Dispatch) -> None:
+        if action.parcel.number in self._unsynced:
+            self._unsynced[action.parcel.number] = action
+            return
+        message = self._message(action.parcel)
         if message is None:
             self._do(self.desk.remove(action.parcel.number, "its bytes are gone"))
             return
@@ -323,7 +337,7 @@ class Direct:
         courier = self._courier
         assert courier is not None
         if self._events:
-            self._then.append(lambda: courier.answer(action.peer, action.reply))
+            self._then.append(lambda error: None if error else courier.answer(action.peer, action.reply))
             self._flush_soon()
         else:
             courier.answer(action.peer, action.reply)
@@ -363,7 +377,7 @@ class Direct:
 
     def _flush(self) -> None:
         """What happened in this turn is one record."""
-        self._flush_due = False
+        self._flush_due = self._paused = False
         events, then = self._events, self._then
         if not events and not then:
             return
@@ -371,11 +385,13 @@ class Direct:
             sequence = self._journal.write(events)
         except LogFull as error:
             _log.warning("what direct delivery did is not kept yet: %s", error)
-            self._flush_due = True
+            self._flush_due = self._paused = True
             self._loop.call_later(_PAUSE, self._flush)
             return
         except InternalError as error:
-            _log.error("what direct delivery did cannot be kept: %s", error)
+            self._hub.durability.failed(error)
+            self._events, self._then = [], []
+            _told_all(then)(error)
             return
         self._events, self._then = [], []
         self._hub.durability.when_kept(sequence, _told_all(then) if then else None)
@@ -414,10 +430,9 @@ def _words_of(letter: DeadLetter) -> dict[str, object]:
     }
 
 
-def _told_all(then: Sequence[Callable[[], None]]) -> Told:
+def _told_all(then: Sequence[Told]) -> Told:
     def told(error: TransferError | None) -> None:
-        if error is None:
-            for one in then:
-                one()
+        for one in then:
+            tell(one, error)
 
     return told

@@ -175,6 +175,8 @@ class Hub:
 
     def end_turn(self) -> None:
         """All that came at once was taken. Without this word it goes on in the loop's next turns, later."""
+        if self.direct is not None:
+            self.direct.end_turn()
         self.groups.end_turn()
         self.durability.end_turn()
         self._call_at_end()

@@ -184,6 +184,7 @@ class AbtpFront:
         else:
             self._soon()
         self._hear()
+        self._hub.end_turn()
 
     def _hear(self) -> None:
         """What SUB sockets want, and who has come and gone."""
