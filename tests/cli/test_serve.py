@@ -164,11 +164,36 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
             stream.acknowledge()
     code, _, said = command.end()
     assert code == 1
-    assert "transfer: the spool has ended, since its log failed: " in said and "Traceback" not in said
+    assert "transfer: the spool has ended: writing the log failed: " in said and "Traceback" not in said
     flag.unlink()
     again = start("serve", "--spool", folder, "--bind", "127.0.0.1:0")
     # Whether the first group's word was kept is in doubt, as it was told.
     assert read_ids(f"{served(again)}/one", group="another") == [1, 2, 3]
+
+
+#: `transfer` in which the thread that answers requests ends when a file says so
+_BAD_THREAD = """
+import pathlib, sys
+from transfer.spool.server import Spool
+hear, flag = Spool._hear, pathlib.Path(sys.argv.pop())
+def bad(self):
+    if flag.exists():
+        raise SystemExit("out of luck")
+    hear(self)
+Spool._hear = bad
+from transfer.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_a_thread_that_ends_ends_it(start, tmp_path):
+    flag, folder = tmp_path / "bad", tmp_path / "spool"
+    command = start("serve", "--spool", folder, "--bind", "127.0.0.1:0", flag, program=("-c", _BAD_THREAD))
+    served(command)
+    flag.touch()
+    code, _, said = command.end()
+    assert code == 1
+    assert "transfer: the spool has ended: the spool's thread desk has ended: SystemExit" in said
 
 
 def test_a_missing_library_is_one_clear_line(monkeypatch, capsys, tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from transfer.broker.service_threads import ServiceThreads
 from transports.errors import InternalError, TransferError
 
 if TYPE_CHECKING:
@@ -28,11 +29,18 @@ class Beside:
     thread could not; "beside_failed" for what nobody did, since `FastPath.in_place` is false.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, settings: FastPath, counts: Counter[str]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        settings: FastPath,
+        counts: Counter[str],
+        threads: ServiceThreads | None = None,
+    ) -> None:
         self._counts = counts
         self._loop = loop
         self._settings = settings
-        self._thread = ThreadPoolExecutor(1, "transfer-broker-beside")
+        initializer = threads.add_current if threads is not None else None
+        self._thread = ThreadPoolExecutor(1, "transfer-broker-beside", initializer)
 
     def close(self) -> None:
         """What was begun is done; nobody is told of it any more. Idempotent."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from transfer.broker.keeping import Keeper
+from transfer.log.group_committer import GroupCommitter
 from transports.errors import InternalError, LogFull, TransferError
 
 if TYPE_CHECKING:
@@ -59,7 +59,12 @@ class Durability:
         self._told_kept = kept
         self._make_room = make_room
         self._next_try: asyncio.TimerHandle | None = None
-        self._keeper = Keeper(store.log, loop, self._kept, self.failed)
+        self._committer = GroupCommitter(
+            store.log,
+            "transfer-broker-sync",
+            lambda sequence: self._on_loop(lambda: self._kept(sequence)),
+            lambda error: self._on_loop(lambda: self.failed(error)),
+        )
         self._waiting: deque[tuple[int, int, Told | None]] = deque()
         self._grown: deque[tuple[int, Topic, int]] = deque()  # (sequence, topic, offset behind the message)
         self._unsynced = 0  # bytes
@@ -147,8 +152,8 @@ class Durability:
         if self._due is not None:
             self._due.cancel()
         if self.failure is None and self._newest >= 0:
-            self._keeper.want(self._newest)
-        self._keeper.close()
+            self._committer.want(self._newest)
+        self._committer.close()
 
     def end_turn(self) -> None:
         """All that came at once was taken: what somebody waits for is synced now.
@@ -159,17 +164,31 @@ class Durability:
         if not self._wanted:
             return
         self._wanted = False
-        if self._unsynced > _FEW or not self._keeper.sync_here(self._newest):
-            self._keeper.want(self._newest)
+        newest = self._newest
+        try:
+            here = self._unsynced <= _FEW and self._committer.commit_here(newest)
+        except TransferError as error:
+            self.failed(error)
+            return
+        if here:
+            self._kept(newest)
+        else:
+            self._committer.want(newest)
+
+    def _on_loop(self, call: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:  # it is closed: the broker has ended
+            return
 
     def _want(self) -> None:
         if self._wanted:
             self._wanted = False
-            self._keeper.want(self._newest)
+            self._committer.want(self._newest)
 
     def _sync(self) -> None:
         self._due = None
-        self._keeper.want(self._newest)
+        self._committer.want(self._newest)
 
     def _kept(self, sequence: int) -> None:
         waiting = self._waiting
@@ -225,7 +244,7 @@ class Durability:
         except TransferError as error:
             _log.warning("%s", error)
         if self._newest >= 0:
-            self._keeper.want(self._newest)
+            self._committer.want(self._newest)
         if self._next_try is None:
             self._next_try = self._loop.call_later(_FULL_PAUSE, self._try_again)
 

@@ -14,6 +14,7 @@ from transfer.broker.fanout import Fanout
 from transfer.broker.groups import Bury, Groups, IsBuried
 from transfer.broker.message import Front, Written
 from transfer.broker.passage import Passage, Publisher, takes
+from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.stored import BLOB_FROM, record_of
 from transfer.broker.writing import Writer, Writing
 from transports.errors import InternalError, LogFull, TransferError
@@ -52,7 +53,7 @@ class _Together:
 class Hub:
     """The broker's heart, on its loop: nothing here is thread-safe, nothing waits.
 
-    counts: what happened, by name; the metrics read it.
+    counts: what happened, by name; the metrics read it. threads: those that last as long as the broker.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Hub:
         *,
         is_buried: IsBuried = lambda topic, group, offset: False,
         patience: float = PATIENCE,
+        threads: ServiceThreads | None = None,
     ) -> None:
         self.store = store
+        self.threads = threads or ServiceThreads()
         self.counts: Counter[str] = Counter()
         self.fanout = Fanout(store, self.counts)
         self.durability = Durability(loop, store, self._appended, self._kept, self._remember)
@@ -73,7 +76,7 @@ class Hub:
         #: direct delivery, if some front brings consumers for it
         self.direct: Direct | None = None
         self._patience = patience
-        self._writer = Writer(loop)
+        self._writer = Writer(loop, self.threads)
         self._aside = Aside(self._writer, store, self._keep, self._written_whole)
         self.durability.at_failure = self._aside.failed
         self._passages: set[Passage] = set()

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import transfer
 from transfer import config
@@ -35,6 +35,7 @@ from transfer.broker.fronts.ttp import TtpFront
 from transfer.broker.hub import Hub
 from transfer.broker.lines import Lines
 from transfer.broker.listener import Accepted
+from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.settings import AbtpEndpoints, Settings
 from transfer.broker.state.audit import Audit
 from transfer.broker.state.catalog import Catalog
@@ -48,6 +49,9 @@ from transfer.broker.upkeep import Upkeep
 from transfer.log import Log, Retention, undisturbed
 from transports.address import format_host
 from transports.errors import NotSupported, TransferError
+
+if TYPE_CHECKING:
+    from transfer.spool.server import Spool
 
 _log = logging.getLogger("transfer.broker")
 
@@ -92,6 +96,8 @@ class Broker:
         self.draining = False
         self.drained = threading.Event()
         self.late = 0.0
+        self.threads = ServiceThreads()
+        self._spool: Spool | None = None
         self._loop = asyncio.new_event_loop()
         self._owned = ExitStack()
         self._ended = False
@@ -111,6 +117,11 @@ class Broker:
     def failure(self) -> TransferError | None:
         """Why nothing can be kept any more: its log has failed. It has to be closed, and begun anew."""
         return self.hub.durability.failure
+
+    @property
+    def spool_failure(self) -> TransferError | None:
+        """Why its spool has ended."""
+        return self._spool.failure if self._spool is not None else None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -194,7 +205,7 @@ class Broker:
         self._owned.callback(database.close)
         self.letters = DeadLetters(database)
         self.letters.sweep()
-        thread = StateThread(loop)
+        thread = StateThread(loop, self.threads)
         self._owned.callback(thread.close)
         self.audit = self._owned.enter_context(Audit(self.folder / AUDIT, time.time_ns() // 1_000_000))
         store = Store(log, settings.durable, most=settings.most_topics, room=settings.retention_bytes)
@@ -207,6 +218,7 @@ class Broker:
             burying.bury,
             is_buried=burying.is_buried,
             patience=settings.patience,
+            threads=self.threads,
         )
         self._owned.callback(self.hub.close)
         auditing = Auditing(thread, self.audit, self.hub.counts)
@@ -221,7 +233,7 @@ class Broker:
             Sessions(database),
             auditing,
         )
-        self._owned.callback(Upkeep(log).close)
+        self._owned.callback(Upkeep(log, threads=self.threads).close)
         self._open_fronts()
         if settings.spool is not None:
             self._open_spool(log, settings.spool)
@@ -262,7 +274,7 @@ class Broker:
             folder = PrivateFolder(self.folder)
             self._owned.callback(folder.close)
             inside |= {name: folder.endpoint(name) for name in outside}
-        beside = Beside(self._loop, self.settings.fast_path, self.hub.counts)
+        beside = Beside(self._loop, self.settings.fast_path, self.hub.counts, self.threads)
         self._owned.callback(beside.close)
         settings, allowed = AbtpSettings(inside["router"], inside["pub"]), self.doors.check
         front = AbtpFront(self.hub, self._loop, self.direct, settings, beside=beside, allowed=allowed)
@@ -314,7 +326,9 @@ class Broker:
         from transfer.spool.address import rows_beside
         from transfer.spool.server import Spool  # needs numpy and msgspec
 
-        spool = Spool(log, endpoint, rows_beside(endpoint), security=self.context.credentials.security)
+        self._spool = spool = Spool(
+            log, endpoint, rows_beside(endpoint), security=self.context.credentials.security
+        )
         self._owned.callback(spool.close)
         self.endpoints["spool"] = spool.endpoint
         self.endpoints["rows"] = spool.rows_endpoint

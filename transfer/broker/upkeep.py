@@ -6,7 +6,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from transports.errors import Closed, LogFull, TransferError
+from transfer.broker.service_threads import ServiceThreads
+from transports.errors import Again, Closed, LogFull
 
 if TYPE_CHECKING:
     from transfer.log import Log
@@ -14,23 +15,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger("transfer.broker")
 #: seconds between two rounds
 EVERY = 60.0
+#: seconds that a round has to end
+_END = 60.0
 
 
 class Upkeep:
     """A thread that looks after the log. removed: segments that went by it."""
 
-    def __init__(self, log: Log, every: float = EVERY) -> None:
+    def __init__(self, log: Log, every: float = EVERY, threads: ServiceThreads | None = None) -> None:
         self.removed = 0
         self._log = log
         self._every = every
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="transfer-broker-upkeep", daemon=True)
-        self._thread.start()
+        self._thread = (threads or ServiceThreads()).start("transfer-broker-upkeep", self._work)
 
     def close(self) -> None:
         """Ends it; a round that has begun is finished. Idempotent."""
         self._closing.set()
-        self._thread.join()
+        self._thread.join(_END)
 
     def _work(self) -> None:
         while not self._closing.wait(self._every):
@@ -38,8 +40,5 @@ class Upkeep:
                 self.removed += self._log.collect() + self._log.compact()
             except Closed:
                 return
-            except LogFull as error:
+            except (LogFull, Again) as error:
                 _log.warning("the log cannot be compacted: %s", error)
-            except TransferError as error:
-                _log.error("the log's upkeep has ended: %s", error)
-                return

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from transfer.broker.service_threads import ServiceThreads
 from transports.errors import Closed, InternalError, LogFull, TransferError
 
 if TYPE_CHECKING:
@@ -30,14 +31,14 @@ Written = Callable[[TransferError | None], None]
 class Writer:
     """The thread that writes large payloads, one after the other."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: ServiceThreads) -> None:
         self.loop = loop
         self.closing = threading.Event()
         #: the log has no room for the next payload
         self.full = False
         #: payloads whose record is not appended yet
         self.open: set[Writing] = set()
-        self._pool = ThreadPoolExecutor(1, "transfer-broker-disk")
+        self._pool = ThreadPoolExecutor(1, "transfer-broker-disk", threads.add_current)
 
     def do(self, work: Callable[[], object]) -> None:
         """Calls it on the thread, behind what was given before; not at all behind `close`."""

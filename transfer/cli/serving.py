@@ -1,4 +1,4 @@
-"""`transfer serve`: a spool in this process, until a signal or its log's failure ends it."""
+"""`transfer serve`: a spool in this process, until a signal or its failure ends it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.spool")
 
-#: seconds between two looks whether the log still works
+#: seconds between two looks whether the spool still works
 _LOOK = 0.2
 
 
@@ -47,7 +47,8 @@ def serve(
     metrics: str | None,
     as_json: bool,
 ) -> int:
-    """Serves until SIGTERM (0) or Ctrl-C (130). Raises InternalError when the log failed: begin it anew."""
+    """Serves until SIGTERM (0) or Ctrl-C (130). Raises InternalError when its log or one of its threads
+    failed: start it again."""
     endpoint = _endpoint("--bind", bind)
     rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else rows_beside(endpoint)
     ended = threading.Event()
@@ -108,8 +109,8 @@ def _opened(
 def _failed(failure: TransferError) -> InternalError:
     text, _, _ = str(failure).partition("\n  hint: ")
     return InternalError(
-        f"the spool has ended, since its log failed: {text}",
-        hint="rows that were acknowledged are kept; look at the disk, and start it again",
+        f"the spool has ended: {text}",
+        hint="rows that were acknowledged are kept; look at the disk and the log output, and start it again",
     )
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from transfer import rows as row_layouts
+from transfer.log.group_committer import GroupCommitter
 from transfer.runs import Begin, End, Rows, Winner
 from transfer.spool import protocol
 from transfer.spool.answers import Answers
 from transfer.spool.entry import Entry
-from transfer.spool.keeping import Keeper
 from transfer.spool.protocol import refusal
 from transfer.spool.reader import Reader, Sent
 from transfer.spool.source import OPEN, SEALED
@@ -52,7 +52,7 @@ class Desk:
         self,
         store: Store,
         answers: Answers,
-        keeper: Keeper,
+        committer: GroupCommitter,
         answer: Answer,
         port: int,
         *,
@@ -60,7 +60,7 @@ class Desk:
     ) -> None:
         self._store = store
         self._answers = answers
-        self._keeper = keeper
+        self._committer = committer
         self._answer = answer
         self._port = port
         self._retention_age = retention_age
@@ -109,7 +109,7 @@ class Desk:
         if wanted:
             return answer
         sequence = self._store.entry(request.run).sequence  # that it is done may not be on the disk yet
-        self._keeper.when_kept(sequence, lambda: self._say(identity, request, answer))
+        self._committer.when_committed(sequence, lambda: self._say(identity, request, answer))
         return None
 
     def _say(self, identity: bytes, request: protocol.Ask, answer: dict[str, Any]) -> None:
@@ -174,7 +174,7 @@ class Desk:
             self._stuck.append((identity, request, winners))
             return
         entry = self._store.entry(request.run)
-        self._keeper.when_kept(
+        self._committer.when_committed(
             sequence, lambda: self._say(identity, request, {"rows": entry.rows, "done": before})
         )
 
@@ -185,7 +185,7 @@ class Desk:
         sequence = self._store.abort(request.run, request.job)
         if sequence is None:
             return {}
-        self._keeper.when_kept(sequence, lambda: self._say(identity, request, {}))
+        self._committer.when_committed(sequence, lambda: self._say(identity, request, {}))
         return None
 
     # -- readers -----------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Desk:
             return answer
         # From now on a stream keeps rows for its sake, after a crash too.
         sequence = self._store.note(entry, request.group)
-        self._keeper.when_kept(sequence, lambda: self._say(identity, request, answer))
+        self._committer.when_committed(sequence, lambda: self._say(identity, request, answer))
         return None
 
     def _fetch(self, identity: bytes, request: protocol.Fetch, _: Any) -> None:
@@ -313,7 +313,7 @@ class Desk:
         sequence = self._store.acknowledge(
             request.run, request.group, (request.epoch, request.row), request.steps
         )
-        self._keeper.when_kept(sequence, lambda: self._say(identity, request, {}))
+        self._committer.when_committed(sequence, lambda: self._say(identity, request, {}))
 
     def _release(self, identity: bytes, request: protocol.Release, _: Any) -> dict[str, Any]:
         reader = self._readers.pop(identity, None)
@@ -362,7 +362,7 @@ class Desk:
                 )
             rows, nbytes = self._store.delete(request.run)
         gone = {"rows": rows, "bytes": nbytes}
-        self._keeper.when_kept(entry.sequence, lambda: self._say(identity, request, gone))
+        self._committer.when_committed(entry.sequence, lambda: self._say(identity, request, gone))
 
     def _explain(self, identity: bytes, request: protocol.Explain, _: Any) -> None:
         entry = self._store.entry(request.run)
@@ -384,7 +384,7 @@ class Desk:
             self._note(reader)
         stuck, self._stuck = self._stuck, []
         if stuck:  # room comes back when it is on the disk that it is not needed
-            self._keeper.when_kept(self._store.log.put(b"room", b""), lambda: None)
+            self._committer.when_committed(self._store.log.put(b"room", b""), lambda: None)
         for identity, request, winners in stuck:
             if identity in connected:
                 self._retry(identity, request, winners)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import transfer
 from transfer.log import Log
+from transfer.log.group_committer import GroupCommitter
 from transfer.runs import Begin, End, Rows, fits, from_meta as message_of
 from transfer.spool.address import RunAddress
 from transfer.spool.answers import Answers
 from transfer.spool.desk import Desk
-from transfer.spool.keeping import Keeper
 from transfer.spool.protocol import from_meta as request_of, refusal
 from transfer.spool.store import Store
 from transports.errors import (
@@ -50,6 +50,8 @@ _AT_ONCE = 1000
 _PRESSED = 0.01
 #: seconds between two looks at who is still connected
 _TICK = 0.5
+#: seconds that a thread has to end
+_END = 60.0
 
 
 class Spool:
@@ -99,14 +101,18 @@ class Spool:
             host = self.endpoint.rpartition(":")[0]
             self._pushed.bind(rows_endpoint or f"{host}:0")
             self.rows_endpoint: str = self._pushed.last_endpoint
-            self._keeper = Keeper(self.store.log, self.store.kept, self._wake_up, self._hang_up)
+            self._committer = GroupCommitter(
+                self.store.log, "transfer-spool-sync", self._committed, self._failed
+            )
             port = int(self.rows_endpoint.rpartition(":")[2])
             answers = Answers(self.store, self._context.pool)
             self._desk = Desk(
-                self.store, answers, self._keeper, self._answer, port, retention_age=retention_age
+                self.store, answers, self._committer, self._answer, port, retention_age=retention_age
             )
             for name, work in (("rows", self._receive_rows), ("desk", self._serve_desk)):
-                thread = threading.Thread(target=work, name=f"transfer-spool-{name}", daemon=True)
+                thread = threading.Thread(
+                    target=self._run, args=(name, work), name=f"transfer-spool-{name}", daemon=True
+                )
                 self._threads.append(thread)
                 thread.start()
         except BaseException:
@@ -115,8 +121,8 @@ class Spool:
 
     @property
     def failure(self) -> TransferError | None:
-        """Why nothing can be kept any more: its log has failed. It has to be closed, and begun anew."""
-        return self._keeper.failure
+        """Why it has ended: its log has failed, or a thread of it. It has to be closed, and started again."""
+        return self._committer.failure
 
     @property
     def security(self) -> Security:
@@ -136,11 +142,14 @@ class Spool:
             self._closed = True
         self._hang_up()
         for thread in self._threads:
-            thread.join()
-        if hasattr(self, "_keeper"):
-            self._keeper.close()
+            thread.join(_END)
+            if thread.is_alive():
+                _log.critical("the thread %s has not ended in %g s", thread.name, _END)
+        if hasattr(self, "_committer"):
+            self._committer.close()
         self.store.close()
-        os.close(self._wake)
+        if not any(thread.is_alive() for thread in self._threads):  # else one might write to another's number
+            os.close(self._wake)
 
     def __enter__(self) -> Self:
         return self
@@ -149,6 +158,28 @@ class Spool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # -- threads ---------------------------------------------------------------------------------------------
+
+    def _run(self, name: str, work: Callable[[], None]) -> None:
+        """A thread of the spool: when it ends before the spool is closed, the spool has failed."""
+        reason = "nothing was raised"
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the spool cannot go on without it
+            _log.exception("the spool's thread %s has ended", name)
+            reason = repr(error)
+        if not self._closing.is_set():
+            self._committer.fail(InternalError(f"the spool's thread {name} has ended: {reason}"))
+
+    def _committed(self, sequence: int) -> None:
+        self.store.kept(sequence)
+        self._wake_up()
+
+    def _failed(self, error: TransferError) -> None:
+        """Nothing can be kept any more: all who wait see that their connections end."""
+        _log.critical("the spool has failed: %s", error)
+        self._hang_up()
 
     # -- rows ------------------------------------------------------------------------------------------------
 
@@ -190,7 +221,7 @@ class Spool:
             return
         except TransferError as error:
             if isinstance(error, InternalError):
-                self._keeper.check()
+                self._committer.check()
             self._desk.attempt_failed(message, error)
             return
         except Exception as error:  # noqa: BLE001 - it ends this attempt, and nothing else
@@ -203,12 +234,12 @@ class Spool:
             self._unsynced += sum(array.nbytes for array in arrays.values())
             if self._unsynced >= _SYNC_AHEAD:
                 self._unsynced = 0
-                self._keeper.when_kept(sequence, lambda: None)
+                self._committer.when_committed(sequence, lambda: None)
         if isinstance(message, End):
             if sequence is None:
                 self._desk.attempt_came_for_nobody(message)
                 return
-            self._keeper.when_kept(sequence, lambda: self._desk.attempt_kept(message))
+            self._committer.when_committed(sequence, lambda: self._desk.attempt_kept(message))
 
     def _with_room(self, work: Callable[[], int | None]) -> int | None:
         """Waits as long as the disk is full: nothing is received meanwhile, and so Spark's tasks wait too."""
@@ -223,7 +254,8 @@ class Spool:
                 if self._closing.wait(_FULL_PAUSE):
                     raise Closed("the spool was closed")
                 # Room comes back when it is on the disk that it is not needed.
-                self.store.log.commit(timeout=float("inf"))
+                with suppress(Again):
+                    self.store.log.commit(timeout=_FULL_PAUSE)
         finally:
             self._desk.full = ""
 
@@ -250,7 +282,7 @@ class Spool:
             except Exception as error:  # noqa: BLE001 - of the clock: it may go better the next time
                 _log.exception("the spool's desk failed")
                 if isinstance(error, InternalError):
-                    self._keeper.check()
+                    self._committer.check()
 
     def _hear(self) -> None:
         """Whatever was asked meanwhile; not without end, since others wait."""
@@ -273,7 +305,7 @@ class Spool:
             raise
         except TransferError as error:
             if isinstance(error, InternalError):
-                self._keeper.check()
+                self._committer.check()
             refused = error
         except Exception as error:  # noqa: BLE001 - it ends this request, and nothing else
             _log.exception("a request failed")

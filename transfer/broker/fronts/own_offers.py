@@ -19,6 +19,7 @@ from transports.errors import LogDamaged, TransferError
 
 if TYPE_CHECKING:
     from transfer.broker.engine.groups import Delivery
+    from transfer.broker.service_threads import ServiceThreads
     from transfer.broker.store import Store
     from transfer.broker.topic import Topic
 
@@ -39,11 +40,18 @@ def is_large(message: Message) -> bool:
 class Reader:
     """The thread that reads ranges, one after the other. counts: of the hub. On the broker's loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, store: Store, counts: Counter[str]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        store: Store,
+        counts: Counter[str],
+        threads: ServiceThreads | None = None,
+    ) -> None:
         self.store = store
         self.counts = counts
         self._loop = loop
-        self._thread = ThreadPoolExecutor(1, "transfer-broker-ranges")
+        initializer = threads.add_current if threads is not None else None
+        self._thread = ThreadPoolExecutor(1, "transfer-broker-ranges", initializer)
 
     def close(self) -> None:
         """Ends the thread. Idempotent."""

@@ -72,7 +72,7 @@ class Requests(Heard):
     ) -> None:
         super().__init__(hub, loop, context, counters)
         self.arrivals = Arrivals(hub, loop, counters, pieces)
-        self.reader = Reader(loop, hub.store, hub.counts)
+        self.reader = Reader(loop, hub.store, hub.counts, hub.threads)
         self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows bound what is on its way
         self._programs: dict[bytes, _Program] = {}
         self._outbox = Outbox(loop, self.socket, counters)

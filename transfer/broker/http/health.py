@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transfer.broker.server import Broker
+    from transports.errors import TransferError
 
 
 def live_problems(broker: Broker) -> Sequence[str]:
     """Why it has to be started anew. That its loop turns shows in the answer itself. On the loop."""
-    failure = broker.failure
-    return [] if failure is None else [f"the log has failed: {failure.args[0] if failure.args else failure}"]
+    log, spool = broker.failure, broker.spool_failure
+    problems = [] if log is None else [f"the log has failed: {_text(log)}"]
+    if spool is not None:
+        problems.append(f"the spool has failed: {_text(spool)}")
+    return problems + broker.threads.problems()
 
 
 def ready_problems(broker: Broker) -> Sequence[str]:
@@ -26,3 +30,7 @@ def ready_problems(broker: Broker) -> Sequence[str]:
     if broker.hub.full:
         problems.append("the log is full, so publishers wait")
     return problems
+
+
+def _text(failure: TransferError) -> str:
+    return str(failure.args[0] if failure.args else failure)

@@ -69,7 +69,7 @@ class _Looks:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._names = Names()
-        self._thread = ThreadPoolExecutor(1, "transfer-looks")
+        self._thread = ThreadPoolExecutor(1, "transfer-looks", broker.threads.add_current)
 
     async def end(self, _: web.Application) -> None:
         self._thread.shutdown()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from transfer.broker.service_threads import ServiceThreads
 from transports.errors import InternalError, TransferError
 
 _log = logging.getLogger("transfer.broker")
@@ -16,9 +17,10 @@ _Told = Callable[[TransferError | None], None]
 class StateThread:
     """Does work one after the other. Used on the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: ServiceThreads | None = None) -> None:
         self._loop = loop
-        self._pool = ThreadPoolExecutor(1, "transfer-broker-state")
+        initializer = threads.add_current if threads is not None else None
+        self._pool = ThreadPoolExecutor(1, "transfer-broker-state", initializer)
         self._closed = False
 
     def do(self, work: Callable[[], object], told: _Told | None = None) -> None:

@@ -1,0 +1,43 @@
+"""The broker's long-lived threads: health checks ask which of them have ended before the broker did."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+_log = logging.getLogger("transfer.broker")
+
+
+class ServiceThreads:
+    """Threads that last as long as the broker. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self._reasons: dict[threading.Thread, str] = {}
+
+    def start(self, name: str, work: Callable[[], object]) -> threading.Thread:
+        """Starts a thread that does this work."""
+        thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def add_current(self) -> None:
+        """Adds the calling thread: the initializer of an executor."""
+        self._threads.append(threading.current_thread())
+
+    def problems(self) -> list[str]:
+        """One sentence for each thread that has ended."""
+        return [
+            f"the thread {thread.name} has ended" + self._reasons.get(thread, "")
+            for thread in [*self._threads]
+            if not thread.is_alive()
+        ]
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - health checks say it
+            _log.exception("the thread %s has ended", threading.current_thread().name)
+            self._reasons[threading.current_thread()] = f": {error!r}"
