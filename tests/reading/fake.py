@@ -47,8 +47,9 @@ def agrees(batch):
 class Run:
     """A run whose rows have the ids 0, 1, 2 …, in frames of these lengths. Thread-safe."""
 
-    def __init__(self, *frame_rows: int, state=SEALED, layouts=LAYOUTS, name="run"):
+    def __init__(self, *frame_rows: int, state=SEALED, layouts=LAYOUTS, name="run", run_id="5a" * 16):
         self.name = name
+        self.run_id = run_id
         self.layouts = layouts
         self.state = state
         self.frames = []
@@ -106,7 +107,8 @@ class Source:
             self.lease = (group, shard)
             run.leases.add(self.lease)
             layouts = run.layouts if run.frames else ()
-            return RunInfo(run.name, run.state, run.visible, layouts, run.acknowledged, run.delivered)
+            positions = run.acknowledged, run.delivered
+            return RunInfo(run.name, run.state, run.visible, layouts, *positions, run.run_id)
 
     def request(self, fetch):
         assert self.lease is not None
@@ -151,7 +153,7 @@ class FileSource(Source):
     def __init__(self, folder: Path):
         self.folder = folder
         about = json.loads((folder / "run.json").read_text())
-        super().__init__(Run(*about["frames"], name=about["name"]))
+        super().__init__(Run(*about["frames"], name=about["name"], run_id=about["run_id"]))
         if about["acknowledged"]:
             self.run.acknowledged = tuple(about["acknowledged"])
 
@@ -182,9 +184,9 @@ class InFolder:
         return FileSource(self.folder)
 
 
-def run_in_folder(folder: Path, *frame_rows: int):
+def run_in_folder(folder: Path, *frame_rows: int, run_id="5a" * 16):
     """A sealed run in a file, and how to open it."""
-    about = {"name": "run", "frames": frame_rows, "acknowledged": None, "steps": []}
+    about = {"name": "run", "run_id": run_id, "frames": frame_rows, "acknowledged": None, "steps": []}
     (folder / "run.json").write_text(json.dumps(about))
     return InFolder(folder)
 

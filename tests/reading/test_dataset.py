@@ -94,7 +94,7 @@ def test_nothing_is_opened_before_the_first_batch():
     dataset = StreamDataset(URL, 8, source=source)
     state = dataset.state_dict()
     dataset.load_state_dict(state)
-    assert not opened and state == {"version": 2, "run": None}
+    assert not opened and state == {"version": 3, "run": None}
     next(iter(dataset))
     assert len(opened) == 1
     dataset.close()
@@ -253,3 +253,16 @@ def test_ranks_may_be_told_and_must_be_known():
         ShardedStream(URL, 4)
     with pytest.raises(OptionError, match="together"):
         ShardedStream(URL, 4, rank=1)
+
+
+def test_all_epochs_are_of_one_run(tmp_path):
+    """Also where each epoch has worker processes of its own, and nothing is opened in this one."""
+    dataset = StreamDataset(URL, 16, epochs=2, source=run_in_folder(tmp_path, 64))
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    dataset.set_epoch(0)
+    assert ids_of(loader) == list(range(64))
+    run_in_folder(tmp_path, 64, run_id="77" * 16)  # another one of its name
+    dataset.set_epoch(1)
+    with pytest.raises(OptionError, match=f"{'5a' * 16}, and this one is {'77' * 16}"):
+        list(loader)
+    dataset.close()

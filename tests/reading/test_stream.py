@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 from collections import Counter
 from itertools import chain, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from tests.reading.fake import FAILED, OPEN, RAGGED, Run, Source, agrees
 from transfer.reading import RowStream, merge_states
 from transfer.spool.order import Order
 from transports.errors import Again, Broken, Closed, OptionError, ProtocolError, UsageError
+
+DATA = Path(__file__).parents[1] / "data/states"
 
 
 def ids_of(batches):
@@ -575,3 +579,27 @@ def test_two_readers_of_one_shard_are_refused():
             RowStream(Source(run), 2)
         with RowStream(Source(run), 2, group="other"), RowStream(Source(run), 2, rank=1, world_size=2):
             pass
+
+
+def test_a_state_says_which_of_the_runs_of_its_name_it_is_of():
+    with RowStream(Source(Run(100, run_id="1" * 32)), 10, workers=2, worker=0) as stream:
+        state = stream.state_dict()
+    with RowStream(Source(Run(100, run_id="2" * 32)), 10, workers=2, worker=1) as stream:
+        other = stream.state_dict()
+        with pytest.raises(OptionError, match=r"1{32}, and this one is 2{32}"):
+            stream.load_state_dict(state)
+    with pytest.raises(OptionError, match=r"2{32}, and this one is 1{32}"):
+        merge_states([state, other])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_states_of_each_version_are_read(version, caplog):
+    state = json.loads((DATA / f"version-{version}.json").read_text())
+    assert state["version"] == version
+    run = Run(100)
+    with RowStream(Source(run), 10) as stream:
+        stream.load_state_dict(state)
+        assert ids_of(stream) == list(range(20, 100))
+        stream.acknowledge(state)
+    assert run.acknowledged == (0, 20)
+    assert ("does not say which run" in caplog.text) == (version == 2)

@@ -60,7 +60,8 @@ def drop(spool, run="run"):
 def acknowledge(spool, group, row, run="run"):
     link = Link(spool.endpoint)
     link.ask(OpenRun(run=run, group=group, shard=0, shards=1, token="token"))
-    link.ask(Acknowledge(run=run, group=group, epoch=0, row=row, steps=[]))
+    run_id = spool.store.entries[run].run_id
+    link.ask(Acknowledge(run=run, run_id=run_id, group=group, epoch=0, row=row, steps=[]))
     link.ask(Release())
     link.close()
 
@@ -195,7 +196,7 @@ def test_a_run_that_is_written_again_meanwhile_is_not_mixed(spool):
     parts = reader.partitions()
     drop(spool)
     push(spool, "run", 100, 120, kind="batch")
-    with pytest.raises(Broken, match="deleted and written again"):
+    with pytest.raises(Broken, match="was deleted: run is"):
         ids(reader, parts)
 
 
@@ -222,10 +223,13 @@ def test_a_stream_reads_what_becomes_visible(spool, stream_of):
     push(spool, "run", 0, 20)
     stream = stream_of()
     start = stream.initialOffset()
-    assert start == {"row": 0} and stream.partitions(start, start) == []
+    assert (
+        start == {"row": 0, "run_id": spool.store.entries["run"].run_id}
+        and stream.partitions(start, start) == []
+    )
     limit = stream.getDefaultReadLimit()
     end = stream.latestOffset(start, limit)
-    assert end == stream.reportLatestOffset() == {"row": 20}
+    assert end == stream.reportLatestOffset() == start | {"row": 20}
     assert ids(stream, stream.partitions(start, end)) == list(range(20))
     assert stream.latestOffset(end, limit) == end
     push(spool, "run", 20, 35)
@@ -242,12 +246,12 @@ def test_rows_are_kept_from_where_a_new_query_begins(spool, stream_of):
     push(spool, "run", 0, 20)
     push(spool, "run", 20, 40)
     acknowledge(spool, "trainer", 20)
-    assert stream_of().initialOffset() == {"row": 20}
+    assert stream_of().initialOffset()["row"] == 20
     acknowledge(spool, "trainer", 40)  # the query has not
     assert spool.store.entries["run"].first == 20
     late = stream_of(group="late", startingOffset="latest")
-    assert late.initialOffset() == {"row": 40}
-    assert late.latestOffset({"row": 40}) == {"row": 40}
+    assert late.initialOffset()["row"] == 40
+    assert late.latestOffset({"row": 40})["row"] == 40
 
 
 def test_rows_that_go_while_a_query_begins_are_not_begun_with(spool, stream_of, monkeypatch):
@@ -265,7 +269,7 @@ def test_rows_that_go_while_a_query_begins_are_not_begun_with(spool, stream_of, 
         return told[-1]
 
     monkeypatch.setattr(stream, "_look", slow)
-    assert stream.initialOffset() == {"row": 20}
+    assert stream.initialOffset()["row"] == 20
     assert acknowledged(spool) == (0, 20)
 
 
@@ -295,10 +299,10 @@ def test_limits_and_the_end_of_available_now(spool, stream_of):
     while (end := stream.latestOffset(ends[-1], limit)) != ends[-1]:
         ends.append(end)
     assert [end["row"] for end in ends] == [0, 10, 20, 25]
-    assert stream.latestOffset(ends[-1], datasource.ReadAllAvailable()) == {"row": 25}
+    assert stream.latestOffset(ends[-1], datasource.ReadAllAvailable())["row"] == 25
     assert stream_of().getDefaultReadLimit() == datasource.ReadAllAvailable()
     fresh = stream_of()
-    assert fresh.latestOffset({"row": 25}, datasource.ReadAllAvailable()) == {"row": 50}
+    assert fresh.latestOffset({"row": 25}, datasource.ReadAllAvailable())["row"] == 50
     with pytest.raises(NotSupported, match="ReadMaxFiles"):
         fresh.latestOffset({"row": 25}, datasource.ReadMaxFiles(1))
 
@@ -308,7 +312,7 @@ def test_without_limits_all_that_is_there_is_the_next_batch(spool, stream_of, mo
     push(spool, "run", 0, 25)
     monkeypatch.setattr(reading, "HAS_LIMITS", False)
     stream = stream_of()
-    assert stream.initialOffset() == {"row": 0} and stream.latestOffset() == {"row": 25}
+    assert stream.initialOffset()["row"] == 0 and stream.latestOffset()["row"] == 25
     with pytest.raises(NotSupported, match="no read limits"):
         stream_of(maxRowsPerTrigger="10")
 
@@ -326,11 +330,11 @@ def test_a_query_goes_on_at_its_checkpoint_and_only_with_its_run(spool, stream_o
     assert "new checkpoint" in str(caught.value)
     drop(spool)
     push(spool, "run", 0, 60)
-    with pytest.raises(Broken, match="deleted and written again"):
+    with pytest.raises(Broken, match="was deleted: run is"):
         again.latestOffset({"row": 40})
     with pytest.raises(Broken, match="'spark' never read"):
         stream_of().latestOffset({"row": 40})
-    assert stream_of().latestOffset({"row": 0}) == {"row": 60}  # it had read nothing of the other
+    assert stream_of().latestOffset({"row": 0})["row"] == 60  # it had read nothing of the other
     acknowledge(spool, "spark", 40)
     with pytest.raises(Broken, match="which has fewer rows"):
         stream_of().partitions({"row": 40}, {"row": 80})
@@ -345,7 +349,7 @@ def test_a_stream_of_a_sealed_run_has_its_rows_and_no_more(spool, stream_of):
     start = stream.initialOffset()
     end = stream.latestOffset(start)
     assert ids(stream, stream.partitions(start, end)) == list(range(20))
-    assert stream.latestOffset(end) == end == {"row": 20}
+    assert stream.latestOffset(end) == end == start | {"row": 20}
 
 
 def test_a_stream_may_begin_before_its_first_rows(spool, stream_of):
@@ -353,7 +357,7 @@ def test_a_stream_may_begin_before_its_first_rows(spool, stream_of):
     plan.check()
     stream = stream_of()
     start = stream.initialOffset()
-    assert start == stream.latestOffset(start) == {"row": 0}
+    assert start == stream.latestOffset(start) and start["row"] == 0
     plan.commit([send(plan, 0, 10)])
     assert ids(stream, stream.partitions(start, stream.latestOffset(start))) == list(range(10))
 
@@ -375,3 +379,23 @@ def test_a_stream_goes_on_when_the_spool_is_back(tmp_path, stream_of):
             assert acknowledged(spool) == (0, 20)
     finally:
         stream.stop()
+
+
+def test_an_offset_says_which_of_the_runs_of_its_name_it_is_of(spool, stream_of):
+    """The group is there in the new run too, and it has as many rows."""
+    push(spool, "run", 0, 20)
+    start = stream_of().initialOffset()
+    push(spool, "run", 20, 40)
+    end = stream_of().latestOffset(start)
+    drop(spool)
+    push(spool, "run", 100, 140)
+    now = stream_of().initialOffset()["run_id"]
+    for use in (
+        lambda stream: stream.latestOffset(end),
+        lambda stream: stream.partitions(start, end),
+        lambda stream: stream.partitions(start, end | {"run_id": now}),  # as PySpark 4.1 plans
+        lambda stream: stream.commit(end),
+    ):
+        with pytest.raises(Broken) as caught:
+            use(stream_of())
+        assert start["run_id"] in str(caught.value) and now in str(caught.value)

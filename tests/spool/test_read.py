@@ -80,13 +80,13 @@ def test_rows_that_are_not_kept_are_refused_and_the_first_kept_one_is_told(spool
 
 def test_a_run_is_told_from_a_later_one_of_its_name(spool):
     write(spool.endpoint, "run", [[5]])
-    created = read(spool, 0, 0)[1]["created"]
-    assert read(spool, 0, 5)[1]["created"] == created
+    created = read(spool, 0, 0)[1]["run_id"]
+    assert read(spool, 0, 5)[1]["run_id"] == created
     ask(spool.endpoint, DeleteRun(run="run"))
     with pytest.raises(OptionError, match="there is no run 'run'"):
         read(spool, 0, 5)
     write(spool.endpoint, "run", [[5]])
-    assert read(spool, 0, 0)[1]["created"] != created
+    assert read(spool, 0, 0)[1]["run_id"] != created
 
 
 def test_too_much_at_a_time_is_refused(spool, monkeypatch):
@@ -132,7 +132,8 @@ def test_a_refusal_of_any_class_is_final(spool, monkeypatch):
             link.ask(Read(run="run", begin=0, end=5))
         with pytest.raises(Broken, match="is not there"):
             link.ask(Ended(run="run", job="nobody's", partition=0, attempt=0))
+        run_id = link.ask(Read(run="run", begin=0, end=0))[1]["run_id"]
         with pytest.raises(UsageError, match="has not opened"):
-            link.ask(Acknowledge(run="run", group="nobody", epoch=0, row=0, steps=[]))
+            link.ask(Acknowledge(run="run", run_id=run_id, group="nobody", epoch=0, row=0, steps=[]))
     finally:
         link.close()

@@ -244,7 +244,7 @@ def test_a_run_that_is_deleted_while_it_is_read(spool):
         write(spool.endpoint, "run", [[5]])  # another run
         with pytest.raises(Broken, match="deleted"):
             collect(client, fetch(0, 4))
-        with pytest.raises(UsageError, match="not opened"):
+        with pytest.raises(Broken, match="was deleted: run is"):
             client.acknowledge(0, 4, [])
     with opened(spool) as client:  # and what the old reader's end told did no harm
         assert collect(client, fetch(0, 5)) == [0, 1, 2, 3, 4]
@@ -746,5 +746,8 @@ def test_positions_and_lineage_are_kept(tmp_path):
         asked_for = Explain(run="run", epoch=0, seed=None, begin=0, end=8)
         assert ask(spool.endpoint, asked_for)[0]["row"].tolist() == list(range(8))
         with pytest.raises(UsageError):
-            ask(spool.endpoint, Acknowledge(run="run", group="other", epoch=0, row=0, steps=[]))
+            ask(
+                spool.endpoint,
+                Acknowledge(run="run", run_id=info.run_id, group="other", epoch=0, row=0, steps=[]),
+            )
         assert asked(asked_for)["ask"] == "explain"

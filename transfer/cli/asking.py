@@ -80,6 +80,7 @@ def inspect_run(address: str, timeout: float, *, as_json: bool) -> None:
     created = datetime.fromtimestamp(run["created"]).astimezone()
     for word, text in (
         ("run", run["name"]),
+        ("id", run["run_id"]),
         ("state", run["state"]),
         ("kind", f"{run['kind']}, delivery {run['delivery']}"),
         ("created", created.isoformat(sep=" ", timespec="seconds")),
@@ -115,7 +116,7 @@ def delete_run(address: str, timeout: float, *, sure: bool, force: bool, as_json
             if not _confirmed(f"Delete run {name} ({what})?"):
                 print("transfer: nothing was deleted", file=sys.stderr)
                 return EXIT_ERROR
-        rows, nbytes = spool.delete(name, force=force)
+        rows, nbytes = spool.delete(name, force=force, run_id=run["run_id"])
     if as_json:
         print(json.dumps({"deleted": name, "rows": rows, "bytes": nbytes}))
     else:

@@ -14,7 +14,7 @@ from transfer.reading.lineage import Lineage, with_seed
 from transfer.reading.opening import check_numbers, close_in, open_source, sensible_batch
 from transfer.reading.plan import Place, Plan
 from transfer.reading.prefetch import Over, Prefetcher
-from transfer.reading.state import STATE_VERSION, check_state
+from transfer.reading.state import STATE_VERSION, check_run, check_state
 from transfer.rows import OFFSETS, VALID
 from transfer.spool.source import FAILED, OPEN, SEALED, RowSource, RunInfo
 from transports.errors import Broken, OptionError, UsageError
@@ -316,6 +316,7 @@ class RowStream:
         state = {
             "version": STATE_VERSION,
             "run": self.info.name,
+            "run_id": self.info.run_id,
             "seed": plan.seed,
             "epoch": place.epoch,
             "row": plan.row(place),
@@ -333,11 +334,12 @@ class RowStream:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on at that position, before the first batch was taken.
 
-        Raises OptionError for a state of another run or seed, one that this release cannot read, or one of
-        one of several workers that is not this one; UsageError when batches were taken already.
+        Raises OptionError for a state of another run (also one that had this name before) or seed, one that
+        this release cannot read, or one of one of several workers that is not this one; UsageError when
+        batches were taken already.
         """
         self._refuse_late()
-        self._check_mine(state)
+        state = self._checked(state)
         if state["workers"] > 1:
             self._load_worker(state)
         elif self.info.state == SEALED and state["row"] > self.info.visible:
@@ -360,8 +362,8 @@ class RowStream:
             )
         self._go_to(Place(*state["next"]), Place(*state["marked"]))
 
-    def _check_mine(self, state: Mapping[str, Any]) -> None:
-        check_state(state)
+    def _checked(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        state = check_state(state)
         for name, mine, its in (
             ("run", self.info.name, state["run"]),
             ("seed of the shuffle", self._plan.seed, state["seed"]),
@@ -371,6 +373,10 @@ class RowStream:
                     f"the state is one with another {name}: {its!r}, this stream has {mine!r}",
                     hint="Rows would be left out or come twice. Begin without the state to read anew.",
                 )
+        if not state["run_id"]:
+            _log.warning("a state of an earlier release does not say which run %r it is of", self.info.name)
+        check_run(self.info.name, self.info.run_id, state["run_id"])
+        return state
 
     def acknowledge(self, state: Mapping[str, Any] | None = None) -> None:
         """Tells the spool that all before a state (default: now) is done with; durable when it returns.
@@ -378,8 +384,7 @@ class RowStream:
         Call it after the checkpoint with that state was saved: who begins without a state is not given it
         again. Raises UsageError in one of several workers, who knows only its own steps.
         """
-        state = self.state_dict() if state is None else state
-        self._check_mine(state)
+        state = self._checked(self.state_dict() if state is None else state)
         if state["workers"] > 1:
             raise UsageError(
                 "one of several workers does not know what the others have done",

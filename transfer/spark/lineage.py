@@ -24,8 +24,8 @@ def write_lineage(tables: Iterable[Table], path: str | os.PathLike[str]) -> int:
         from pyarrow import parquet
     except ModuleNotFoundError as error:
         raise NotSupported("Parquet needs pyarrow", hint="pip install 'tensor-transfer[spark]'") from error
-    types = {"job": pyarrow.string()}
-    names = ("step", "rank", "epoch", "position", "job", "partition", "attempt", "sequence", "row")
+    types = {"run_id": pyarrow.string(), "job": pyarrow.string()}
+    names = ("step", "rank", "epoch", "position", "run_id", "job", "partition", "attempt", "sequence", "row")
     schema = pyarrow.schema([(name, types.get(name, pyarrow.int64())) for name in names])
     partial = f"{os.fspath(path)}.partial"
     rows = 0

@@ -48,11 +48,11 @@ _GROWTH = 8
 
 @dataclass
 class RowRange(InputPartition):
-    """Rows [begin, end) of the run that was created at that time. A plain dataclass: Spark pickles it."""
+    """Rows [begin, end) of the run with this id. A plain dataclass: Spark pickles it."""
 
     begin: int
     end: int
-    created: float
+    run_id: str
     layouts: tuple[Layout, ...]
 
 
@@ -64,7 +64,7 @@ class Seen:
     kind: str
     first: int
     visible: int
-    created: float
+    run_id: str
     layouts: tuple[Layout, ...]
     row_bytes: int
     groups: frozenset[str]
@@ -102,7 +102,7 @@ class RunReader(DataSourceReader):
 
 
 class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The rows of a run as they become visible, for one group: offsets are `{"row": n}`.
+    """The rows of a run as they become visible, for one group: offsets are `{"row": n, "run_id": id}`.
 
     Spark's driver makes it, in a process of its own; its tasks use `read` alone. Not thread-safe.
     """
@@ -119,12 +119,13 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._link: Link | None = None
         self._seen: Seen | None = None
+        self._run_id = ""  # of the run that this query reads; "": it has not looked yet
         self._member = False  # whether the group is known to the spool
         self._target: int | None = None
 
     # -- what Spark calls, on the driver's side ----------------------------------------------------------
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Of a new query: from here on rows are kept for its group. Raises UsageError: it is in use."""
         self._join()
         while True:
@@ -132,11 +133,11 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             row: int = told["first"] if self._options.starting_offset == "earliest" else told["visible"]
             self._acknowledge(row)
             if self._look()["first"] <= row:  # else a group that was there already let go of rows meanwhile
-                return {"row": row}
+                return self._offset(row)
 
-    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Up to where the next batch may go. PySpark 4.1 gives neither start nor limit."""
-        begin: int = start["row"] if start else 0
+        begin = self._row(start) if start else 0
         self._resume(begin)
         end = self._visible(begin)
         if self._target is not None:
@@ -145,23 +146,23 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = min(end, begin + limit.max_rows)
         elif limit is not None and not isinstance(limit, ReadAllAvailable):
             raise NotSupported(f"a run is not read by {type(limit).__name__}", hint="use maxRowsPerTrigger")
-        return {"row": max(begin, end)}
+        return self._offset(max(begin, end))
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
         rows = self._options.max_rows_per_trigger
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """For the query's progress: how far behind it is."""
-        return {"row": self._visible(0)}
+        return self._offset(self._visible(0))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """What becomes visible from now on is for the next time."""
         self._target = self._visible(0)
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[RowRange]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[RowRange]:
         """None of an empty range. Raises Broken: these are no rows of this run."""
-        begin, stop = start["row"], end["row"]
+        begin, stop = self._row(start), self._row(end)
         if begin == stop:
             return []
         self._resume(begin)
@@ -169,9 +170,9 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise self._other(stop)
         return ranges(self._columns(), begin, stop, self._options.partitions)
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: dict[str, Any]) -> None:
         """Spark has all rows before `end` where they belong, and asks for them no more."""
-        self._acknowledge(end["row"])
+        self._acknowledge(self._row(end))
 
     def stop(self) -> None:
         if self._link is not None:
@@ -192,11 +193,23 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._link.ask(request)[1]
 
     def _look(self) -> dict[str, Any]:
-        """How far the run is: asked for all the time, so nothing is counted for it."""
-        told = self._ask(Read(run=self._options.run, begin=0, end=0))
-        if self._seen is not None and told["created"] != self._seen.created:
-            raise _replaced(self._options.run)
+        """How far the run is: asked for all the time, so nothing is counted for it. Raises Broken: it is
+        another run now."""
+        told = self._ask(Read(run=self._options.run, run_id=self._run_id, begin=0, end=0))
+        self._run_id = told["run_id"]
         return told
+
+    def _offset(self, row: int) -> dict[str, Any]:
+        return {"row": row, "run_id": self._run_id}
+
+    def _row(self, offset: dict[str, Any]) -> int:
+        """Where an offset of this query is. Raises Broken: it is one of another run."""
+        run_id = offset.get("run_id", "")  # a checkpoint of an earlier release does not say
+        if run_id and self._run_id and run_id != self._run_id:
+            raise _replaced(self._options.run, run_id, self._run_id)
+        self._run_id = self._run_id or run_id
+        row: int = offset["row"]
+        return row
 
     def _visible(self, begin: int) -> int:
         visible: int = self._look()["visible"]
@@ -209,6 +222,8 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._seen is None:
             assert self._link is not None
             seen = inspect(self._link, self._options.run)
+            if seen.run_id != self._run_id:
+                raise _replaced(self._options.run, self._run_id, seen.run_id)
             check_fit(self._schema, seen.layouts)
             self._seen = seen
         return self._seen
@@ -242,7 +257,18 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._member = True
 
     def _acknowledge(self, row: int) -> None:
-        self._ask(Acknowledge(run=self._options.run, group=self._options.group, epoch=0, row=row, steps=[]))
+        if not self._run_id:
+            self._look()
+        self._ask(
+            Acknowledge(
+                run=self._options.run,
+                run_id=self._run_id,
+                group=self._options.group,
+                epoch=0,
+                row=row,
+                steps=[],
+            )
+        )
 
     def _other(self, row: int) -> Broken:
         return Broken(
@@ -275,7 +301,7 @@ def inspect(link: Link, run: str) -> Seen:
         told["kind"],
         told["first"],
         told["rows"],
-        told["created"],
+        told["run_id"],
         layouts,
         # What came is counted with rows of attempts that lost, and not across restarts of a spool.
         max(1, row_bytes(layouts), told["bytes"] // max(1, told["rows"] + told["staged_rows"])),
@@ -288,7 +314,7 @@ def ranges(seen: Seen, begin: int, end: int, partitions: int = 0) -> list[RowRan
     rows = end - begin
     count = min(rows, partitions or -(-rows * seen.row_bytes // PARTITION_BYTES))
     cuts = [begin + rows * number // count for number in range(count)] + [end] if count else []
-    return [RowRange(start, stop, seen.created, seen.layouts) for start, stop in pairwise(cuts)]
+    return [RowRange(start, stop, seen.run_id, seen.layouts) for start, stop in pairwise(cuts)]
 
 
 def read(options: ReadOptions, schema: StructType, part: RowRange) -> Iterator[RecordBatch]:
@@ -298,11 +324,11 @@ def read(options: ReadOptions, schema: StructType, part: RowRange) -> Iterator[R
     begin = part.begin
     try:
         while begin < part.end:
-            request = Read(run=options.run, begin=begin, end=min(begin + step, part.end))
-            arrays, told = link.ask(request)
-            if told["created"] != part.created or not told["count"]:
-                raise _replaced(options.run)
+            end = min(begin + step, part.end)
+            arrays, told = link.ask(Read(run=options.run, run_id=part.run_id, begin=begin, end=end))
             rows = told["count"]
+            if not rows:
+                raise Broken(f"run {options.run} has no row {begin:,} any more", hint="Read it again.")
             yield from batches(arrays, part.layouts, schema, rows)
             begin += rows
             # How long rows are is seen by reading them.
@@ -314,14 +340,15 @@ def read(options: ReadOptions, schema: StructType, part: RowRange) -> Iterator[R
 
 def _nothing(seen: Seen) -> RowRange:
     """Spark wants one partition at least."""
-    return RowRange(0, 0, seen.created, seen.layouts)
+    return RowRange(0, 0, seen.run_id, seen.layouts)
 
 
 def _link(options: ReadOptions) -> Link:
     return Link(options.endpoint, timeout=options.connect_timeout)
 
 
-def _replaced(run: str) -> Broken:
+def _replaced(run: str, one: str, other: str) -> Broken:
     return Broken(
-        f"run {run} was deleted and written again meanwhile", hint="Read it again from its first row."
+        f"the query is of two runs named {run}, written one after the other: {one} and {other}",
+        hint="Begin with a new checkpoint, at its first row.",
     )

@@ -25,7 +25,8 @@ class Steps(NamedTuple):
     """Steps of training on end, and the rows of an epoch's order that they had, all ranks together.
 
     first: number of the first step. begin: row at which it begins. rows: of each step, of which rank r of R
-    had [r * rows // R, (r + 1) * rows // R). seed: of the shuffle, None without.
+    had [r * rows // R, (r + 1) * rows // R). seed: of the shuffle, None without. run_id: of the run that has
+    these rows.
     """
 
     first: int
@@ -35,6 +36,7 @@ class Steps(NamedTuple):
     rows: int
     ranks: int
     seed: int | None = None
+    run_id: str = ""
 
     @property
     def stop(self) -> int:
@@ -87,15 +89,16 @@ class SpoolAdmin:
         """A run's summary with its `columns`, `groups`, `readers` and the `jobs` that write to it."""
         return self._ask(InspectRun(run=run))
 
-    def delete(self, run: str, *, force: bool = False) -> tuple[int, int]:
+    def delete(self, run: str, *, force: bool = False, run_id: str = "") -> tuple[int, int]:
         """The run is gone with its groups: its (rows, bytes). force: though somebody reads or writes it,
-        for which UsageError is raised else."""
-        found = self._ask(DeleteRun(run=run, force=force))
+        for which UsageError is raised else. run_id: only the run with this id, else Broken is raised."""
+        found = self._ask(DeleteRun(run=run, force=force, run_id=run_id))
         return found["rows"], found["bytes"]
 
     def lineage(self, run: str, group: str = "default") -> list[Steps]:
         """The steps that the group has acknowledged, in their order, each told once."""
-        return merged(Steps(*record) for record in self._ask(Lineage(run=run, group=group))["steps"])
+        found = self._ask(Lineage(run=run, group=group))
+        return merged(Steps(*record)._replace(run_id=found["run_id"]) for record in found["steps"])
 
     def step(self, run: str, group: str, number: int) -> Steps:
         """One step. Raises OptionError if it is not known."""
@@ -113,8 +116,9 @@ class SpoolAdmin:
     def explain(self, run: str, lineage: Iterable[Steps]) -> Iterator[dict[str, Any]]:
         """Where each row of these steps comes from, as tables of at most 131,072 rows: columns by name.
 
-        `step`, `rank`, `epoch`, `position` in the epoch's order; `job` (text), `partition`, `attempt` of the
-        task that sent it, `sequence` of its frame, `row` in that frame. All but `job` are int64.
+        `step`, `rank`, `epoch`, `position` in the epoch's order; `run_id` and `job` (text), `partition`,
+        `attempt` of the task that sent it, `sequence` of its frame, `row` in that frame. All others are
+        int64. Raises Broken: the run is not the one of these steps any more.
         """
         import numpy as np
 
@@ -131,12 +135,15 @@ class SpoolAdmin:
                     "rank": np.searchsorted(bounds, within, side="right"),
                     "epoch": np.full(end - begin, steps.epoch),
                     "position": position,
+                    "run_id": np.full(end - begin, steps.run_id),
                     **origin,
                     "job": np.array(names)[origin["job"]],
                 }
 
     def _explain(self, run: str, steps: Steps, begin: int, end: int) -> tuple[Arrays, list[str]]:
-        asked = Explain(run=run, epoch=steps.epoch, seed=steps.seed, begin=begin, end=end)
+        asked = Explain(
+            run=run, run_id=steps.run_id, epoch=steps.epoch, seed=steps.seed, begin=begin, end=end
+        )
         arrays, meta = self._link.ask(asked)
         if len(arrays["row"]) != end - begin:
             raise OptionError(

@@ -100,7 +100,11 @@ class RunClient:
         if self._wanted is None:
             raise UsageError("the run is not open")
         group = self._wanted.group
-        self._beside.ask(Acknowledge(run=self.run, group=group, epoch=epoch, row=row, steps=steps))
+        self._beside.ask(
+            Acknowledge(
+                run=self.run, run_id=self._wanted.run_id, group=group, epoch=epoch, row=row, steps=steps
+            )
+        )
 
     def close(self) -> None:
         """See `RowSource.close`."""
@@ -159,7 +163,10 @@ class RunClient:
                     hint="`transfer runs list` tells which there are",
                 )
             if "busy" not in meta and not meta.get("missing"):
-                return _info(meta)
+                info = _info(meta)
+                # From now on it is this run: another one of its name has other rows.
+                self._wanted = msgspec.structs.replace(self._wanted, run_id=info.run_id)
+                return info
             if now >= deadline:
                 raise Again("the run cannot be opened yet")
             if self._closed.wait(min(_LOOK, max(0.0, over - now))):
@@ -177,4 +184,5 @@ def _info(meta: dict[str, Any]) -> RunInfo:
         row_layouts.from_json(meta["layouts"]),
         position(meta["acknowledged"]),
         position(meta["delivered"]),
+        meta["run_id"],
     )

@@ -193,12 +193,14 @@ class Desk:
     def _open(self, identity: bytes, request: protocol.OpenRun, _: Any) -> dict[str, Any] | None:
         if request.shard >= request.shards:
             raise UsageError(f"shard {request.shard} of {request.shards}", hint="shards are counted from 0")
-        entry = self._store.entries.get(request.run)
-        if entry is None:
+        if request.run not in self._store.entries and not request.run_id:
             return {"missing": True}
+        entry = self._store.entry(request.run, request.run_id)
         for other, reader in [*self._readers.items()]:
             if (reader.run, reader.group) != (request.run, request.group) or other == identity:
                 continue
+            if reader.entry is not entry:  # its shards would be of two runs
+                return {"busy": f"shard {reader.shard} of {reader.shards} of {reader.entry.run_id}, deleted"}
             if reader.token == request.token and reader.shard == request.shard:
                 del self._readers[other]  # its connection broke, and it is here again
             elif (reader.shards, reader.shard) == (
@@ -206,7 +208,6 @@ class Desk:
                 request.shard,
             ) or reader.shards != request.shards:
                 return {"busy": f"shard {reader.shard} of {reader.shards}"}
-        new = request.group not in entry.groups
         group = self._store.group(entry, request.group)
         if not group.settled:
             group.before, group.settled = group.delivered, True
@@ -216,15 +217,14 @@ class Desk:
         seen = entry.seen
         answer = {
             "name": entry.run.name,
+            "run_id": entry.run_id,
             "state": seen.state,
             "visible": seen.rows,
             "layouts": row_layouts.to_json(entry.run.layouts or ()),
             "acknowledged": group.acknowledged,
             "delivered": group.before,
         }
-        if not new:
-            return answer
-        # From now on a stream keeps rows for its sake, after a crash too.
+        # From now on a stream keeps rows for its sake, after a crash too, which does not take the run's id.
         sequence = self._store.note(entry, request.group)
         self._committer.when_committed(sequence, lambda: self._say(identity, request, answer))
         return None
@@ -283,7 +283,7 @@ class Desk:
             group.delivered = position
 
     def _read(self, identity: bytes, request: protocol.Read, _: Any) -> None:
-        entry = self._store.entry(request.run)
+        entry = self._store.entry(request.run, request.run_id)
         seen = entry.seen
         arrays: Arrays = {}
         count = 0
@@ -299,16 +299,16 @@ class Desk:
             "visible": seen.rows,
             "state": seen.state,
             "first": entry.first,
-            "created": entry.created,
+            "run_id": entry.run_id,
         }
         self._answer(identity, arrays, meta)
 
     def _acknowledge(self, identity: bytes, request: protocol.Acknowledge, _: Any) -> None:
-        entry = self._store.entry(request.run)
+        entry = self._store.entry(request.run, request.run_id)
         if request.group not in entry.groups:
             raise UsageError(
                 f"group {request.group!r} has not opened run {request.run}",
-                hint="was the run deleted and written anew? Then its rows are others",
+                hint="open the run with this group first",
             )
         sequence = self._store.acknowledge(
             request.run, request.group, (request.epoch, request.row), request.steps
@@ -353,7 +353,7 @@ class Desk:
 
     def _delete(self, identity: bytes, request: protocol.DeleteRun, _: Any) -> None:
         with self._store.lock:
-            entry = self._store.entry(request.run)
+            entry = self._store.entry(request.run, request.run_id)
             readers = sum(reader.run == request.run for reader in self._readers.values())
             if (readers or entry.run.jobs) and not request.force:
                 raise UsageError(
@@ -365,14 +365,14 @@ class Desk:
         self._committer.when_committed(entry.sequence, lambda: self._say(identity, request, gone))
 
     def _explain(self, identity: bytes, request: protocol.Explain, _: Any) -> None:
-        entry = self._store.entry(request.run)
+        entry = self._store.entry(request.run, request.run_id)
         self._answer(
             identity, self._answers.explain(entry, request), {"id": request.id, "jobs": entry.run.names}
         )
 
     def _lineage(self, identity: bytes, request: protocol.Lineage, _: Any) -> dict[str, Any]:
-        self._store.entry(request.run)
-        return {"steps": self._store.lineage(request.run, request.group)}
+        entry = self._store.entry(request.run)
+        return {"run_id": entry.run_id, "steps": self._store.lineage(entry, request.group)}
 
     # -- by the clock ------------------------------------------------------------------------------------
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import NamedTuple
 
 from transfer.spool.ledger import Run
 from transfer.spool.source import OPEN
+from transports.errors import LogDamaged
 
 _RUN_TOPIC, _LINEAGE_TOPIC = "run/", "lineage/"
+#: of a run's state in the log. 1 had neither a number nor the run's id
+RUN_VERSION = 2
 RUN_KEY, GROUP_KEY = b"run/", b"group/"
 
 
@@ -39,7 +43,8 @@ class Seen(NamedTuple):
 class Entry:
     """A run with what readers may see of it: `seen`, as it is on the disk. It changes in another thread.
 
-    number: unlike all others, those of runs that are gone and had this name too. index: the offset of its
+    number: unlike all others, those of runs that are gone and had this name too; run_id: so too, and unlike
+    those of other spools. index: the offset of its
     index, or -1. tidy: what a sealed run does not need was given back. aborted: jobs whose abort a full disk
     did not take.
     """
@@ -47,6 +52,7 @@ class Entry:
     run: Run
     number: int
     created: float
+    run_id: str
     seen: Seen = field(default_factory=Seen)
     nbytes: int = 0
     first: int = 0  # rows before it were acknowledged by all groups and are not kept
@@ -89,7 +95,9 @@ def state_of(entry: Entry) -> tuple[bytes, bytes]:
     """The key and the value of what the log keeps of it as state."""
     run = entry.run
     value = {
+        "version": RUN_VERSION,
         "name": run.name,
+        "run_id": entry.run_id,
         "delivery": run.delivery,
         "kind": run.kind,
         "created": entry.created,
@@ -99,6 +107,30 @@ def state_of(entry: Entry) -> tuple[bytes, bytes]:
         "aborted": entry.aborted,
     }
     return run_key(entry), json.dumps(value).encode()
+
+
+def entry_of(key: bytes, value: bytes) -> Entry:
+    """The run that `state_of` told of, without its rows. Raises LogDamaged: a later release wrote it."""
+    told = json.loads(value)
+    if told.get("version", 1) > RUN_VERSION:
+        raise LogDamaged(
+            f"run {told.get('name')!r} was kept by a later release",
+            hint="serve this folder with that release",
+        )
+    run = Run(told["name"], told["delivery"], told["kind"])
+    number = int(key[len(RUN_KEY) :])
+    # A run of version 1 has one that follows from it: the same at each start.
+    run_id = told.get("run_id") or blake2b(f"{number}/{told['created']}".encode(), digest_size=16).hexdigest()
+    return Entry(
+        run,
+        number,
+        told["created"],
+        run_id,
+        first=told["first"],
+        index=told["index"],
+        tidy=told["tidy"],
+        aborted=told["aborted"],
+    )
 
 
 def number_of(topic: str) -> int | None:

@@ -20,6 +20,8 @@ VERSION = 1
 MAX_TIMES = 1 << 16
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+#: which of the runs that had a name, one after the other; see `RunInfo`
+RunId = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 Delivery = Literal["committed", "partition"]
 #: "batch": one job, whose commit seals the run. "stream": each commit adds to it, it is never sealed
@@ -71,7 +73,8 @@ class AbortJob(Ask, frozen=True, kw_only=True, tag="abort"):
 class OpenRun(Ask, frozen=True, kw_only=True, tag="open"):
     """A reader wants a shard of a run: the fields of `RunInfo`. token: the same when it comes again.
 
-    Refused as `busy` while another reader has this shard; `{"missing": true}` while there is no such run.
+    run_id: of the run that it has opened before; "": it has not yet, and takes the one of this name. Refused
+    as `busy` while another reader has this shard; `{"missing": true}` while there is no such run.
     """
 
     run: Name
@@ -79,6 +82,7 @@ class OpenRun(Ask, frozen=True, kw_only=True, tag="open"):
     shard: Number
     shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
     token: Name
+    run_id: RunId = ""
 
 
 class Fetch(Ask, frozen=True, kw_only=True, tag="fetch"):
@@ -102,13 +106,14 @@ class Read(Ask, frozen=True, kw_only=True, tag="read"):
     """Asks for the rows [begin, end) as they became visible: no lease, and no group's position moves.
 
     Answered at once, cut off at what is visible. The answer's metadata has `count`, `visible` and `state` as
-    a fetch's; `first`, the first row that is kept; and `created`, by which a run is told from a later one of
-    its name. With begin = end it tells these alone.
+    a fetch's; `first`, the first row that is kept; and `run_id`. With begin = end it has these alone. A
+    run_id in the request refuses the rows of another run of that name.
     """
 
     run: Name
     begin: Number
     end: Number
+    run_id: RunId = ""
 
 
 class Acknowledge(Ask, frozen=True, kw_only=True, tag="acknowledge"):
@@ -116,6 +121,7 @@ class Acknowledge(Ask, frozen=True, kw_only=True, tag="acknowledge"):
     records."""
 
     run: Name
+    run_id: Name
     group: Name
     epoch: Number
     row: Number
@@ -138,16 +144,18 @@ class InspectRun(Ask, frozen=True, kw_only=True, tag="inspect"):
 
 class DeleteRun(Ask, frozen=True, kw_only=True, tag="delete"):
     """The run is gone, with its groups: `{"rows": n, "bytes": n}`. force: though somebody reads or writes
-    it."""
+    it. run_id: this one of that name, or none."""
 
     run: Name
     force: bool = False
+    run_id: RunId = ""
 
 
 class Explain(Ask, frozen=True, kw_only=True, tag="explain"):
     """Where the rows [begin, end) of an epoch's order come from: see `Answers.explain`; `{"jobs": names}`."""
 
     run: Name
+    run_id: RunId = ""
     epoch: Number
     seed: int | None
     begin: Number
@@ -155,7 +163,7 @@ class Explain(Ask, frozen=True, kw_only=True, tag="explain"):
 
 
 class Lineage(Ask, frozen=True, kw_only=True, tag="lineage"):
-    """What the trainers of a group recorded for their steps: `{"steps": [records]}`."""
+    """What the trainers of a group recorded for their steps: `{"run_id": id, "steps": [records]}`."""
 
     run: Name
     group: Name

@@ -20,7 +20,8 @@ class RunInfo:
     state: "open" (rows may still come), "sealed" (it is complete), "failed" (no more will come). visible:
     rows that can be read. layouts: its columns, which an open run without rows does not have yet.
     acknowledged, delivered: (epoch, row) before which the group has acknowledged, and up to which rows had
-    been sent to it before its present readers came; None: never.
+    been sent to it before its present readers came; None: never. run_id: 128 random bits as hexadecimal
+    digits, made with the run: a run that is deleted and written again has another one.
     """
 
     name: str
@@ -29,6 +30,7 @@ class RunInfo:
     layouts: tuple[Layout, ...]
     acknowledged: tuple[int, int] | None = None
     delivered: tuple[int, int] | None = None
+    run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

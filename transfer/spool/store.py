@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import threading
 import time
 from bisect import bisect_right
@@ -39,6 +40,7 @@ from transfer.spool.entry import (
     Entry,
     Group,
     Seen,
+    entry_of,
     group_key,
     number_of,
     run_key,
@@ -49,7 +51,7 @@ from transfer.spool.protocol import Delivery, Kind
 from transfer.spool.replay import INDEX, keep_attempt, layouts_of, replay
 from transfer.spool.source import SEALED
 from transfer.spool.stored import decode, encode
-from transports.errors import LogDamaged, LogFull, OptionError, ProtocolError, UsageError
+from transports.errors import Broken, LogDamaged, LogFull, OptionError, ProtocolError, UsageError
 
 if TYPE_CHECKING:
     from transfer.rows import Array, Arrays
@@ -96,9 +98,16 @@ class Store:
         if self._owns_log:
             self.log.close()
 
-    def entry(self, run: str) -> Entry:
-        """Raises OptionError: there is no such run."""
+    def entry(self, run: str, run_id: str = "") -> Entry:
+        """Raises OptionError: there is no such run; Broken: it is not the one with this id."""
         found = self.entries.get(run)
+        if run_id and (found is None or found.run_id != run_id):
+            now = f"{run} is {found.run_id} now" if found is not None else "no run has that name now"
+            raise Broken(
+                f"run {run}, {run_id}, was deleted: {now}",
+                hint="the rows of a run that was written again are others: read it from its first row, "
+                "without a saved state",
+            )
         if found is None:
             names = ", ".join(sorted(self.entries)[:5]) or "none"
             raise OptionError(f"there is no run {run!r}", hint=f"there are: {names}")
@@ -114,7 +123,8 @@ class Store:
                 if len(self.entries) >= MAX_RUNS:
                     raise UsageError(f"there are {MAX_RUNS} runs", hint="delete some: transfer runs delete")
                 self._number = max(self._number + 1, time.time_ns())
-                entry = Entry(Run(run, delivery, kind), self._number, time.time())
+                run_id = secrets.token_hex(16)
+                entry = Entry(Run(run, delivery, kind), self._number, time.time(), run_id)
                 self.log.acknowledge(entry.topic, _HOLD, 0)
                 self._put(entry)
                 self.entries[run] = entry
@@ -309,10 +319,10 @@ class Store:
         value = json.dumps({"acknowledged": found.acknowledged, "delivered": found.delivered})
         return self.log.put(group_key(entry, group), value.encode())
 
-    def lineage(self, run: str, group: str) -> list[list[int]]:
+    def lineage(self, entry: Entry, group: str) -> list[list[int]]:
         """What was recorded for a group, the oldest first."""
         steps: list[list[int]] = []
-        for message in self._messages(self.entry(run).lineage, 0):
+        for message in self._messages(entry.lineage, 0):
             value = json.loads(bytes(message.body))
             if value["group"] == group:
                 steps += value["steps"]
@@ -388,11 +398,8 @@ class Store:
         numbers: dict[int, Entry] = {}
         for key, value in state.items():
             if key.startswith(RUN_KEY):
-                told = json.loads(value)
-                run = Run(told["name"], told["delivery"], told["kind"])
-                entry = Entry(run, int(key[len(RUN_KEY) :]), told["created"], first=told["first"])
-                entry.index, entry.tidy, entry.aborted = told["index"], told["tidy"], told["aborted"]
-                self.entries[run.name] = numbers[entry.number] = entry
+                entry = entry_of(key, value)
+                self.entries[entry.run.name] = numbers[entry.number] = entry
         for topic in self.log.topics:  # a crash came while a run was made, or after it was deleted
             of_run = number_of(topic)
             if of_run is not None and of_run not in numbers:

@@ -18,6 +18,7 @@ def summary(entry: Entry) -> dict[str, Any]:
     run = entry.run
     return {
         "name": run.name,
+        "run_id": entry.run_id,
         "state": entry.state,
         "kind": run.kind,
         "delivery": run.delivery,

@@ -12,14 +12,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 from transfer.reading import Lineage, RowStream, merge_states
 from transfer.reading.lineage import with_seed
 from transfer.reading.opening import check_numbers, open_source
-from transfer.reading.state import STATE_VERSION
+from transfer.reading.state import STATE_VERSION, check_run
 from transports.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from transfer.rows import Array, Arrays
-    from transfer.spool.source import RowSource
+    from transfer.spool.source import RowSource, RunInfo
 
 RUN_SCHEME = "run://"
 
@@ -85,6 +85,8 @@ class RunDataset(IterableDataset[Any]):
         self._only: int | None = None  # the epoch that an iteration is of
         self._stream: RowStream | None = None
         self._open_here = False
+        #: the id of the run that was opened first, in whatever process; zeros: none was
+        self._run_id = torch.zeros(16, dtype=torch.uint8).share_memory_()
         self._process = os.getpid()
         self.endpoint = url
 
@@ -141,13 +143,20 @@ class RunDataset(IterableDataset[Any]):
             lease=(shard * workers + number, shards * workers),
             **self._options,
         )
-        if state is not None:
-            try:
+        try:
+            self._check_run(stream.info)
+            if state is not None:
                 stream.load_state_dict(state)
-            except BaseException:
-                stream.close()
-                raise
+        except BaseException:
+            stream.close()
+            raise
         self._stream, self._open_here = stream, True
+
+    def _check_run(self, info: RunInfo) -> None:
+        """All epochs and all workers read the run that was opened first, and no later one of its name."""
+        if not self._run_id.any():
+            self._run_id.copy_(torch.tensor(list(bytes.fromhex(info.run_id)), dtype=torch.uint8))
+        check_run(info.name, info.run_id, bytes(self._run_id.tolist()).hex())
 
     def _new_source(self) -> RowSource:
         return self._source() if self._source else open_source(self.endpoint, self._options["timeout"])
@@ -213,7 +222,8 @@ class RunDataset(IterableDataset[Any]):
         self.close()
         self._stream = None
         self._state = None
-        if state.get("version") == STATE_VERSION and state.get("run") is None:
+        self._run_id.zero_()
+        if "version" in state and state.get("run", "") is None:
             return  # saved before anything was read
         if get_worker_info() is not None and "version" in state:
             self._state = dict(state)
@@ -245,6 +255,7 @@ class RunDataset(IterableDataset[Any]):
             info = source.open(self._options["group"], shards + self._seat[0], shards)
             if (info.name, self._options["shuffle"]) != (state["run"], state["seed"]):
                 raise OptionError(f"the state is one of run {state['run']!r}, or of another shuffle")
+            check_run(info.name, info.run_id, state["run_id"])
             steps = Lineage(state["lineage"]).since(*(info.acknowledged or (0, 0)))
             source.acknowledge(state["epoch"], state["row"], with_seed(steps, state["seed"]))
         finally:
