@@ -246,6 +246,12 @@ class RunLedger:
     def partitions_ended(self) -> int:
         return sum(p.ended is not None for p in self._partitions.values())
 
+    @property
+    def ends(self) -> frozenset[tuple[int, int, int]]:
+        """Partition, rows and checksum of each partition that has ended."""
+        ended = ((number, found.ended) for number, found in self._partitions.items())
+        return frozenset((number, end.rows, end.crc) for number, end in ended if end is not None)
+
     def rows_of(self, partition: int) -> int:
         """Rows handed on from one partition."""
         found = self._partitions.get(partition)

@@ -32,6 +32,7 @@ def test_all_of_them_in_any_case():
             "compression": "lz4",
             "Ragged": "b",
             "NULLS": "Mask",
+            "If_Complete": "Refuse",
         }
     )
     assert options == WriteOptions(

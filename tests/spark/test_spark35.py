@@ -66,6 +66,7 @@ def test_all_rows_are_there_once(told, spool, run):
 
 def test_the_same_run_again_and_one_without_rows(told, spool):
     assert told["committed again"] == "committed"
+    assert "run committed is complete" in told["other rows"] and told["other rows"].startswith("UsageError")
     assert told["empty"] == "empty" and rows_in(spool.url("empty")) == ("sealed", expected([]))
 
 

@@ -105,16 +105,24 @@ def test_every_kind_of_column(spark, spool):
 
 
 @pytest.mark.parametrize("delivery", ["committed", "partition"])
-def test_the_same_run_again_sends_nothing_and_doubles_nothing(spark, spool, delivery):
+def test_a_complete_run_takes_no_other_rows(spark, spool, delivery):
     url = spool.url(f"again {delivery}")
     write(frame_of(spark, 300), url, ragged="r", delivery=delivery)
     before = runs_of(spool)[f"again {delivery}"]
-    df, computed = counting(spark, frame_of(spark, 300))
-    assert write(df, url, ragged="r", delivery=delivery) == f"again {delivery}"
+    df, computed = counting(spark, frame_of(spark, 200))
+    with pytest.raises(UsageError, match="is complete, with 300 rows of another job") as caught:
+        write(df, url, ragged="r", delivery=delivery)
+    assert "if_complete=skip" in caught.value.hint
+    writer = df.write.format("transfer").mode("append").option("ragged", "r").option("delivery", delivery)
+    with pytest.raises(Exception, match="is complete, with 300 rows"):
+        writer.save(url)
+    assert computed.value == 0
+    assert write(df, url, ragged="r", delivery=delivery, if_complete="skip") == f"again {delivery}"
+    writer.option("if_complete", "skip").save(url)
     assert runs_of(spool)[f"again {delivery}"] == before
     assert rows_in(url) == ("sealed", expected(range(300)))
     # Spark computes a first batch ahead for each task; what it does not compute was not sent.
-    assert computed.value <= 300
+    assert computed.value <= 400
 
 
 def test_a_run_without_a_name_has_a_fresh_one(spark, spool):

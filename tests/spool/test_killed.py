@@ -122,7 +122,7 @@ def test_a_reader_has_every_row_once_and_in_order(spools):
     endpoint = spools().endpoint
     url = f"run://{endpoint.removeprefix('tcp://')}/run"
     ask(endpoint, Declare(run="run", job="job", delivery="partition", kind="batch"))
-    push(endpoint, "run", "job", PARTITIONS, 0, PARTITIONS * ROWS, FRAMES, WIDE, delivery="partition")
+    last = push(endpoint, "run", "job", PARTITIONS, 0, PARTITIONS * ROWS, FRAMES, WIDE, delivery="partition")
     found, failed = [], []
     client = RunClient(url, timeout=30.0)
     client.open("group")
@@ -152,7 +152,7 @@ def test_a_reader_has_every_row_once_and_in_order(spools):
     writer = Writer(endpoint, "partition")
     writer.start()
     kill_while(writer, spools, 2)
-    commit(endpoint, "run", "job", writer.winners)
+    commit(endpoint, "run", "job", [*writer.winners, last])
     for _ in range(2):
         spools()
     reader.join()

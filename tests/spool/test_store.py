@@ -122,7 +122,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(run=st.sampled_from("bs"), job=st.sampled_from("jk"))
     def declare(self, run, job):
-        self.store.declare(run, job, self.delivery, self._kind(run))
+        self.store.declare(run, job, self.delivery, self._kind(run), "skip")
 
     @rule(
         run=st.sampled_from("bs"),
@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
                 attempt = entry.run.jobs.get(job) and entry.run.jobs[job].attempts.get(key[2:])
                 if attempt and attempt.ended:
                     best[winner.partition] = winner
-        self.store.commit(run, job, [*best.values()])
+        self.store.commit(run, job, [*best.values()], "skip")
 
     @rule(run=st.sampled_from("bs"), job=st.sampled_from("jk"))
     def abort(self, run, job):

@@ -239,6 +239,26 @@ def test_two_runs_at_once_are_refused_and_the_second_can_go_on(feed):
     assert ids_of(dataset) == [0, 1, 2, 3]
 
 
+def test_other_rows_under_a_complete_name_are_said_between_two_runs(feed):
+    """They were dropped, and Spark's job ended well."""
+    dataset = StreamDataset(source=feed, batch_size=3)
+    feed_run(feed, partitions=2, rows=4)
+    assert ids_of(dataset) == list(range(8))
+    feed_run(feed, partitions=2, rows=4, job="answer lost")  # the same rows
+    sending = Attempt(feed, "next", "next", 0, 1)
+    for rows in frames_of(0, 4, 2):
+        sending.send(rows, 2)
+    feed_run(feed, partitions=2, rows=5, job="other rows")
+    send_commit(feed, Commit("next", "next"), [sending.finish().winner], timeout=1)
+    assert ids_of(dataset) == list(range(4))
+    feed_run(feed, "third", partitions=1, rows=2)
+    with pytest.raises(UsageError, match="run run was received whole") as caught:
+        list(dataset)
+    assert "another name" in caught.value.hint
+    assert ids_of(dataset) == [0, 1]
+    assert [run.run for run in dataset.runs] == ["run", "next", "third"]
+
+
 def test_silence_is_again_and_keeps_the_run(feed):
     frames = list(frames_of(0, 8, 4))
     sending = Attempt(feed, "run", "job", 0, 1)

@@ -113,8 +113,10 @@ class SpoolWrite:
     kind: Kind = "batch"
 
     def check(self) -> None:
-        """On the driver, before any task: the spool is there, and takes such a run. Raises Again,
-        UsageError."""
+        """On the driver, before any task: the spool is there, and takes such a run.
+
+        Raises Again; UsageError, for instance where another job has completed the run.
+        """
         link = self._link(self.options.connect_timeout)
         try:
             link.ask(self._declaration())
@@ -151,11 +153,13 @@ class SpoolWrite:
         arrays = {name: np.array(column, dtype=np.int64) for name, column in table.items()}
         link = self._link(self.options.ack_timeout)
         try:
-            link.ask(CommitJob(run=self.run, job=self.job), arrays)
+            if_complete: Any = self.options.if_complete
+            link.ask(CommitJob(run=self.run, job=self.job, if_complete=if_complete), arrays)
         except Again as error:
             raise Again(
                 f"the spool did not answer the commit of run {self.run}, which may be complete or not",
-                hint="Write it again with the same run name: what is there is not doubled.",
+                hint="Write it again with the same run name and if_complete=skip: nothing is written if the "
+                "run is complete, and all of it if not.",
             ) from error
         finally:
             link.close()
@@ -201,7 +205,15 @@ class SpoolWrite:
 
     def _declaration(self, *, task: bool = False) -> Declare:
         delivery: Any = self.options.delivery
-        return Declare(run=self.run, job=self.job, delivery=delivery, kind=self.kind, task=task)
+        if_complete: Any = self.options.if_complete
+        return Declare(
+            run=self.run,
+            job=self.job,
+            delivery=delivery,
+            kind=self.kind,
+            task=task,
+            if_complete=if_complete,
+        )
 
 
 Write = EagerWrite | SpoolWrite

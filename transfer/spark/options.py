@@ -15,6 +15,8 @@ from transports.errors import AddressError, OptionError
 #: schemes that another process can reach
 _SCHEMES = ("tcp", "ipc")
 DELIVERIES = ("committed", "partition", "eager")
+#: what a write to a complete run does; the first is the default
+IF_COMPLETE = ("refuse", "skip")
 #: where a stream begins; the first is the default
 STARTS = ("earliest", "latest")
 
@@ -31,7 +33,8 @@ class WriteOptions:
     rows in a frame, 0 for Arrow's own batches. `checksum` and `compression` are those of the socket. `job`
     is for `transfer.spark.write` alone: what tells this try of the run from others. `ragged`: array columns
     whose rows have lengths of their own, named like `columns`; `*` means all arrays. `nulls`: `refuse`,
-    `fill` or `mask`.
+    `fill` or `mask`. `if_complete`: whether a run that another job has completed is an error (`refuse`), or
+    the write ends well and sends nothing (`skip`).
     """
 
     endpoint: tuple[str, ...]
@@ -46,6 +49,7 @@ class WriteOptions:
     job: str = ""
     ragged: tuple[str, ...] = ()
     nulls: str = NULLS[0]
+    if_complete: str = IF_COMPLETE[0]
 
 
 #: other spellings that people try; `path` is what `.save("tcp://…")` sets
@@ -90,6 +94,11 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
     nulls = found.get("nulls", NULLS[0]).lower()
     if nulls not in NULLS:
         raise OptionError(f"nulls is one of {', '.join(NULLS)}, not {nulls!r}")
+    if_complete = found.get("if_complete", IF_COMPLETE[0]).lower()
+    if if_complete not in IF_COMPLETE:
+        raise OptionError(f"if_complete is one of {', '.join(IF_COMPLETE)}, not {if_complete!r}")
+    if if_complete == "skip" and delivery == "eager":
+        raise OptionError("if_complete=skip needs a spool: with delivery=eager the data set knows its runs")
     compression = found.get("compression", "").lower()
     if compression not in ("", "none", "lz4"):
         raise OptionError(f"compression is 'lz4' or 'none', not {compression!r}")
@@ -106,6 +115,7 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
         job=_name("job", found.get("job", "")),
         ragged=_names("ragged", found.get("ragged", "")),
         nulls=nulls,
+        if_complete=if_complete,
     )
 
 

@@ -67,6 +67,7 @@ def write(
     delivery: str = "committed",
     ragged: Sequence[str] | str | None = None,
     nulls: str | None = None,
+    if_complete: str | None = None,
     **options: Any,
 ) -> str:
     """Sends a DataFrame's rows to a run of a spool, and returns the run's name.
@@ -74,8 +75,9 @@ def write(
     endpoint: `run://HOST:PORT/NAME`; with delivery="eager" that of a data set, or of several. columns: those
     to send, selected first, so that Spark computes no others. delivery: "committed" (all or nothing),
     "partition" or "eager"; docs/spark.md says what each promises. ragged: array columns whose rows have
-    lengths of their own ("*": all arrays). nulls: "refuse", "fill" or "mask". Other options are those of
-    `WriteOptions`.
+    lengths of their own ("*": all arrays). nulls: "refuse", "fill" or "mask". if_complete: what to do where
+    another job has completed the run: "refuse" (UsageError) or "skip" (end well, send nothing). Other options
+    are those of `WriteOptions`.
 
     Blocks until all rows are kept, or consumed. Options, schema and spool are checked before Spark is asked
     for anything: raises OptionError, AddressError, NotATensor, UsageError, Again (nobody answers); what goes
@@ -94,6 +96,8 @@ def write(
         given["ragged"] = ragged if isinstance(ragged, str) else json.dumps(list(ragged))
     if nulls is not None:
         given["nulls"] = nulls
+    if if_complete is not None:
+        given["if_complete"] = if_complete
     parsed = parse_options(given)
     given["run"] = parsed.run or given["job"]
     parsed = dataclasses.replace(parsed, run=given["run"])

@@ -104,7 +104,9 @@ class Desk:
             # Its job failed while it began: it must not open the run again, which nobody would ever end.
             raise Broken(f"job {request.job} of run {request.run} was aborted")
         self._aborted.pop(job, None)
-        wanted = self._store.declare(request.run, request.job, request.delivery, request.kind)
+        wanted = self._store.declare(
+            request.run, request.job, request.delivery, request.kind, request.if_complete
+        )
         answer = {"port": self._port, "done": not wanted, "full": self.full}
         if wanted:
             return answer
@@ -166,7 +168,7 @@ class Desk:
 
     def _commit_now(self, identity: bytes, request: protocol.CommitJob, winners: list[Winner]) -> None:
         try:
-            sequence, before = self._store.commit(request.run, request.job, winners)
+            sequence, before = self._store.commit(request.run, request.job, winners, request.if_complete)
         except LogFull as error:  # as its rows do, it waits until there is room
             if len(self._stuck) >= _MAX_WAITING:
                 raise

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from transfer.rows import Layout
 from transfer.runs import Begin, End, Rows, Winner, chain
-from transfer.spool.protocol import Delivery, Kind
+from transfer.spool.protocol import Delivery, IfComplete, Kind
 from transfer.spool.source import FAILED, OPEN, SEALED
 from transports.errors import NotATensor, ProtocolError, UsageError
 
@@ -136,14 +136,15 @@ class Run:
 
     # -- what a job does ---------------------------------------------------------------------------------
 
-    def declare(self, job: str, delivery: Delivery, kind: Kind) -> bool:
-        """True: send. False: what this job would send is committed already."""
+    def declare(self, job: str, delivery: Delivery, kind: Kind, if_complete: IfComplete = "refuse") -> bool:
+        """True: send. False: what this job would send is committed already, or another job has completed the
+        run and `if_complete` says to skip it."""
         if (delivery, kind) != (self.delivery, self.kind):
             raise UsageError(
                 f"run {self.name} is a {self.kind} with delivery {self.delivery}, not a {kind}, {delivery}",
                 hint="choose another name for the run, or delete it: transfer runs delete",
             )
-        if self.state == SEALED or job in self.done:
+        if self._is_done(job, if_complete):
             return False
         self.jobs.setdefault(job, Job())
         self.state = OPEN
@@ -236,9 +237,9 @@ class Run:
         self._show(message.job, [attempt])
         return []
 
-    def check_commit(self, job: str, winners: Sequence[Winner]) -> bool:
-        """Whether the job can be committed. False: it is already."""
-        if self.state == SEALED or job in self.done:
+    def check_commit(self, job: str, winners: Sequence[Winner], if_complete: IfComplete = "refuse") -> bool:
+        """Whether the job can be committed. False: it is already, or skipped as in `declare`."""
+        if self._is_done(job, if_complete):
             return False
         found = self.jobs.get(job)
         if len({winner.partition for winner in winners}) < len(winners):
@@ -292,6 +293,19 @@ class Run:
         return self._losers(found, job, set())
 
     # -- within ------------------------------------------------------------------------------------------
+
+    def _is_done(self, job: str, if_complete: IfComplete) -> bool:
+        """Raises UsageError: another job has completed the run."""
+        if job in self.done:
+            return True
+        if self.state == SEALED and if_complete == "refuse":
+            raise UsageError(
+                f"run {self.name} is complete, with {self.visible.rows:,} rows of another job; nothing was "
+                "written to it",
+                hint="write to another name, or delete the run: transfer runs delete. To end well without "
+                "writing where the run is complete, as after a commit of unknown outcome: if_complete=skip",
+            )
+        return self.state == SEALED
 
     def _check_layouts(self, job: str, partition: int, layouts: tuple[Layout, ...]) -> None:
         """An attempt without rows has none."""

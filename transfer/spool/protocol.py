@@ -26,6 +26,8 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 Delivery = Literal["committed", "partition"]
 #: "batch": one job, whose commit seals the run. "stream": each commit adds to it, it is never sealed
 Kind = Literal["batch", "stream"]
+#: what happens to a job that writes to a batch which another job has completed: an error, or nothing
+IfComplete = Literal["refuse", "skip"]
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask"):
@@ -37,6 +39,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 class Declare(Ask, frozen=True, kw_only=True, tag="declare"):
     """A job wants to send rows of a run: `{"port": of the PULL socket, "done": it is committed already}`.
 
+    if_complete: whether it is refused where another job has completed the run, or answered as done.
     task: so says one of its tasks, which may be late: a batch that was aborted meanwhile stays so.
     """
 
@@ -45,6 +48,7 @@ class Declare(Ask, frozen=True, kw_only=True, tag="declare"):
     delivery: Delivery
     kind: Kind
     task: bool = False
+    if_complete: IfComplete = "refuse"
 
 
 class Ended(Ask, frozen=True, kw_only=True, tag="ended"):
@@ -61,6 +65,7 @@ class CommitJob(Ask, frozen=True, kw_only=True, tag="commit"):
 
     run: Name
     job: Name
+    if_complete: IfComplete = "refuse"
 
 
 class AbortJob(Ask, frozen=True, kw_only=True, tag="abort"):

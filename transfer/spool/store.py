@@ -47,7 +47,7 @@ from transfer.spool.entry import (
     state_of,
 )
 from transfer.spool.ledger import Attempt, Run
-from transfer.spool.protocol import Delivery, Kind
+from transfer.spool.protocol import Delivery, IfComplete, Kind
 from transfer.spool.replay import INDEX, keep_attempt, layouts_of, replay
 from transfer.spool.source import SEALED
 from transfer.spool.stored import decode, encode
@@ -115,7 +115,9 @@ class Store:
 
     # -- jobs --------------------------------------------------------------------------------------------
 
-    def declare(self, run: str, job: str, delivery: Delivery, kind: Kind) -> bool:
+    def declare(
+        self, run: str, job: str, delivery: Delivery, kind: Kind, if_complete: IfComplete = "refuse"
+    ) -> bool:
         """As `Run.declare`; makes the run if it is not there."""
         with self.lock:
             entry = self.entries.get(run)
@@ -133,7 +135,7 @@ class Store:
                 raise UsageError(
                     f"{MAX_JOBS} jobs write to run {run}, and none of them has ended", hint="delete the run"
                 )
-            wanted = entry.run.declare(job, delivery, kind)
+            wanted = entry.run.declare(job, delivery, kind, if_complete)
             if wanted:
                 if job in entry.aborted:
                     entry.aborted.remove(job)
@@ -187,7 +189,9 @@ class Store:
         self._book(entry, sequence)
         return sequence
 
-    def commit(self, run: str, job: str, winners: Sequence[Winner]) -> tuple[int, bool]:
+    def commit(
+        self, run: str, job: str, winners: Sequence[Winner], if_complete: IfComplete = "refuse"
+    ) -> tuple[int, bool]:
         """(the sequence to wait for, whether it was committed before: which may not be on the disk yet)."""
         with self.lock:
             entry = self.entries.get(run)
@@ -199,7 +203,7 @@ class Store:
                     hint="was it deleted, or the spool's folder deleted or changed? Nothing was delivered; "
                     "write the run again",
                 )
-            if not entry.run.check_commit(job, winners):
+            if not entry.run.check_commit(job, winners, if_complete):
                 return entry.sequence, True
             table = {name: _integers(column) for name, column in to_table(winners).items()}
             sequence = self._event(entry, Commit(run, job), table)

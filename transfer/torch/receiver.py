@@ -74,7 +74,10 @@ class RunReader:
         self._timeout = timeout
         self._verify = verify
         self._pushed_back: tuple[Arrays, Message] | None = None
-        self._over: OrderedDict[tuple[str, str], None] = OrderedDict()
+        #: runs that are over: of a name that was received whole, with job "", how its partitions ended.
+        #: None: it failed, or a process before this one received it
+        self._over: OrderedDict[tuple[str, str], frozenset[tuple[int, int, int]] | None] = OrderedDict()
+        self._doubted: tuple[str, str] | None = None  # a job that sent other rows of a complete run
         self._layout: dict[str, tuple[Any, tuple[int, ...]]] = {}
         self.ledger: RunLedger | None = None  # of the run that is being read
         self.transports = ""  # as the last commit told
@@ -87,12 +90,14 @@ class RunReader:
 
         Raises Again when nothing arrived in time (call again to go on), Broken when the run failed
         in Spark, ProtocolError when a row is lost or doubled, UsageError when another run begins
-        in the middle of this one. After these the run is over, and the next call waits for another.
+        in the middle of this one, or when a job sent other rows of a run that is complete: they were
+        dropped. After these the run is over, and the next call waits for another.
         """
         if self.ledger is not None and self.ledger.complete:
             self.ledger = None
         try:
             while True:
+                self._check_doubted()
                 arrays, message = self._next()
                 if self._is_late(message) or not self._belongs(arrays, message):
                     continue
@@ -147,7 +152,24 @@ class RunReader:
         self.late += 1
         if isinstance(message, Begin) and (message.run, "") in self._over:
             _log.warning("run %s was received before: its rows are dropped", message.run)
+        whole = self._over.get((message.run, ""))
+        if isinstance(message, End) and message.rows and whole is not None:
+            known = (message.partition, message.rows, message.crc) in whole
+            if not known and (message.run, message.job) not in self._over:
+                self._doubted = message.run, message.job
         return True
+
+    def _check_doubted(self) -> None:
+        """Between two runs, where nothing is lost by it."""
+        if self._doubted is None or self.ledger is not None:
+            return
+        (run, job), self._doubted = self._doubted, None
+        self._over[run, job] = None  # it is said once
+        raise UsageError(
+            f"run {run} was received whole, and then another job sent other rows under its name: they were "
+            "dropped, though Spark says that they were written",
+            hint="Write them again under another name, or with no name. The next iteration goes on.",
+        )
 
     def _belongs(self, arrays: Arrays, message: Message) -> bool:
         """Whether the message is of the run being read; begins a run if none is."""
@@ -207,7 +229,8 @@ class RunReader:
         """The run is over. A committed name is refused for good; a failed one may be tried again."""
         if self.ledger is None:
             return
-        self._over[self.ledger.run, "" if committed else self.ledger.job] = None
+        over = self.ledger.run, "" if committed else self.ledger.job
+        self._over[over] = self.ledger.ends if committed else None
         while len(self._over) > REMEMBERED_RUNS:
             self._over.popitem(last=False)
         if not committed:
