@@ -35,6 +35,7 @@ from transfer.spool.protocol import (
 )
 from transfer.spool.server import Spool
 from transfer.spool.source import FAILED, OPEN, SEALED
+from transfer.spool.store import Store
 from transports.errors import (
     Again,
     Broken,
@@ -391,6 +392,29 @@ def test_rows_that_cannot_be_kept_fail_their_attempt_and_no_other(spool):
         push(spool.endpoint, "run", "job", 1, 3, 4, [4]),
     ]
     assert commit(spool.endpoint, "run", "job", winners)["rows"] == 8
+
+
+def test_an_end_that_is_being_written_is_waited_for(spool, monkeypatch):
+    """A slow disk is no reason to send the attempt again."""
+    monkeypatch.setattr("transfer.spool.desk._MISSING", 0.0)
+    looked, receive = threading.Event(), Store.receive
+    look = Desk._look_for_missing
+
+    def receive_late(self, message, arrays):
+        if isinstance(message, End):
+            looked.clear()
+            assert looked.wait(20.0)
+        return receive(self, message, arrays)
+
+    def look_and_tell(self):
+        asked = bool(self._asking)
+        look(self)
+        if asked:
+            looked.set()
+
+    monkeypatch.setattr(Store, "receive", receive_late)
+    monkeypatch.setattr(Desk, "_look_for_missing", look_and_tell)
+    assert push(spool.endpoint, "run", "job", 0, 0, 0, [4]).rows == 4
 
 
 @pytest.mark.parametrize("change", ["bytes", "crc", "rows", "sequence", "columns", "dtype", "end"])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.spark")
 
-#: an abort is a courtesy to the receiver; Spark's job has failed whatever becomes of it
+#: seconds for the word that a job has failed, to who has none of its rows to drop
 _ABORT_TIMEOUT = 2.0
 #: seconds for a connection for rows, before the spool is asked again where it takes them
 _CONNECT = 5.0
@@ -88,7 +88,7 @@ class EagerWrite:
             finally:
                 sender.close()
 
-    def abort(self) -> None:
+    def abort(self, *, declared: bool = True) -> None:
         """Tells every trainer that can still be reached that the run has failed."""
         timeout = min(_ABORT_TIMEOUT, self.options.connect_timeout)
         for endpoint in self.options.endpoint:
@@ -164,13 +164,20 @@ class SpoolWrite:
         finally:
             link.close()
 
-    def abort(self) -> None:
-        """What was sent is dropped, unless it was committed."""
-        link = self._link(_ABORT_TIMEOUT)
+    def abort(self, *, declared: bool = True) -> None:
+        """What was sent is dropped, unless it was committed. Repeats itself until `abort_timeout`, since a
+        spool that restarts would keep it. declared: the spool has answered this job before."""
+        timeout = self.options.abort_timeout
+        link = self._link(timeout if declared else min(_ABORT_TIMEOUT, timeout))
         try:
             link.ask(AbortJob(run=self.run, job=self.job))
         except TransferError as error:
-            _log.info("the spool could not be told that run %s failed: %s", self.run, error)
+            _log.warning(
+                "the spool does not know that job %s of run %s failed, and keeps its rows: %s",
+                self.job,
+                self.run,
+                error,
+            )
         finally:
             link.close()
 

@@ -29,7 +29,8 @@ class WriteOptions:
     separated by commas: with several, partition p goes to trainer p % n, whole, on every attempt. `columns`:
     which to send (a comma-separated list, or a JSON list for names with commas); empty means all. `run`: the
     run's name, if the endpoint has none; else a fresh one. `delivery`: `committed`, `partition` or `eager`.
-    `ack_timeout`: how long the receiver may take to keep, or to consume, what a task sent. `frame_rows`:
+    `ack_timeout`: how long the receiver may take to keep, or to consume, what a task sent. `abort_timeout`:
+    how long a failed job tries to tell a spool that its rows are to be dropped. `frame_rows`:
     rows in a frame, 0 for Arrow's own batches. `checksum` and `compression` are those of the socket. `job`
     is for `transfer.spark.write` alone: what tells this try of the run from others. `ragged`: array columns
     whose rows have lengths of their own, named like `columns`; `*` means all arrays. `nulls`: `refuse`,
@@ -43,6 +44,7 @@ class WriteOptions:
     delivery: str = "committed"
     ack_timeout: float = 600.0
     connect_timeout: float = 30.0
+    abort_timeout: float = 60.0
     frame_rows: int = 0
     checksum: bool = False
     compression: str = ""
@@ -109,6 +111,7 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
         delivery=delivery,
         ack_timeout=_seconds("ack_timeout", found.get("ack_timeout", "600")),
         connect_timeout=_seconds("connect_timeout", found.get("connect_timeout", "30")),
+        abort_timeout=_seconds("abort_timeout", found.get("abort_timeout", "60")),
         frame_rows=_count("frame_rows", found.get("frame_rows", "0")),
         checksum=_boolean("checksum", found.get("checksum", "false")),
         compression="" if compression == "none" else compression,

@@ -103,10 +103,12 @@ def write(
     parsed = dataclasses.replace(parsed, run=given["run"])
     kind = EagerWrite if parsed.delivery == "eager" else SpoolWrite
     plan: Write = kind(parsed, (), parsed.run, parsed.job)
+    declared = False
     try:
         chosen = check_schema(df.schema, parsed.columns, ragged=parsed.ragged, nulls=parsed.nulls)
         plan = dataclasses.replace(plan, columns=chosen)
         plan.check()
+        declared = True
         if columns is not None:
             df = df.select(*(f"`{name.replace('`', '``')}`" for name in columns))
         if has_data_sources():
@@ -118,7 +120,7 @@ def write(
     except BaseException:
         # Spark tells the receivers only of jobs that got as far as a writer. A trainer that waits for
         # one that did not would wait until its time-out. Told twice does no harm.
-        plan.abort()
+        plan.abort(declared=declared)
         raise
     return parsed.run
 

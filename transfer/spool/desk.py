@@ -45,7 +45,8 @@ _MAX_ASKING = 100_000
 class Desk:
     """Answers requests. `ask`, `serve_waiting` and `tick` are for one thread; `attempt_*` for any.
 
-    full: why writers wait just now, or "".
+    full: why writers wait just now, or "". receiving: the attempt whose message the rows' thread has taken
+    from its socket and not yet put into the books.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Desk:
         #: commits that wait for room on the disk
         self._stuck: list[tuple[bytes, protocol.CommitJob, list[Winner]]] = []
         self.full = ""
+        self.receiving: Key | None = None
         self._handlers: dict[type, Callable[[bytes, Any, Mapping[str, Array]], dict[str, Any] | None]] = {
             protocol.Declare: self._declare,
             protocol.Ended: self._ended,
@@ -415,6 +417,8 @@ class Desk:
         with self._lock:
             late = {key: asking for key, asking in self._asking.items() if asking[0][2] < now}
         for key, asking in late.items():
+            if key == self.receiving:
+                continue  # its end has come, and the disk is slow
             attempt = self._store.attempt(*key)
             if attempt is not None and attempt.ended is not None:
                 continue  # it waits for the disk

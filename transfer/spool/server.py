@@ -201,7 +201,9 @@ class Spool:
                 self._closing.wait(_FULL_PAUSE)
                 continue
             if isinstance(message, Begin | Rows | End):
+                self._desk.receiving = message.run, message.job, message.partition, message.attempt
                 self._take(message, arrays)
+                self._desk.receiving = None
 
     @staticmethod
     def _drop(socket: Any) -> None:
