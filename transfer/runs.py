@@ -155,9 +155,10 @@ def from_meta(meta: Mapping[str, Any] | None) -> Message:
             hint="Only the Spark writer of the same release may send to this socket.",
         )
     given = {k: v for k, v in meta.items() if k not in ("transfer.run", "kind")}
-    cls = _KINDS.get(meta.get("kind", ""))
+    kind = meta.get("kind")
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None or given.keys() != {f.name for f in dataclass_fields(cls)}:
-        raise ProtocolError("run", f"unknown or misshapen run message {meta.get('kind')!r}")
+        raise ProtocolError("run", f"unknown or misshapen run message {kind!r:.80}")
     for name, value in given.items():
         if name == "columns":
             if not isinstance(value, str) or len(value) > MAX_COLUMNS:
@@ -166,7 +167,7 @@ def from_meta(meta: Mapping[str, Any] | None) -> Message:
             if not isinstance(value, str) or len(value) > MAX_NAME or (name == "run" and not value):
                 raise ProtocolError("run", f"{name} is no name of at most {MAX_NAME} characters")
         elif type(value) is not int or not 0 <= value <= MAX_NUMBER:
-            raise ProtocolError("run", f"{name} is not a count: {value!r}")
+            raise ProtocolError("run", f"{name} is not a count: {value!r:.80}")
     return cls(**given)
 
 

@@ -19,6 +19,7 @@ from transfer.protocols.own import (
     decode_deliveries,
     decode_join,
     decode_nack,
+    decode_words,
     encode,
     encode_deliveries,
     encode_join,
@@ -115,3 +116,14 @@ def test_a_wish_to_join_is_checked():
     ):
         with pytest.raises(ProtocolError):
             decode_join(decode(encode(Op.JOIN, 1, bad)))
+
+
+@pytest.mark.parametrize("text", [b'{"group": "\\ud800"}', b'{"\\uDFFF": 1}', b'{"group": "\xff"}'])
+def test_words_that_are_no_text_are_refused(text):
+    """Half a surrogate pair: as a group's name no metric, log or answer could be written any more."""
+    with pytest.raises(ProtocolError, match="no JSON"):
+        decode_words(Head(Op.JOIN, 1, 1, text))
+
+
+def test_a_surrogate_pair_is_one_character():
+    assert decode_words(Head(Op.JOIN, 1, 1, b'{"group": "\\ud83d\\ude00"}')) == {"group": "\U0001f600"}

@@ -97,6 +97,9 @@ def read_frames(frames: Sequence[bytes], now_ms: int, new_id: str, limits: Limit
     except ProtocolError as error:
         text = str(error).removeprefix(f"{error.reason}: ")
         return Rejected(error.reason, text, message_id)
+    except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        # Of the decoder: text that is no UTF-8 raises UnicodeDecodeError where a DecodeError is expected.
+        return Rejected(Code.MALFORMED_ENVELOPE, f"frames that cannot be read: {error!r:.200}", message_id)
 
 
 class _Named(msgspec.Struct):
@@ -109,7 +112,7 @@ def _message_id(data: bytes) -> str:
         return ""
     try:
         return msgspec.json.decode(data, type=_Named).message_id
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 
 
@@ -166,7 +169,7 @@ def read_control(data: bytes) -> Control:
         raise ProtocolError(Code.MALFORMED_CONTROL, f"more than {MAX_CONTROL:,} bytes")
     try:
         ask = _control.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(Code.MALFORMED_CONTROL, str(error)) from error
     if not 0 < len(ask.consumer_id.encode()) <= MAX_ID or "\0" in ask.consumer_id:
         raise ProtocolError(Code.MALFORMED_CONTROL, f"a consumer_id has 1 to {MAX_ID} bytes, and no NUL")

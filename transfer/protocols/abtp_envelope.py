@@ -281,7 +281,7 @@ def _block_of_json(data: bytes, limit: int) -> bytes | None:
 def _value(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
     try:
         return msgspec.json.decode(fields[name])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(Code.MALFORMED_ENVELOPE, f"{name}: {error}") from error
 
 
@@ -290,7 +290,7 @@ def _read_headers(frame: bytes) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(frame, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(Code.MALFORMED_ENVELOPE, f"the headers: {error}") from error
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from transfer.json_text import loads
 from transports.errors import ProtocolError
 
 VERSION = 1
@@ -152,7 +153,7 @@ def encode_words(words: dict[str, Any]) -> bytes:
 def decode_words(head: Head) -> dict[str, Any]:
     """See `encode_words`. Raises ProtocolError."""
     try:
-        words = json.loads(head.body)
+        words = loads(bytes(head.body))
     except (ValueError, RecursionError) as error:
         raise ProtocolError("json", f"the body of {head.op.name} is no JSON: {error}") from error
     if not isinstance(words, dict):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from transfer.json_text import loads
 from transports.errors import OptionError, ProtocolError
 
 PORT = 59321
@@ -126,9 +127,7 @@ def decode_meta(meta: bytes) -> dict[str, Any] | None:
     if not meta:
         return {}
     try:
-        values = json.loads(meta)
-        if b"\\ud" in meta or b"\\uD" in meta:  # half a surrogate pair is no text
-            json.dumps(values, ensure_ascii=False).encode()
+        values = loads(meta)
     except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None

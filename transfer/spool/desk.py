@@ -19,10 +19,11 @@ from transfer.spool.protocol import refusal
 from transfer.spool.reader import Reader, Sent
 from transfer.spool.source import OPEN, SEALED
 from transfer.spool.store import Store
-from transfer.spool.telling import summary, winners_of
-from transports.errors import Broken, InternalError, LogFull, TransferError, UsageError
+from transfer.spool.telling import jobs_of, summary, winners_of
+from transports.errors import Broken, LogFull, TransferError, UsageError
 
 if TYPE_CHECKING:
+    from transfer.peer_faults import PeerFaults
     from transfer.rows import Array, Arrays
 
 _log = logging.getLogger("transfer.spool")
@@ -56,6 +57,7 @@ class Desk:
         committer: GroupCommitter,
         answer: Answer,
         port: int,
+        faults: PeerFaults,
         *,
         retention_age: float | None,
     ) -> None:
@@ -64,6 +66,7 @@ class Desk:
         self._committer = committer
         self._answer = answer
         self._port = port
+        self._faults = faults
         self._retention_age = retention_age
         self._readers: dict[bytes, Reader] = {}
         self._lock = threading.Lock()
@@ -247,7 +250,10 @@ class Desk:
         to take others."""
         for identity, reader in [*self._readers.items()]:
             if reader.waiting:
-                self._serve(identity, reader)
+                try:
+                    self._serve(identity, reader)
+                except Exception as error:  # noqa: BLE001 - of this reader; the others are served
+                    self._faults.note("a fetch", error, identity)
         return any(reader.waiting and reader.unsent for reader in self._readers.values())
 
     def _serve(self, identity: bytes, reader: Reader) -> None:
@@ -267,11 +273,8 @@ class Desk:
                     raise Broken(f"run {reader.run} was deleted")
                 arrays, count = self._answers.rows(entry, request, seen)
                 meta |= {"count": count, "visible": seen.rows, "state": seen.state}
-            except TransferError as error:
-                meta["error"] = refusal(error)
-            except Exception as error:  # noqa: BLE001 - the desk goes on
-                _log.exception("a fetch of run %s failed", reader.run)
-                meta["error"] = refusal(InternalError(f"the spool failed: {error!r}"))
+            except Exception as error:  # noqa: BLE001 - of this reader
+                meta["error"] = refusal(self._faults.refusal("a fetch", error, identity))
             sent = self._answer(identity, arrays, meta)
             if sent is not None:
                 reader.unsent.append((sent, sum(array.nbytes for array in arrays.values())))
@@ -345,14 +348,7 @@ class Desk:
                 for reader in self._readers.values()
                 if reader.run == request.run
             ]
-            found["jobs"] = {
-                name: {
-                    "attempts": len(job.attempts),
-                    "ended": sum(attempt.ended is not None for attempt in job.attempts.values()),
-                    "rows": sum(attempt.rows for attempt in job.attempts.values()),
-                }
-                for name, job in entry.run.jobs.items()
-            }
+            found["jobs"] = jobs_of(entry)
             return found
 
     def _delete(self, identity: bytes, request: protocol.DeleteRun, _: Any) -> None:
@@ -405,8 +401,9 @@ class Desk:
     def _retry(self, identity: bytes, request: protocol.CommitJob, winners: list[Winner]) -> None:
         try:
             self._commit_now(identity, request, winners)
-        except TransferError as error:
-            self._say(identity, request, {"error": refusal(error)})
+        except Exception as error:  # noqa: BLE001 - of this commit; the others are tried
+            told = self._faults.refusal("a commit", error, identity)
+            self._say(identity, request, {"error": refusal(told)})
 
     def _look_for_missing(self) -> None:
         """Who asks for an attempt that this process does not know is told so: it ended with the one

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 from transfer import rows as row_layouts
+from transfer.json_text import loads
 from transfer.rows import Layout
 from transfer.runs import Abort, Begin, End, Rows, from_meta, from_table
 from transfer.spool.entry import Entry
@@ -65,6 +65,6 @@ def layouts_of(message: Begin) -> tuple[Layout, ...]:
     if not message.columns:
         return ()
     try:
-        return row_layouts.from_json(json.loads(message.columns))
+        return row_layouts.from_json(loads(message.columns))
     except (ValueError, RecursionError) as error:
         raise ProtocolError("run", "a beginning without a description of its columns") from error

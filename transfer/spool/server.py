@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 import transfer
 from transfer.log import Log
 from transfer.log.group_committer import GroupCommitter
+from transfer.peer_faults import PeerFaults
 from transfer.runs import Begin, End, Rows, fits, from_meta as message_of
 from transfer.spool.address import RunAddress
 from transfer.spool.answers import Answers
 from transfer.spool.desk import Desk
+from transfer.spool.message_receiver import MessageReceiver
 from transfer.spool.protocol import from_meta as request_of, refusal
 from transfer.spool.store import Store
 from transports.errors import (
@@ -25,9 +27,7 @@ from transports.errors import (
     Closed,
     InternalError,
     LogFull,
-    NotSupported,
     ProtocolError,
-    TensorMismatch,
     TransferError,
 )
 
@@ -85,6 +85,8 @@ class Spool:
         except BaseException:
             self.store.close()
             raise
+        #: what peers' bytes raised that is no error of ours
+        self.faults = PeerFaults(_log)
         self._closing = threading.Event()
         self._ending = threading.Lock()
         self._closed = False
@@ -95,6 +97,7 @@ class Spool:
             self._asked = self._context.socket(transfer.ROUTER)
             # The desk bounds what is on its way to each reader; here an answer would be dropped.
             self._asked.sndhwm = self._asked.sndhwm_bytes = 0
+            self._requests = MessageReceiver(self._asked, self._asked.recv_tensors_from, self.faults)
             self._asked.bind(endpoint)
             self.endpoint: str = self._asked.last_endpoint
             self._pushed = self._context.socket(transfer.PULL)
@@ -107,7 +110,13 @@ class Spool:
             port = int(self.rows_endpoint.rpartition(":")[2])
             answers = Answers(self.store, self._context.pool)
             self._desk = Desk(
-                self.store, answers, self._committer, self._answer, port, retention_age=retention_age
+                self.store,
+                answers,
+                self._committer,
+                self._answer,
+                port,
+                self.faults,
+                retention_age=retention_age,
             )
             for name, work in (("rows", self._receive_rows), ("desk", self._serve_desk)):
                 thread = threading.Thread(
@@ -184,33 +193,20 @@ class Spool:
     # -- rows ------------------------------------------------------------------------------------------------
 
     def _receive_rows(self) -> None:
+        receiver = MessageReceiver(self._pushed, self._pushed.recv_tensors, self.faults)
         while not self._closing.is_set():
             try:
-                arrays, meta = self._pushed.recv_tensors()
-                message = message_of(meta)
-            except (TensorMismatch, NotSupported):
-                self._drop(self._pushed)
-                continue
-            except ProtocolError as error:
-                _log.warning("a message that is no row was dropped: %s", error)
-                continue
+                received = receiver.next()
+                message = message_of(received[1]) if received is not None else None
+                if received is not None and isinstance(message, Begin | Rows | End):
+                    self._desk.receiving = message.run, message.job, message.partition, message.attempt
+                    self._take(message, received[0])
             except Closed:
                 return
-            except Exception:  # noqa: BLE001 - others' rows still come
-                _log.exception("a message could not be received")
-                self._closing.wait(_FULL_PAUSE)
-                continue
-            if isinstance(message, Begin | Rows | End):
-                self._desk.receiving = message.run, message.job, message.partition, message.attempt
-                self._take(message, arrays)
+            except Exception as error:  # noqa: BLE001 - of this message; the next one comes at once
+                self.faults.note("a message to the port for rows", error)
+            finally:
                 self._desk.receiving = None
-
-    @staticmethod
-    def _drop(socket: Any) -> None:
-        """The next message, which is no dict of tensors that numpy knows."""
-        with suppress(Again):
-            parts = socket.recv_multipart(transfer.DONTWAIT)
-            _log.warning("a message of %d parts was dropped: it is neither rows nor a request", len(parts))
 
     def _take(self, message: Begin | Rows | End, arrays: Arrays) -> None:
         try:
@@ -227,8 +223,7 @@ class Spool:
             self._desk.attempt_failed(message, error)
             return
         except Exception as error:  # noqa: BLE001 - it ends this attempt, and nothing else
-            _log.exception("what a task of run %s sent cannot be kept", message.run)
-            self._desk.attempt_failed(message, InternalError(f"the spool failed: {error!r}"))
+            self._desk.attempt_failed(message, self.faults.note("keeping rows", error, message.run))
             return
         if isinstance(message, Begin) and sequence is not None:
             self._desk.attempt_began(message)
@@ -282,7 +277,7 @@ class Spool:
             except Closed:
                 return
             except Exception as error:  # noqa: BLE001 - of the clock: it may go better the next time
-                _log.exception("the spool's desk failed")
+                self.faults.note("the spool's clock", error)
                 if isinstance(error, InternalError):
                     self._committer.check()
 
@@ -290,13 +285,15 @@ class Spool:
         """Whatever was asked meanwhile; not without end, since others wait."""
         for _ in range(_AT_ONCE):
             try:
-                identity, arrays, meta = self._asked.recv_tensors_from(transfer.DONTWAIT)
+                received = self._requests.next(transfer.DONTWAIT)
+                if received is not None:
+                    self._ask(*received)
             except Again:
                 return
-            except (TensorMismatch, NotSupported):
-                self._drop(self._asked)
-                continue
-            self._ask(identity, arrays, meta)
+            except Closed:
+                raise
+            except Exception as error:  # noqa: BLE001 - of this request; the next one comes at once
+                self.faults.note("a request", error)
 
     def _ask(self, identity: bytes, arrays: Arrays, meta: Any) -> None:
         refused: TransferError
@@ -310,8 +307,7 @@ class Spool:
                 self._committer.check()
             refused = error
         except Exception as error:  # noqa: BLE001 - it ends this request, and nothing else
-            _log.exception("a request failed")
-            refused = InternalError(f"the spool failed: {error!r}", hint="its log has the traceback")
+            refused = self.faults.note("a request", error, identity)
         number = meta.get("id") if isinstance(meta, dict) else None
         number = number if type(number) is int else 0
         self._answer(identity, {}, {"id": number, "error": refusal(refused)})

@@ -37,6 +37,18 @@ def summary(entry: Entry) -> dict[str, Any]:
     }
 
 
+def jobs_of(entry: Entry) -> dict[str, Any]:
+    """The jobs that write to a run now."""
+    return {
+        name: {
+            "attempts": len(job.attempts),
+            "ended": sum(attempt.ended is not None for attempt in job.attempts.values()),
+            "rows": sum(attempt.rows for attempt in job.attempts.values()),
+        }
+        for name, job in entry.run.jobs.items()
+    }
+
+
 def winners_of(arrays: Mapping[str, Array]) -> list[Winner]:
     """The table of a commit. Raises ProtocolError."""
     for name in WINNER_COLUMNS:

@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any, Final
 
+from transfer.json_text import loads
 from transfer.tensors.build import Recipe, recipe_for
 from transfer.tensors.export import Exported, export
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, kind_of, measure
@@ -217,8 +218,9 @@ class BundleHeader:
         if not self.metadata_bytes:
             return None
         at = self._data_index
+        text = bytes(memoryview(data)[at : at + self.metadata_bytes])
         try:
-            return json.loads(bytes(memoryview(data)[at : at + self.metadata_bytes]))
+            return loads(text)
         except (ValueError, RecursionError) as error:
             raise ProtocolError("tensor", "the metadata of a bundle is not JSON") from error
 

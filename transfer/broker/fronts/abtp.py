@@ -7,10 +7,12 @@ and each send may swallow a change, so it looks again, too.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,6 +26,7 @@ from transfer.broker.engine.direct_events import Facts
 from transfer.broker.fronts.abtp_outgoing import Frames, Outgoing
 from transfer.broker.fronts.abtp_pub import PubSubscriber, envelope_of
 from transfer.broker.message import Front, Message
+from transfer.peer_faults import PeerFaults
 from transfer.protocols.abtp import (
     PUB_ENDPOINT,
     ROUTER_ENDPOINT,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from transfer.broker.durability import Told
     from transfer.broker.hub import Hub
 
+_log = logging.getLogger("transfer.broker")
 #: says whether a producer may publish this: None, or the code of the refusal
 Policy = Callable[[Envelope], Code | None]
 
@@ -107,6 +111,7 @@ class AbtpFront:
         self._scheduled = False
         self._beside = beside
         self._outgoing = Outgoing(self._send, beside)
+        self._faults = PeerFaults(_log)
         self._away = False  # a large message is read beside the loop, and others come behind it
         self.connections = 0
         self._monitors: list[zmq.Socket[bytes]] = []
@@ -180,7 +185,10 @@ class AbtpFront:
                 frames = self._router.recv_multipart(_NOW)
             except zmq.Again:
                 break
-            self._take(frames)
+            try:
+                self._take(frames)
+            except Exception as error:  # noqa: BLE001 - of this peer; the others are heard in this turn
+                self._failed(frames[0], "a message", error)
         else:
             self._soon()
         self._hear()
@@ -194,13 +202,24 @@ class AbtpFront:
                     frames = socket.recv_multipart(_NOW)
                 except zmq.Again:
                     break
-                if socket is self._pub:
-                    self.subscriber.heard(frames[0])
-                else:
-                    came = parse_monitor_message(frames)["event"] == zmq.EVENT_ACCEPTED
-                    self.connections += 1 if came else -1
+                try:
+                    if socket is self._pub:
+                        self.subscriber.heard(frames[0])
+                    else:
+                        came = parse_monitor_message(frames)["event"] == zmq.EVENT_ACCEPTED
+                        self.connections += 1 if came else -1
+                except Exception as error:  # noqa: BLE001 - of this subscription; the others are heard
+                    self._failed(None, "a subscription", error)
             else:
                 self._soon()
+
+    def _failed(self, peer: bytes | None, what: str, error: Exception) -> None:
+        """Something of a peer raised what is no error of ours: it is that peer's."""
+        self.counters["failed"] += 1
+        refusal = self._faults.note(what, error, peer)
+        if peer is not None:
+            with suppress(TransferError):
+                self._refuse(peer, Code.UNAVAILABLE, str(refusal), "")
 
     def _take(self, frames: list[bytes]) -> None:
         read = partial(read_frames, frames, int(time.time() * 1000), secrets.token_hex(16), self._limits)
@@ -218,7 +237,10 @@ class AbtpFront:
         if isinstance(request, TransferError):
             self._refuse(peer, Code.UNAVAILABLE, str(request), "")
         else:
-            self._do(peer, request)
+            try:
+                self._do(peer, request)
+            except Exception as error:  # noqa: BLE001 - of this peer; the others are heard
+                self._failed(peer, "a large message", error)
         self._soon()
 
     def _do(self, peer: bytes, request: Request) -> None:

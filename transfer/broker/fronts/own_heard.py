@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import transfer
 from transfer.broker.fronts.own_parts import message_of, topic_and_rest
+from transfer.peer_faults import PeerFaults
 from transports.errors import Again, Closed, ProtocolError, TransferError
 from transports.wire import SocketType
 
@@ -36,6 +37,8 @@ class Heard(ABC):
         self._loop = loop
         self._counters = counters
         self._paused = 0
+        #: what peers' bytes raised that is no error of ours
+        self.faults = PeerFaults(_log)
 
     def listen(self, endpoint: str, largest: int) -> str:
         """Binds; the endpoint with its real port."""
@@ -78,14 +81,20 @@ class Heard(ABC):
             except ProtocolError as error:
                 self._refused(error)
                 continue
+            except Exception as error:  # noqa: BLE001 - of this message; others go on
+                self._failed(error)
+                continue
             try:
                 self.take(frames)
             except ProtocolError as error:
                 self._refused(error)
-            except Exception:  # noqa: BLE001 - of this message; others go on
-                _log.exception("a message could not be taken")
-                self._counters["failed"] += 1
+            except Exception as error:  # noqa: BLE001 - of this message; others go on
+                self._failed(error)
         self._loop.call_soon(self._hear)  # others first
+
+    def _failed(self, error: Exception) -> None:
+        self._counters["failed"] += 1
+        self.faults.note("a message", error)
 
     def _refused(self, error: ProtocolError) -> None:
         self._counters["refused"] += 1

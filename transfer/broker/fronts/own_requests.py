@@ -126,6 +126,9 @@ class Requests(Heard):
             self._do(identity, head, frames)
         except TransferError as error:
             self.refuse(identity, head.number, error)
+        except Exception as error:  # noqa: BLE001 - of this program, which is told
+            self._counters["failed"] += 1
+            self.refuse(identity, head.number, self.faults.note("a request", error, identity))
         if head.op in (Op.PUBLISH, Op.PUBLISH_MANY):
             self._hub.pressed(self)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import json
 from collections.abc import Callable
 from concurrent.futures import Executor
 from itertools import islice
@@ -18,6 +17,7 @@ from transfer.broker.state.chain import Json, Window, parse_time, time_text
 from transfer.broker.state.letter import DeadLetter, Filter, Reference, State
 from transfer.broker.state.operations import Operator
 from transfer.broker.state.requests import Outcome
+from transfer.json_text import loads
 from transports.errors import UsageError
 
 Result = TypeVar("Result")
@@ -180,7 +180,7 @@ async def _body(request: web.Request) -> Asked:
     """The members of the body's JSON object. Raises UsageError."""
     data = await request.read()
     try:
-        values = json.loads(data, parse_constant=_refuse)
+        values = loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the body is no JSON: {error}") from error
     if not isinstance(values, dict):

@@ -1,0 +1,51 @@
+"""What peers' bytes raised where no error of ours was expected: counted, and logged at a bounded rate."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable
+
+from transports.errors import InternalError, TransferError
+
+#: seconds in which one peer's faults of one kind are logged once
+_QUIET = 60.0
+#: kinds of faults that are logged within that time; further ones are only counted
+_MOST = 100
+
+
+class PeerFaults:
+    """Faults of a thread or loop that serves many peers. Thread-safe.
+
+    The boundary of each message calls `note` in its `except`, answers or drops that peer, and goes on with
+    the next message at once. count: all of them.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
+        self._log = log
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._logged: dict[Hashable, float] = {}
+
+    def note(self, what: str, error: BaseException, peer: Hashable = None) -> InternalError:
+        """Counts a fault, and logs it with its traceback if it is new. Returns the error for the peer."""
+        now = self._clock()
+        key = (what, peer, type(error))
+        with self._lock:
+            self.count += 1
+            if self._logged and next(iter(self._logged.values())) + _QUIET <= now:
+                self._logged = {key: at for key, at in self._logged.items() if at + _QUIET > now}
+            new = key not in self._logged and len(self._logged) < _MOST
+            if new:
+                self._logged[key] = now
+        if new:
+            self._log.error("%s failed: %.200r", what, error, exc_info=error)
+        return InternalError(
+            f"{what} failed: {error!r:.200}", hint="the log of the program has the traceback"
+        )
+
+    def refusal(self, what: str, error: Exception, peer: Hashable = None) -> TransferError:
+        """The error for the peer: ours as it is; any other is noted."""
+        return error if isinstance(error, TransferError) else self.note(what, error, peer)
