@@ -24,7 +24,8 @@ class Fault:
     counted.
 
     kind, in a task: "kill" (its worker, -9), "executor" (the Java above it, -9), "raise", "wait" (for ever),
-    "copy" (another attempt sends all of it first, and Spark never hears of that). At the commit: "repeat",
+    "copy" (another attempt sends all of it first, and Spark never hears of that), "none" (only the attempts
+    are counted: see `attempts`). At the commit: "repeat",
     "late" (an attempt goes on after it), "spool" (the process whose id is in the folder is killed before it),
     "lost" (it raises when all is done).
     """
@@ -72,6 +73,11 @@ def happened(folder):
     return len([*Path(folder).glob("happened-*")])
 
 
+def attempts(folder):
+    """How many attempts of tasks a job's writer has seen."""
+    return len([*Path(folder).glob("attempt-*")])
+
+
 def harmed(iterator, fault, partition):
     frame = 0
     for frame, batch in enumerate(iterator):
@@ -87,6 +93,7 @@ class FaultyWriter(TransferWriter):
 
     def write(self, iterator):
         task, _ = current_task()
+        Path(self._fault.folder, f"attempt-{task.partition}-{task.attempt}").touch()
         if self._fault.kind == "copy":
             batches = [*iterator]
             self.plan.send(iter(batches), Task(task.partition, COPY + task.attempt, 1))

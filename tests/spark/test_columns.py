@@ -106,6 +106,33 @@ def test_lengths_that_differ_between_batches_are_refused():
         reader.read(batch(x=pa.array([[1.0, 2.0, 3.0]], pa.list_(pa.float32()))))
 
 
+@pytest.mark.parametrize(
+    ("values", "depth", "kind", "row"),
+    [
+        (pa.array([1.0, 2.0, None, None]), 0, "dense", 2),
+        (pa.array([[1.0], [2.0], [3.0, 4.0]]), 1, "dense", 2),
+        (pa.array([[1.0, 2.0], [3.0, None]]), 1, "dense", 1),
+        (pa.array([[[1.0], [2.0]], [[3.0], [None]]]), 2, "dense", 1),
+        (pa.array([[[1.0], [2.0]], [[3.0], [4.0, 5.0]]]), 2, "dense", 1),
+        (pa.array([[1.0], [], [2.0, None]]), 1, "ragged", 2),
+        (pa.array([[[1.0]], [], [[2.0], [3.0, 4.0]]]), 2, "ragged", 2),
+        (pa.array(["a", None]), 0, "string", 1),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_row_of_the_partition(values, depth, kind, row):
+    reader = ColumnReader([Column("x", 0, "float64", depth, kind)], partition=7)
+    reader.read(batch(x=values.slice(0, 1)))
+    with pytest.raises(NotATensor, match=rf", first in row {row + 1} of partition 7\n"):
+        reader.read(batch(x=values))
+
+
+def test_a_row_is_counted_with_the_nulls_before_it_that_are_filled():
+    values = pa.array([None, [1.0, 2.0], None, [3.0], [4.0, 5.0]])
+    reader = ColumnReader([Column("x", 0, "float64", 1, nulls="fill")])
+    with pytest.raises(NotATensor, match=r"1 to 2 values, 1 unlike the first, first in row 3\n"):
+        reader.read(batch(x=values))
+
+
 def test_split():
     whole = batch(x=pa.array(range(10)))
     assert [len(part) for part in split(whole, 4)] == [4, 4, 2]

@@ -97,9 +97,9 @@ def test_nulls_have_a_mask(told, spool):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("sparse", "column 'v' has 1 sparse vector"),
+        ("sparse", "NotATensor: column 'v' has 1 sparse vector(s), first in row 0 of partition"),
         ("date", "NotATensor: column 'day' is date"),
-        ("cut", "column 'x' has arrays of different lengths"),
+        ("cut", "NotATensor: column 'x' has arrays of different lengths: 1 to 2 values, 1 unlike"),
         ("nobody", "Again: no spool answers at tcp://127.0.0.1:9"),
     ],
 )

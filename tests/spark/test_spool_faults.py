@@ -20,7 +20,7 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("pyspark.sql.datasource", reason="pip install tensor-transfer[spark]")
 
-from tests.spark.faulty import AFTER_END, BEFORE_END, FaultySource, fault, happened  # noqa: E402
+from tests.spark.faulty import AFTER_END, BEFORE_END, FaultySource, attempts, fault, happened  # noqa: E402
 from tests.spark.spools import (  # noqa: E402
     ROOT,
     SpoolProcess,
@@ -36,6 +36,7 @@ from transfer.log import Log  # noqa: E402
 from transfer.spark import write  # noqa: E402
 from transfer.spool.protocol import DeleteRun, ListRuns  # noqa: E402
 from transfer.spool.server import Spool  # noqa: E402
+from transports.errors import NotATensor  # noqa: E402
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -156,6 +157,32 @@ def test_a_loser_that_goes_on_after_the_commit(spark, spool, tmp_path, delivery)
     assert ids_in(url) == ("sealed", [*range(ROWS)])
     assert "is not there" in (tmp_path / "loser").read_text()
     assert runs_of(spool)[f"late {delivery}"]["stray_frames"] > 0
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_a_wrong_value_fails_the_job_at_its_first_attempt(spark, spool, tmp_path, delivery):
+    df = frame_of(spark, ROWS).selectExpr("id", "if(id in (450, 455), null, id) n")
+    url = spool.url(f"null {delivery}")
+    with pytest.raises(
+        Exception, match=r"column 'n' has 2 null value\(s\), first in row 50 of partition 1"
+    ) as caught:
+        write_faulty(df, url, tmp_path, kind="none", delivery=delivery, options={"ragged": ""})
+    assert attempts(tmp_path) == 3
+    assert len(str(caught.value).splitlines()) < 15
+    run = runs_of(spool)[f"null {delivery}"]
+    assert (run["state"], run["staged_rows"]) == ("failed", 0)
+    assert delivery == "partition" or run["rows"] == 0
+
+
+def test_a_wrong_value_is_our_error_in_a_write_of_ours(spark, spool):
+    df = frame_of(spark, ROWS).selectExpr("id", "if(id = 450, null, id) n")
+    with pytest.raises(
+        NotATensor, match=r"^column 'n' has 1 null .* of partition 1\n  hint: Drop or fill"
+    ) as caught:
+        write(df, spool.url("null"))
+    assert len(str(caught.value).splitlines()) == 2
+    write(df, spool.url("null"), nulls="fill")
+    assert runs_of(spool)["null"]["rows"] == ROWS
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)

@@ -774,3 +774,14 @@ def test_positions_and_lineage_are_kept(tmp_path):
                 Acknowledge(run="run", run_id=info.run_id, group="other", epoch=0, row=0, steps=[]),
             )
         assert asked(asked_for)["ask"] == "explain"
+
+
+def test_a_job_that_one_task_refused_is_refused_by_its_type_to_the_others(spool):
+    cause = ["NotATensor", "column 'x' has 1 null value(s)", "fill them"]
+    push(spool.endpoint, "run", "job", 0, 0, 0, [4])
+    ask(spool.endpoint, AbortJob(run="run", job="job", cause=cause))
+    ask(spool.endpoint, AbortJob(run="run", job="job"))  # the driver's, later
+    declare = {"run": "run", "delivery": "committed", "kind": "batch"}
+    with pytest.raises(NotATensor, match=r"^column 'x' has 1 null value\(s\)\n  hint: fill them$"):
+        ask(spool.endpoint, Declare(job="job", task=True, **declare))
+    assert not ask(spool.endpoint, Declare(job="another", task=True, **declare))[1]["done"]

@@ -8,7 +8,8 @@ Arrow and bytes in a tensor, so they are unpacked. Where nulls are filled, the c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from transfer.rows import OFFSETS, VALID, Layout
@@ -26,14 +27,37 @@ if TYPE_CHECKING:
 _DENSE_VECTOR = 1
 
 
+class _Refused(Exception):
+    """A value that cannot travel. row: of the batch, the first one with such a value, if it is known."""
+
+    def __init__(self, detail: str, hint: str, row: int | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.hint = hint
+        self.row = row
+
+
+@contextmanager
+def _rows_of(row_of: Callable[[int], int]) -> Iterator[None]:
+    """Within, values of rows are looked at: `row_of` tells which row a value belongs to."""
+    try:
+        yield
+    except _Refused as error:
+        if error.row is not None:
+            error.row = row_of(error.row)
+        raise
+
+
 class ColumnReader:
     """Turns the batches of one task into dicts of arrays, and holds arrays to one length throughout.
 
-    Not thread-safe.
+    partition: the task's, for its errors. Not thread-safe.
     """
 
-    def __init__(self, columns: Sequence[Column]) -> None:
+    def __init__(self, columns: Sequence[Column], partition: int | None = None) -> None:
         self._columns = columns
+        self._partition = partition
+        self._rows = 0  # of the batches before
         self._shapes: dict[str, Shape] = {c.name: c.shape for c in columns if c.shape is not None}
 
     @property
@@ -44,9 +68,25 @@ class ColumnReader:
     def read(self, batch: pa.RecordBatch) -> dict[str, Array]:
         """The batch's columns as `transfer.rows` has them, read-only views of Arrow's memory where possible.
 
-        Raises NotATensor, naming the column, for nulls that its policy refuses, for arrays of different
-        lengths, and for sparse vectors.
+        Raises NotATensor, naming the column and the place, for nulls that its policy refuses, for arrays of
+        different lengths, and for sparse vectors.
         """
+        try:
+            arrays = self._read(batch)
+        except _Refused as error:
+            place = self._place(error.row, batch.num_rows)
+            raise NotATensor(f"{error.detail}, {place}", hint=error.hint) from None
+        self._rows += batch.num_rows
+        return arrays
+
+    def _place(self, row: int | None, rows: int) -> str:
+        """Where a wrong value is, as precisely as it is known."""
+        where = "" if self._partition is None else f" of partition {self._partition}"
+        if row is not None:
+            return f"first in row {self._rows + row:,}{where}"
+        return f"in rows {self._rows:,} to {self._rows + max(rows - 1, 0):,}{where}"
+
+    def _read(self, batch: pa.RecordBatch) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
         for column in self._columns:
             values = batch.column(column.index)
@@ -95,7 +135,8 @@ def _dense(values: Any, column: Column, depth: int, known: Shape | None) -> Arra
     if column.kind == "vector":
         values = _vectors(values, column)
     flat, length = _flatten(values, column)
-    below = _dense(flat, column, depth - 1, known[1:] if known else None)
+    with _rows_of(lambda value: value // length):
+        below = _dense(flat, column, depth - 1, known[1:] if known else None)
     return below.reshape((len(values), length, *below.shape[1:]))
 
 
@@ -109,7 +150,8 @@ def _filled(values: Any, column: Column, depth: int, known: Shape | None) -> Arr
         return numbers
     kept = values.drop_null()
     if len(kept):
-        there = _dense(kept, column, depth, known)
+        with _rows_of(lambda row: int(np.flatnonzero(_valid(values))[row])):
+            there = _dense(kept, column, depth, known)
         known = there.shape[1:]
     elif known is None:
         raise _unknown(column, f"all {len(values)} arrays are null")
@@ -134,7 +176,8 @@ def _ragged(values: Any, column: Column, known: Shape | None) -> tuple[Array, Ar
         offsets = np.arange(len(values) + 1, dtype=np.int64) * values.type.list_size
     flat = values.flatten()
     if len(flat):
-        return _dense(flat, column, column.depth - 1, known), offsets
+        with _rows_of(lambda value: int(np.searchsorted(offsets, value, "right")) - 1):
+            return _dense(flat, column, column.depth - 1, known), offsets
     if known is None and len(values):
         raise _unknown(column, f"all {len(values)} arrays are empty")
     shape = (0,) * (column.depth - 1) if known is None else known
@@ -178,13 +221,13 @@ def _ends(values: Any) -> Array:
 
 def _vectors(values: Any, column: Column) -> Any:
     """The arrays in MLlib's struct<type, size, indices, values>; nulls are gone already."""
-    kinds = values.field("type").to_numpy(zero_copy_only=False)
-    sparse = int((kinds != _DENSE_VECTOR).sum())
-    if sparse:
-        raise NotATensor(
-            f"column {column.name!r} has {sparse} sparse vector(s) in a batch of its rows",
-            hint="Make dense arrays of them first: df.withColumn"
+    sparse = values.field("type").to_numpy(zero_copy_only=False) != _DENSE_VECTOR
+    if sparse.any():
+        raise _Refused(
+            f"column {column.name!r} has {sparse.sum()} sparse vector(s)",
+            "Make dense arrays of them first: df.withColumn"
             f"({column.name!r}, pyspark.ml.functions.vector_to_array({column.name!r})).",
+            int(sparse.argmax()),
         )
     return values.field("values")
 
@@ -200,8 +243,10 @@ def _flatten(values: Any, column: Column) -> tuple[Any, int]:
         return flat, 0
     if hasattr(values, "offsets"):
         lengths = np.diff(values.offsets.to_numpy())
-        if lengths.min() != lengths.max():
-            raise _unequal(column, f"{lengths.min()} to {lengths.max()} values in one batch")
+        other = lengths != lengths[0]
+        if other.any():
+            detail = f"{lengths.min()} to {lengths.max()} values, {other.sum()} unlike the first"
+            raise _unequal(column, detail, int(other.argmax()))
     return flat, len(flat) // len(values)
 
 
@@ -225,31 +270,31 @@ def _refuse_nulls(values: Any, column: Column, inside: bool) -> None:
     if column.nulls == "fill" or (column.nulls == "mask" and not inside):
         return
     where, name = "", column.name
+    row = int(_valid(values).argmin())
     hint = f"Drop or fill them: df.na.drop(subset=[{name!r}]), or the option nulls='fill' or 'mask'."
     if inside:
         where = " inside its arrays"
         hint = "Take them out of the arrays first (F.filter, F.transform), or use the option nulls='fill'."
-    raise NotATensor(
-        f"column {name!r} has {values.null_count} null value(s){where} in a batch of its rows", hint=hint
-    )
+    raise _Refused(f"column {name!r} has {values.null_count} null value(s){where}", hint, row)
 
 
-def _unequal(column: Column, detail: str) -> NotATensor:
+def _unequal(column: Column, detail: str, row: int | None = None) -> _Refused:
     if column.kind == "ragged":
-        return NotATensor(
+        return _Refused(
             f"column {column.name!r} has inner arrays of different lengths: {detail}",
-            hint="Only the outermost array may be ragged: pad or cut the inner ones first.",
+            "Only the outermost array may be ragged: pad or cut the inner ones first.",
+            row,
         )
     hint = "A tensor needs one length for all rows: pad or cut the arrays first"
     also = "." if column.kind == "vector" else ", or name the column in the option 'ragged'."
     kind = "vectors" if column.kind == "vector" else "arrays"
-    return NotATensor(f"column {column.name!r} has {kind} of different lengths: {detail}", hint=hint + also)
+    return _Refused(f"column {column.name!r} has {kind} of different lengths: {detail}", hint + also, row)
 
 
-def _unknown(column: Column, detail: str) -> NotATensor:
-    return NotATensor(
+def _unknown(column: Column, detail: str) -> _Refused:
+    return _Refused(
         f"column {column.name!r} has no array in a task's first rows that tells its length: {detail}",
-        hint="Larger batches may have one (option 'frame_rows', spark.sql.execution.arrow."
+        "Larger batches may have one (option 'frame_rows', spark.sql.execution.arrow."
         "maxRecordsPerBatch); else fill them before: F.coalesce.",
     )
 

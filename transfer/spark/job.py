@@ -23,8 +23,8 @@ from transfer.spark.producer import Attempt, Receipt, Sender, SocketSender, send
 from transfer.spark.schema import Column
 from transfer.spool.address import parse
 from transfer.spool.link import Link
-from transfer.spool.protocol import AbortJob, CommitJob, Declare, Ended, Kind
-from transports.errors import Again, NotATensor, TransferError
+from transfer.spool.protocol import AbortJob, CommitJob, Declare, Ended, Kind, refusal
+from transports.errors import Again, Broken, NotATensor, TransferError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -35,6 +35,10 @@ _log = logging.getLogger("transfer.spark")
 _ABORT_TIMEOUT = 2.0
 #: seconds for a connection for rows, before the spool is asked again where it takes them
 _CONNECT = 5.0
+#: seconds after which a task that is sending looks whether its job goes on
+_LOOK_EVERY = 1.0
+#: characters of an error that other tasks are told
+_MOST_TEXT = 4096
 #: the process whose modules are out of the collector's sight
 _settled = 0
 
@@ -72,6 +76,9 @@ class EagerWrite:
         sender = SocketSender(endpoints[task.partition % len(endpoints)], self.options)
         try:
             return _send(sender, self, iterator, task)
+        except NotATensor:
+            self.abort()  # another attempt would find the same rows
+            raise
         finally:
             sender.close()
 
@@ -125,21 +132,59 @@ class SpoolWrite:
 
     def send(self, iterator: Iterator[RecordBatch], task: Task) -> Receipt | None:
         """Sends one partition; returns when the spool has all of it on its disk. None: the run is there
-        already."""
+        already.
+
+        Raises NotATensor for rows that cannot travel, of this task or of another one of the job.
+        """
         link = self._link(self.options.connect_timeout)
         try:
             sender = self._sender(link)
             if sender is None:
                 return None
             try:
-                receipt = _send(sender, self, iterator, task)
+                receipt = _send(sender, self, self._watched(iterator, link), task)
             finally:
                 sender.close()
             ended = Ended(run=self.run, job=self.job, partition=task.partition, attempt=task.attempt)
             link.ask(ended, timeout=self.options.ack_timeout)
             return receipt
+        except Broken:
+            self._still_wanted(link)
+            raise
+        except NotATensor as error:
+            self._refuse(link, error)
+            raise
         finally:
             link.close()
+
+    def _watched(self, iterator: Iterator[RecordBatch], link: Link) -> Iterator[RecordBatch]:
+        """The batches, until the job has failed elsewhere."""
+        looked = time.monotonic()
+        for batch in iterator:
+            if time.monotonic() - looked > _LOOK_EVERY:
+                self._still_wanted(link)
+                looked = time.monotonic()
+            yield batch
+
+    def _still_wanted(self, link: Link) -> None:
+        """Raises NotATensor if another task of the job found rows that cannot travel."""
+        try:
+            link.ask(self._declaration(task=True))
+        except (Again, Broken) as error:
+            _log.info("whether run %s goes on is not known: %s", self.run, error)
+
+    def _refuse(self, link: Link, error: NotATensor) -> None:
+        """Another attempt would find the same rows: the job has failed, and its other tasks learn why.
+
+        Not of a stream, whose next start tries the same job again.
+        """
+        if self.kind == "stream":
+            return
+        cause = [part[:_MOST_TEXT] for part in refusal(error)]
+        try:
+            link.ask(AbortJob(run=self.run, job=self.job, cause=cause))
+        except TransferError as other:
+            _log.info("the spool could not be told that run %s failed: %s", self.run, other)
 
     def commit(self, receipts: Sequence[Receipt]) -> None:
         """All rows become visible; returns when that is on the spool's disk. Repeats itself until
@@ -228,7 +273,7 @@ Write = EagerWrite | SpoolWrite
 
 def _send(sender: Sender, write: Write, iterator: Iterator[RecordBatch], task: Task) -> Receipt:
     """The rows of one task, in frames."""
-    reader = ColumnReader(write.columns)
+    reader = ColumnReader(write.columns, task.partition)
     timeout = write.options.ack_timeout
     attempt: Attempt | None = None
 

@@ -26,7 +26,8 @@ from transfer.spark.options import WriteOptions, parse_options, parse_read_optio
 from transfer.spark.producer import Receipt
 from transfer.spark.reading import RunReader, RunStream, read_schema
 from transfer.spark.schema import check_schema
-from transports.errors import NotSupported, OptionError, UsageError
+from transfer.spool.protocol import raised, refusal
+from transports.errors import NotATensor, NotSupported, OptionError, UsageError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -40,10 +41,15 @@ _OF_QUERIES = ("checkpointlocation", "queryname")
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """What a task tells the commit. A plain dataclass, since Spark pickles it. job: of a stream's batch."""
+    """What a task tells the commit. A plain dataclass, since Spark pickles it.
+
+    job: of a stream's batch. cause: why its rows cannot travel. Such a task ends well for Spark, which would
+    only try it again, and find the same rows; the commit fails.
+    """
 
     receipt: Receipt | None
     job: str = ""
+    cause: list[str] | None = None
 
 
 class TransferWriter(DataSourceArrowWriter):
@@ -54,10 +60,11 @@ class TransferWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[RecordBatch]) -> Sent:
         """Sends one partition; returns when the receiver has it for good."""
-        return Sent(self.plan.send(iterator, current_task()[0]))
+        return _sent(self.plan, iterator, current_task()[0])
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """If it raises, Spark calls `abort` and fails the job."""
+        _check(messages)
         self.plan.commit(_receipts(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -78,10 +85,11 @@ class TransferStreamWriter(DataSourceStreamArrowWriter):
             raise NotSupported(
                 "this Spark does not tell a task its streaming query", hint="use PySpark 4.1 to 4.3"
             )
-        return Sent(replace(self._plan, job=job).send(iterator, task), job)
+        return _sent(replace(self._plan, job=job), iterator, task, job)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Spark repeats it after a restart: a batch that is committed is not committed again."""
+        _check(messages)
         for job in _jobs(messages):
             replace(self._plan, job=job).commit(_receipts(messages))
 
@@ -160,6 +168,20 @@ def current_task() -> tuple[Task, str]:
     start = zlib.crc32((task.getLocalProperty(_START) or "").encode()) >> 1
     number = start << 32 | number & 0xFFFFFFFF
     return Task(task.partitionId(), number, task.attemptNumber()), f"{query}/{batch}"
+
+
+def _sent(plan: Write, iterator: Iterator[RecordBatch], task: Task, job: str = "") -> Sent:
+    try:
+        return Sent(plan.send(iterator, task), job)
+    except NotATensor as error:
+        return Sent(None, job, refusal(error))
+
+
+def _check(messages: list[WriterCommitMessage | None]) -> None:
+    """Raises what the first of these tasks was refused with."""
+    for message in messages:
+        if isinstance(message, Sent) and message.cause is not None:
+            raise raised(message.cause)
 
 
 def _receipts(messages: list[WriterCommitMessage | None]) -> list[Receipt]:

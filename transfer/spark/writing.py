@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,17 +16,21 @@ from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
 from transfer.spark.options import parse_options
 from transfer.spark.producer import Receipt
 from transfer.spark.schema import check_schema
-from transports.errors import NotSupported, UsageError
+from transfer.spool.protocol import raised, refusal
+from transports.errors import NotATensor, NotSupported, TransferError, UsageError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql import DataFrame, SparkSession
 
 _registered: WeakSet[Any] = WeakSet()
-_RECEIPT = (
-    "partition long, attempt long, frames long, rows long, nbytes long, crc long, "
-    "seconds double, transport string"
+#: what a task yields: one row, of a `Receipt`, or of the `cause` for which its rows cannot travel
+_NUMBERS = ("partition", "attempt", "frames", "rows", "nbytes", "crc")
+_RECEIPT = ", ".join(f"{name} long" for name in _NUMBERS) + (
+    ", seconds double, transport string, cause array<string>"
 )
+#: the line of a Python traceback in Spark's error that says what a task refused
+_REFUSAL = re.compile(r"^transports\.errors\.NotATensor: (.*)(?:\n  hint: (.*))?", re.MULTILINE)
 
 
 def has_data_sources() -> bool:
@@ -80,9 +85,9 @@ def write(
     are those of `WriteOptions`.
 
     Blocks until all rows are kept, or consumed. Options, schema and spool are checked before Spark is asked
-    for anything: raises OptionError, AddressError, NotATensor, UsageError, Again (nobody answers); what goes
-    wrong later is Spark's own exception with the cause in its text. Whatever goes wrong, the receivers are
-    told.
+    for anything: raises OptionError, AddressError, NotATensor, UsageError, Again (nobody answers). Values
+    that cannot travel are NotATensor too; what else goes wrong later is Spark's own exception with the cause
+    in its text. Whatever goes wrong, the receivers are told.
     """
     given = {name: str(value) for name, value in options.items() if value is not None}
     given["endpoint"] = endpoint if isinstance(endpoint, str) else ",".join(endpoint)
@@ -117,11 +122,14 @@ def write(
         else:
             chosen = check_schema(df.schema, parsed.columns, ragged=parsed.ragged, nulls=parsed.nulls)
             write_by_map(df, dataclasses.replace(plan, columns=chosen))
-    except BaseException:
+    except BaseException as error:
         # Spark tells the receivers only of jobs that got as far as a writer. A trainer that waits for
         # one that did not would wait until its time-out. Told twice does no harm.
         plan.abort(declared=declared)
-        raise
+        refused = _REFUSAL.search(str(error))
+        if refused is None or isinstance(error, TransferError):
+            raise
+        raise NotATensor(refused[1], hint=refused[2] or "") from error
     return parsed.run
 
 
@@ -140,17 +148,26 @@ def write_by_map(df: DataFrame, plan: Write) -> None:
         if context is None:
             raise UsageError("rows are sent inside a Spark task only")
         task = Task(context.partitionId(), context.taskAttemptId(), context.attemptNumber())
-        receipt = plan.send(batches, task)
-        if receipt is not None:
-            row = dataclasses.asdict(receipt.winner) | {
-                "seconds": receipt.seconds,
-                "transport": receipt.transport,
-            }
-            yield pyarrow.RecordBatch.from_pylist([row])
+        row: dict[str, Any] | None = None
+        try:
+            receipt = plan.send(batches, task)
+        except NotATensor as error:  # another attempt would find the same rows
+            row = {"cause": refusal(error)}
+        else:
+            if receipt is not None:
+                told = {"seconds": receipt.seconds, "transport": receipt.transport}
+                row = dataclasses.asdict(receipt.winner) | told
+        if row is not None:
+            types = {"seconds": pyarrow.float64(), "transport": pyarrow.string()}
+            fields = {name: pyarrow.int64() for name in _NUMBERS} | types
+            fields["cause"] = pyarrow.list_(pyarrow.string())
+            yield pyarrow.RecordBatch.from_pylist([row], pyarrow.schema(list(fields.items())))
 
     receipts = []
     for row in df.mapInArrow(send, _RECEIPT).collect():
         told = row.asDict()
-        transport, seconds = told.pop("transport"), told.pop("seconds")
+        transport, seconds, cause = told.pop("transport"), told.pop("seconds"), told.pop("cause")
+        if cause is not None:
+            raise raised(cause)
         receipts.append(Receipt(Winner(**told), transport, seconds))
     plan.commit(receipts)

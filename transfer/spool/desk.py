@@ -15,7 +15,7 @@ from transfer.runs import Begin, End, Rows, Winner
 from transfer.spool import protocol
 from transfer.spool.answers import Answers
 from transfer.spool.entry import Entry
-from transfer.spool.protocol import refusal
+from transfer.spool.protocol import raised, refusal
 from transfer.spool.reader import Reader, Sent
 from transfer.spool.source import OPEN, SEALED
 from transfer.spool.store import Store
@@ -72,7 +72,7 @@ class Desk:
         self._lock = threading.Lock()
         #: how attempts ended: None is well. And who asked before that was known
         self._ends: OrderedDict[Key, TransferError | None] = OrderedDict()
-        self._aborted: OrderedDict[tuple[str, str], None] = OrderedDict()  # jobs, lately
+        self._aborted: OrderedDict[tuple[str, str], list[str] | None] = OrderedDict()  # jobs, and why
         self._asking: dict[Key, list[tuple[bytes, int, float]]] = {}
         #: commits that wait for room on the disk
         self._stuck: list[tuple[bytes, protocol.CommitJob, list[Winner]]] = []
@@ -107,6 +107,9 @@ class Desk:
         job = request.run, request.job
         if request.task and request.kind == "batch" and job in self._aborted:
             # Its job failed while it began: it must not open the run again, which nobody would ever end.
+            cause = self._aborted[job]
+            if cause is not None:
+                raise raised(cause)
             raise Broken(f"job {request.job} of run {request.run} was aborted")
         self._aborted.pop(job, None)
         wanted = self._store.declare(
@@ -186,7 +189,8 @@ class Desk:
         )
 
     def _abort(self, identity: bytes, request: protocol.AbortJob, _: Any) -> dict[str, Any] | None:
-        self._aborted[request.run, request.job] = None
+        job = request.run, request.job
+        self._aborted[job] = self._aborted.get(job) or request.cause
         if len(self._aborted) > _REMEMBERED:
             self._aborted.popitem(last=False)
         sequence = self._store.abort(request.run, request.job)

@@ -22,6 +22,7 @@ MAX_TIMES = 1 << 16
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 #: which of the runs that had a name, one after the other; see `RunInfo`
 RunId = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 Delivery = Literal["committed", "partition"]
 #: "batch": one job, whose commit seals the run. "stream": each commit adds to it, it is never sealed
@@ -69,10 +70,11 @@ class CommitJob(Ask, frozen=True, kw_only=True, tag="commit"):
 
 
 class AbortJob(Ask, frozen=True, kw_only=True, tag="abort"):
-    """The job has failed: `{}`."""
+    """The job has failed: `{}`. cause: a `refusal`, with which its other tasks are refused from then on."""
 
     run: Name
     job: Name
+    cause: Annotated[list[Text], msgspec.Meta(max_length=4)] | None = None
 
 
 class OpenRun(Ask, frozen=True, kw_only=True, tag="open"):
