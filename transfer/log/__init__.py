@@ -4,7 +4,10 @@ record       what a record's bytes are (pure)
 segment      a file of records, and the file of large payloads beside it
 contents     what a sealed segment holds, and the index file that says so
 state        state of the log's own: topics, groups, what was discarded (pure)
+damage       records that were synced and are not what was written (pure)
 recovery     what a folder holds after a crash: torn tails are cut, damage is told
+quarantine   files that belong to no known segment
+format       the number of the folder's format
 journal      records written and synced together for all who wait
 index        where the messages of a topic lie
 topics       topics and state in memory, and the records that change them
@@ -20,6 +23,7 @@ checks       what the log is given: a folder, names, buffers
 log          the log: append, commit, read, groups, discard, drop
 """
 
+from transfer.log.damage import Damage
 from transfer.log.log import Log
 from transfer.log.message import Message
 from transfer.log.pieces import BlobWriter
@@ -28,4 +32,4 @@ from transfer.log.retention import Retention
 from transfer.log.topics import HOLDS
 from transfer.log.verify import Verified
 
-__all__ = ["HOLDS", "BlobWriter", "Log", "Message", "Retention", "Verified", "undisturbed"]
+__all__ = ["HOLDS", "BlobWriter", "Damage", "Log", "Message", "Retention", "Verified", "undisturbed"]

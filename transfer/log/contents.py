@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transfer.log.index import Run, Use, Uses
+from transfer.log.damage import Damage, Gap
+from transfer.log.index import Lost, Run, Use, Uses
 from transfer.log.record import BLOB, HEADER_SIZE, MAGIC, Flag, Kind, Record, decode
-from transfer.log.segment import INDEX, Segment, path_of
+from transfer.log.segment import INDEX, SUFFIX, Segment, path_of
 from transports.core import Mapping
-from transports.errors import LogDamaged
 
 _HEAD = struct.Struct("=QIIIIQQQQQ")
 _RUN = struct.Struct("=IIQ")
@@ -114,13 +114,38 @@ def read_headers(
     *,
     until: int | None = None,
     on_state: Callable[[Record], object] | None = None,
+    gaps: Iterable[Gap] = (),
 ) -> Contents:
     """What the records say, up to the first one that does not follow the one before, or that has the sequence
     `until`. Of plain messages only the headers are read; all else is checked. on_state: gets the state.
+    gaps: where records are damaged, which are passed over.
     """
     reader = _Reader(first)
+    position, sequence = 0, first
+    for gap in gaps:
+        position, sequence = _read_on(reader, memory, position, sequence, gap.sequence, on_state)
+        if sequence != gap.sequence:
+            break
+        if gap.header is not None:
+            reader.take(gap.header.topic, gap.header.offset, position)
+            reader.found.carried += bool(gap.header.flags & _CARRIED)
+        reader.found.last, position, sequence = gap.position, gap.end, gap.following
+    position, sequence = _read_on(reader, memory, position, sequence, until, on_state)
+    reader.found.end, reader.found.following = position, sequence
+    return reader.found
+
+
+def _read_on(
+    reader: _Reader,
+    memory: memoryview,
+    position: int,
+    sequence: int,
+    until: int | None,
+    on_state: Callable[[Record], object] | None,
+) -> tuple[int, int]:
+    """Reads headers as long as they follow each other: where the next one begins, and its sequence."""
     found, take, unpack = reader.found, reader.take, _MESSAGE.unpack_from
-    position, sequence, size = 0, first, len(memory)
+    size = len(memory)
     while position + HEADER_SIZE <= size and sequence != until:
         magic, length, topic, its, offset, time, kind, flags = unpack(memory, position)
         end = position + HEADER_SIZE + length
@@ -132,13 +157,12 @@ def read_headers(
         elif not reader.take_rarer(memory, position, on_state):
             break
         found.last, position, sequence = position, end, sequence + 1
-    found.end, found.following = position, sequence
-    return found
+    return position, sequence
 
 
 def encode(contents: Contents) -> bytes:
     """The index file's bytes."""
-    runs = [run for run in contents.runs if len(run.positions)]
+    runs = [run for run in contents.runs if len(run.positions) and not isinstance(run.positions, Lost)]
     rows = [_RUN.pack(run.topic, len(run.positions), run.first) for run in runs]
     rows += [_USE.pack(first, topic, 0, *said) for (first, topic), said in contents.uses.items()]
     rows += [bytes(memoryview(run.positions)) for run in runs]  # type: ignore[arg-type]
@@ -210,17 +234,21 @@ def store(folder: Path, contents: Contents) -> int:
     return len(data)
 
 
-def follow(all_of_them: Iterable[Contents]) -> dict[int, list[Run]]:
-    """The runs of all segments by topic, the oldest segment's first. Raises LogDamaged: one is missing."""
+def follow(all_of_them: Iterable[Contents]) -> tuple[dict[int, list[Run]], list[Damage]]:
+    """The runs of all segments by topic, the oldest segment's first; and the records that are missing between
+    segments."""
     runs: dict[int, list[Run]] = {}
+    missing: list[Damage] = []
     following = -1
     for contents in all_of_them:
         if following not in (-1, contents.first):
-            raise LogDamaged(
-                f"segment {contents.first} follows record {following - 1}: a file is missing, or cut short",
-                hint="restore it; opening with repair=True drops what follows",
+            missing.append(
+                Damage(
+                    f"records {following} to {contents.first - 1} are missing: {following:020d}{SUFFIX} "
+                    "is gone, or the file before it is cut short"
+                )
             )
         following = contents.following
         for run in contents.runs:
             runs.setdefault(run.topic, []).append(run)
-    return runs
+    return runs, missing

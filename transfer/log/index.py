@@ -5,9 +5,34 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, overload
 
 from transfer.log.ranges import Ranges
+
+
+class Lost(Sequence[int]):
+    """Positions of messages that are lost: each reads as damaged, for no record begins at byte 1."""
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Lost: ...
+
+    def __getitem__(self, at: int | slice) -> int | Lost:
+        if isinstance(at, slice):
+            return Lost(len(range(*at.indices(self._count))))
+        if not -self._count <= at < self._count:
+            raise IndexError(at)
+        return 1
 
 
 class Run:
@@ -121,11 +146,12 @@ class Topic:
         self._runs.append(run)
         self._firsts.append(self.end)
 
-    def place(self, runs: Iterable[Run], end: int = 0) -> bool:
+    def place(self, runs: Iterable[Run], end: int = 0, *, last: int | None = None) -> list[Run]:
         """Its messages lie there; of an offset that several runs have, the last of them counts.
 
-        end: the offset of the next message, if it is not that behind the last run. False: some are missing
-        in the middle; then those behind them are kept.
+        end: the offset of the next message, if it is not that behind the last run. last: the last segment, if
+        messages that are missing in the middle or at the end are lost; they are placed as such, and returned.
+        None: those before missing ones are not kept.
         """
         kept: list[Run] = []
         said = Ranges()
@@ -134,12 +160,25 @@ class Topic:
             said = said.joined(run.first, run.end)
         kept.sort(key=lambda run: run.first)
         self.end = max(self.end, end, kept[-1].end if kept else 0)
+        lost = self._missing(kept, last) if last is not None else []
+        kept = sorted([*kept, *lost], key=lambda run: run.first)
         follows, whole = self.end, len(kept)
         while whole and kept[whole - 1].end == follows:
             whole -= 1
             follows = kept[whole].first
         self._set(kept[whole:])
-        return whole == 0
+        return lost
+
+    def _missing(self, kept: Sequence[Run], last: int) -> list[Run]:
+        """What is missing behind the first run, each with the segment of what follows it."""
+        lost: list[Run] = []
+        for at, run in enumerate(kept):
+            end, segment = (
+                (kept[at + 1].first, kept[at + 1].segment) if at + 1 < len(kept) else (self.end, last)
+            )
+            if run.end < end:
+                lost.append(Run(self.number, segment, run.end, Lost(end - run.end)))
+        return lost
 
     def move(self, runs: Sequence[Run]) -> None:
         """The messages of these runs, which are there, lie elsewhere now."""

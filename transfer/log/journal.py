@@ -13,13 +13,15 @@ from pathlib import Path
 from transfer.log.contents import contents_of, store
 from transfer.log.record import HEADER_SIZE, Opening, encode, encode_messages, opening
 from transfer.log.retention import Retention, removable
-from transfer.log.segment import LARGEST, Segment, full_disk_told, sync_folder
+from transfer.log.segment import LARGEST, Segment, full_disk_told, remove, sync_folder
 from transports.errors import Again, Closed, ForkedError, InternalError, LogFull
 
 #: a segment's blobs take so many times the bytes of its records at most, unless one alone takes more
 _BLOBS = 16
 #: a segment takes at least so many times the bytes of the state that it begins with
 _STATE_SHARE = 4
+#: seconds after which a wait is looked at again: the system does not take any number of them
+_STEP = 60.0
 _IN_DOUBT = "what was not committed is in doubt until the log is opened again"
 #: state as a new segment repeats it
 Snapshot = Callable[[], Iterable[tuple[bytes, bytes]]]
@@ -110,9 +112,9 @@ class Journal:
         limited: by retention, too. State is not: who cannot acknowledge could never make room.
         """
         size += HEADER_SIZE
-        while (segment := self.segments[-1]).end + self._waiting + size > segment.capacity:
+        while (segment := self.segments[-1]).end + self._waiting + size >= segment.capacity:
             if self._busy:
-                self.lock.wait()
+                self.lock.wait(_STEP)
                 self._check()
             else:
                 self._roll(size, limited)
@@ -120,7 +122,7 @@ class Journal:
     def fits(self, size: int) -> bool:
         """True if there is room for a record with a body of `size` bytes."""
         segment = self.segments[-1]
-        return segment.end + self._waiting + HEADER_SIZE + size <= segment.capacity
+        return segment.end + self._waiting + HEADER_SIZE + size < segment.capacity
 
     def append_all(
         self, messages: Sequence[tuple[int, int, bytes]], time_ns: int
@@ -158,7 +160,7 @@ class Journal:
         most = _BLOBS * self._segment_bytes
         while (segment := self.segments[-1]).blob_end and segment.blob_end + nbytes > most:
             if self._busy:
-                self.lock.wait()
+                self.lock.wait(_STEP)
                 self._check()
             else:
                 self._roll(0, limited)
@@ -218,7 +220,7 @@ class Journal:
         try:
             self._flush(sync=True)
         except BaseException:
-            new.remove()
+            new.abandon()
             raise
         old = self.segments[-1]
         self._begin(new, beginning)
@@ -238,7 +240,8 @@ class Journal:
         not larger then."""
         beginning = opening(self._snapshot(), self.sequence)
         state = len(beginning.data)
-        wanted = max(self._segment_bytes, state + size, min(_STATE_SHARE * state, LARGEST))
+        # One byte at least stays free: a file that its records fill is that of an older segment.
+        wanted = max(self._segment_bytes, state + size + 1, min(_STATE_SHARE * state, LARGEST))
         if limited:
             self._limit(wanted)
         with full_disk_told():
@@ -273,13 +276,11 @@ class Journal:
 
     def remove(self, count: int) -> None:
         """Removes so many of the oldest segments."""
-        for segment in self.segments[:count]:
-            self._removed(segment)
-            segment.remove()
+        gone = self.segments[:count]
         del self.segments[:count]
-        if count:
-            with full_disk_told():
-                sync_folder(self._folder)
+        for segment in gone:
+            self._removed(segment)
+        remove(self._folder, gone)
 
     # -- committing --------------------------------------------------------------------------------------
 
@@ -306,7 +307,7 @@ class Journal:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise Again(f"record {until - 1} was not kept within {timeout} s")
-                self.lock.wait(left)
+                self.lock.wait(min(left, _STEP))
                 self._check()
 
     def sync_every(self, seconds: float) -> None:
@@ -315,7 +316,7 @@ class Journal:
             while True:
                 due = time.monotonic() + seconds
                 while (left := due - time.monotonic()) > 0 or self._busy:
-                    self.lock.wait(max(left, 0.001))
+                    self.lock.wait(min(max(left, 0.001), _STEP))
                     if self._closed or self._failed is not None:
                         return
                 if self._synced < self.sequence:
@@ -380,7 +381,7 @@ class Journal:
             return
         with self.lock:
             while self._busy or any(segment.pins for segment in self.segments):
-                self.lock.wait()
+                self.lock.wait(_STEP)
             if self._closed:
                 return
             try:

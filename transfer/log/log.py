@@ -16,10 +16,12 @@ from transfer.log.appending import Appender, flat
 from transfer.log.blob import BlobPlace, BlobReader, blob_place
 from transfer.log.checks import check_key, check_name, lock, parts_of
 from transfer.log.compaction import Compaction
+from transfer.log.format import check as check_format, write as write_format
 from transfer.log.holes import give_back
 from transfer.log.journal import Journal
 from transfer.log.message import Message, body_of, first_that, messages_at
 from transfer.log.pieces import BlobWriter
+from transfer.log.quarantine import quarantined
 from transfer.log.record import Record, state_body
 from transfer.log.recovery import recover
 from transfer.log.retention import Retention
@@ -41,10 +43,13 @@ class Log:
     fsync: what `commit` waits for. "always": a sync that covers it, which all waiting callers share.
     "interval": the next sync, at most `interval` seconds later. "never": the system has it, so that a crash
     of the machine loses it, one of the process does not. segment_bytes: of a file. repair: damage that is
-    found at the start is cut off with all behind it, instead of LogDamaged. clock: nanoseconds since 1970.
+    found at the start is cut off with all behind it, into quarantine, instead of LogDamaged. damaged: "serve"
+    opens a log of which messages are missing; reading them raises LogDamaged. clock: nanoseconds since 1970.
 
-    Raises LogInUse, LogDamaged, LogFull, InternalError. A write or sync that failed ends the log: what was
-    not committed is in doubt until it is opened again. cut: bytes of a torn tail that were thrown away then.
+    Raises LogInUse, LogDamaged, LogFull, NotSupported (a newer format), InternalError. A write or sync that
+    failed ends the log: what was not committed is in doubt until it is opened again. At the start are found:
+    cut, bytes of a torn tail that were thrown away; damage, what is damaged; quarantined, bytes of files that
+    belong to no known segment and are kept.
     """
 
     def __init__(
@@ -56,17 +61,23 @@ class Log:
         retention: Retention | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         repair: bool = False,
+        damaged: Literal["refuse", "serve"] = "refuse",
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         if fsync not in _FSYNC:
             raise OptionError(f"fsync={fsync!r}", hint="one of " + ", ".join(_FSYNC))
+        if damaged not in ("refuse", "serve"):
+            raise OptionError(f"damaged={damaged!r}", hint="one of refuse, serve")
         if not _SMALLEST_SEGMENT <= segment_bytes <= LARGEST:
             raise OptionError(f"segment_bytes={segment_bytes}", hint=f"from {_SMALLEST_SEGMENT} to {LARGEST}")
         self.folder = Path(folder)
         self._lock_fd = lock(self.folder)
         try:
-            found = recover(self.folder, repair=repair)
+            begun = check_format(self.folder)
+            found = recover(self.folder, begun=begun, repair=repair, serve=damaged == "serve")
             self.cut = found.cut
+            self.damage = tuple(found.told)
+            self.quarantined = quarantined(self.folder)
             self._topics = Topics(found)
             newest = max((segment.newest for segment in found.segments), default=0)
             self._appender = Appender(self._topics, clock, newest)
@@ -86,6 +97,7 @@ class Log:
                 removed=self._topics.forget,
                 relieve=self._topics.relieve,
             )
+            write_format(self.folder)  # now that a segment is synced
             # A crash may have come before they were given back.
             with self._journal:
                 for topic in found.topics.values():
@@ -390,7 +402,8 @@ class Log:
             self._journal.close()
         finally:
             if self._thread is not None and self._thread is not threading.current_thread():
-                self._thread.join()
+                while self._thread.is_alive():
+                    self._thread.join(60.0)
             fd, self._lock_fd = self._lock_fd, -1
             if fd >= 0:
                 os.close(fd)

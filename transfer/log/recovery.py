@@ -2,9 +2,9 @@
 
 A crash leaves records and blobs that were not synced in any condition, and nobody was told that they were
 kept: the last segment ends before the first of them that is not whole. A record that is not whole though a
-later one calls it synced is damage, and is told: of a plain message when it is read, of all else at once.
-What sealed segments hold, their index files say; one that is missing or damaged is made again. State is read
-in the last segment, which begins with all of it.
+later one calls it synced is damage: one wrong bit is put right, a message is told when it is read, and where
+it is not known what was lost nothing is opened. What sealed segments hold, their index files say; one that is
+missing or damaged is made again. State is read in the last segment, which begins with all of it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transfer.log.contents import Contents, follow, is_of, load, read_headers, store
-from transfer.log.index import Topic
+from transfer.log.damage import Damage, Gap, Known, claim, mended, walk
+from transfer.log.index import Lost, Run, Topic
+from transfer.log.quarantine import quarantine, quarantine_segment, save_tail, without_segment
 from transfer.log.record import BLOB, MAGIC_BYTES, Flag, Kind, Record, decode, scan
 from transfer.log.segment import (
+    BLOBS,
     INDEX,
+    SUFFIX,
     Segment,
+    finish_removals,
     full_disk_told,
     path_of,
-    remove_orphans,
     segments_in,
     sync_folder,
 )
@@ -34,14 +38,20 @@ from transports.errors import LogDamaged
 
 _log = logging.getLogger("transfer.log")
 
-_RESTORE = "restore the file; opening with repair=True drops it and all that follows"
+_RESTORE = "restore the file; opening with repair=True cuts it off with all that follows, into quarantine"
+_SERVE = 'restore the file; damaged="serve" serves the rest, repair=True cuts off all that follows'
+_LAST = (
+    "restore the file: it has the state, and what was kept last; to begin anew use an empty folder, and "
+    "leave this one as it is"
+)
 _HAS_BLOB = int(Flag.HAS_BLOB)
 
 
 @dataclass
 class Recovered:
     """dropped: topics that were, as far as their messages are still in the segments. sequence: of the next
-    record. cut: bytes of a torn tail that were thrown away.
+    record. cut: bytes of a torn tail that were thrown away. single: messages that are damaged, and the file
+    of each. damage: what else is. lost: records of the last segment of which it is not known what they were.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -50,25 +60,50 @@ class Recovered:
     state: dict[bytes, bytes] = field(default_factory=dict)
     sequence: int = 0
     cut: int = 0
+    single: list[tuple[Gap, str]] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+    lost: int = 0
+
+    @property
+    def told(self) -> list[Damage]:
+        """All that is damaged."""
+        return [*self.damage, *(self._of_message(gap, name) for gap, name in self.single)]
+
+    def _of_message(self, gap: Gap, name: str) -> Damage:
+        header = gap.header
+        topic = self.topics.get(header.topic) if header is not None else None
+        if header is None or topic is None:
+            return Damage(f"record {gap.sequence} of {name} is damaged")
+        text = f"message {header.offset} of topic {topic.name!r} is damaged: record {gap.sequence} of {name}"
+        return Damage(text, topic.name, header.offset, header.offset + 1)
 
 
-def recover(folder: Path, *, repair: bool = False) -> Recovered:
-    """Opens all segments of a folder. repair: damage is cut off, with all that follows it.
+def recover(folder: Path, *, begun: bool = False, repair: bool = False, serve: bool = False) -> Recovered:
+    """Opens all segments of a folder. begun: the folder has had segments. repair: damage is cut off, with all
+    that follows it. serve: what is whole is opened although messages are missing.
 
-    Raises LogDamaged; then nothing is open, and nothing was changed.
+    Raises LogDamaged; then nothing is open, and nothing was changed but single bits that were wrong.
     """
-    firsts = _begun(folder, segments_in(folder), repair)
+    finish_removals(folder)
+    there = segments_in(folder)
+    firsts = _begun(folder, there, repair)
     if repair:
         firsts = _begun(folder, _without_damage(folder, firsts), repair)
+    else:
+        _check_there(folder, firsts, there, begun)
     found = Recovered()
     try:
         with undisturbed():
             _open(found, folder, firsts, repair)
+            if found.damage and not (serve or repair):
+                raise LogDamaged(found.damage[0].text, hint=_SERVE)
     except BaseException:
         for segment in found.segments:
             segment.close()
         raise
-    remove_orphans(folder, firsts)
+    for first in there[len(firsts) :]:
+        path_of(folder, first).unlink(missing_ok=True)  # it was not begun
+    _set_apart(folder, firsts, found.damage)
     return found
 
 
@@ -86,29 +121,57 @@ def undisturbed() -> Iterator[None]:
 
 def _open(found: Recovered, folder: Path, firsts: list[int], repair: bool) -> None:
     contents: list[Contents] = []
-    for first in firsts:
+    for first, following in zip(firsts, [*firsts[1:], None], strict=False):
         segment = Segment.open(folder, first)
         found.segments.append(segment)
-        if first != firsts[-1]:
-            contents.append(_take_sealed(segment))
+        if following is not None:
+            contents.append(_take_sealed(found, segment, following))
     if firsts:
-        follow([*contents, Contents(firsts[-1])])
         contents.append(_take_last(found, found.segments[-1], repair))
-        _take_messages(found, contents)
+        _take_messages(found, contents, repair)
     if repair:
         for topic in found.topics.values():
             topic.groups = {group: min(offset, topic.end) for group, offset in topic.groups.items()}
     take_discarded(found.state, found.topics)
 
 
+def _check_there(folder: Path, firsts: list[int], there: list[int], begun: bool) -> None:
+    """Raises LogDamaged if the segment that was written last is missing, and with it the state and what was
+    kept last. there: with those that were not begun."""
+    orphans = without_segment(folder, there)
+    names = ", ".join(path.name for path in orphans)
+    if not firsts and (begun or orphans):
+        raise LogDamaged(
+            f"the log in {folder} has lost all segments"
+            + (f", of which there are still {names}" * bool(names)),
+            hint=_LAST,
+        )
+    if any(int(path.name.partition(".")[0]) > firsts[-1] for path in orphans if firsts):
+        raise LogDamaged(
+            f"the log in {folder} has lost the segment behind {firsts[-1]:020d}{SUFFIX}, of which there is "
+            f"still {names}",
+            hint=_LAST,
+        )
+
+
+def _set_apart(folder: Path, firsts: list[int], damage: list[Damage]) -> None:
+    """Files of segments that are not known are kept elsewhere; a new index that was not finished is not."""
+    for path in without_segment(folder, firsts):
+        why = f"the file of its records, {path.with_suffix(SUFFIX).name}, is missing"
+        quarantine(folder, path, why)
+        damage.append(Damage(f"{path.name} is in quarantine: {why}"))
+    for first in firsts:
+        path_of(folder, first, INDEX + ".new").unlink(missing_ok=True)
+
+
 # -- segments that are not the last one ----------------------------------------------------------------------
 
 
-def _take_sealed(segment: Segment) -> Contents:
-    """All of it was synced before the next one was begun."""
+def _take_sealed(found: Recovered, segment: Segment, following: int) -> Contents:
+    """All of it was synced before the next one was begun. following: where that begins."""
     contents = load(segment.folder, segment.first)
-    if contents is None or not is_of(contents, segment.memory):
-        contents = _read_sealed(segment)
+    if contents is None or not (_ends_with(contents, segment, following) or is_of(contents, segment.memory)):
+        contents = _read_sealed(found, segment, following)
         # Without it the next start takes longer, which is all.
         with suppress(OSError):
             store(segment.folder, contents)
@@ -119,17 +182,24 @@ def _take_sealed(segment: Segment) -> Contents:
     return contents
 
 
-def _read_sealed(segment: Segment) -> Contents:
+def _ends_with(contents: Contents, segment: Segment, following: int) -> bool:
+    """True if the segment is the one of the index, though its last record may be damaged."""
+    return contents.following == following and contents.end == segment.capacity
+
+
+def _read_sealed(found: Recovered, segment: Segment, following: int) -> Contents:
     contents = read_headers(segment.memory, segment.first)
-    if bytes(segment.memory[contents.end :]).rstrip(b"\0"):
-        raise LogDamaged(
-            f"record {contents.following} of {segment.path.name} is damaged",
-            hint=_RESTORE,
-        )
+    if not bytes(segment.memory[contents.end :]).rstrip(b"\0") and contents.following == following:
+        return contents
+    end = len(bytes(segment.memory).rstrip(b"\0"))
+    gaps = [one for one in _walk(segment, Known(following, end)) if isinstance(one, Gap)]
+    contents = read_headers(segment.memory, segment.first, gaps=gaps)
+    found.single += [(gap, segment.path.name) for gap in gaps if gap.header is not None]
+    found.damage += [Damage(_text(gap, segment)) for gap in gaps if gap.header is None]
     return contents
 
 
-def _take_messages(found: Recovered, contents: list[Contents]) -> None:
+def _take_messages(found: Recovered, contents: list[Contents], repair: bool) -> None:
     by_first = {segment.first: segment for segment in found.segments}
     for one in contents:
         segment = by_first[one.first]
@@ -144,20 +214,32 @@ def _take_messages(found: Recovered, contents: list[Contents]) -> None:
     last = found.segments[-1]
     last.runs = contents[-1].runs
     its = set(last.runs)
-    carried = any(one.carried for one in contents)
-    for number, runs in follow(contents).items():
+    following, missing = follow(contents)
+    found.damage += missing
+    # Of carried messages those before the newest ones may be gone without being missed.
+    strict = bool(found.damage) or not any(one.carried for one in contents)
+    lost = 0
+    for number, runs in following.items():
         topic = found.topics.get(number)
         if topic is None:
             dropped = Topic("", number)
             dropped.place(runs)
             found.dropped.append(dropped)
             continue
-        if not topic.place(runs) and not carried:
-            raise LogDamaged(f"messages of topic {topic.name!r} are missing before {topic.begin}")
+        for run in topic.place(runs, last=last.first if strict else None):
+            lost += len(run.positions) if run.segment == last.first else 0
+            found.damage.append(_lost_messages(topic, run))
         topic.grow_on(last, its)
         for run in topic.runs:
-            if run.segment != last.first:
+            if run.segment != last.first or isinstance(run.positions, Lost):
                 by_first[run.segment].runs.append(run)
+    if found.lost and not repair and (missing or lost != found.lost):
+        raise LogDamaged(found.damage[0].text + ", and it is not known what it was", hint=_RESTORE)
+
+
+def _lost_messages(topic: Topic, run: Run) -> Damage:
+    text = f"messages {run.first} to {run.end - 1} of topic {topic.name!r} are lost"
+    return Damage(text, topic.name, run.first, run.end)
 
 
 # -- the last segment ----------------------------------------------------------------------------------------
@@ -171,44 +253,52 @@ def _begun(folder: Path, firsts: list[int], repair: bool) -> list[int]:
 
 
 def _unbegun(folder: Path, first: int, repair: bool) -> bool:
-    """True if the last segment was not begun when the crash came; it is removed."""
+    """True if the last segment was not begun when the crash came. Raises LogDamaged: it was."""
     segment = Segment.open(folder, first)
-    sequence = first
     try:
-        for record in scan(segment.memory, first):
-            if record.kind == Kind.OPENED:
-                segment.close()
+        for found in walk(segment.memory, segment.find, first, _known(segment)):
+            if isinstance(found, Gap) or found.kind == Kind.OPENED:
                 return False
-            segment.end, sequence = record.end, record.sequence + 1
-        if not repair:
-            _look_for_damage(segment, sequence)
-    except LogDamaged:
+    finally:
         segment.close()
-        raise
-    segment.remove()
-    sync_folder(folder)
+    if repair:
+        quarantine_segment(folder, first, "it does not begin with all state")
+    elif path_of(folder, first, BLOBS).exists() or path_of(folder, first, INDEX).exists():
+        raise LogDamaged(f"{path_of(folder, first)} holds no record, but it did", hint=_LAST)
     return True
+
+
+def _known(segment: Segment) -> Known:
+    """What was there when the log was closed the last time, or the segment sealed."""
+    said = load(segment.folder, segment.first)
+    return Known(said.following, said.end) if said is not None else Known()
 
 
 def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
     """The last segment, byte by byte, up to the first record that is not whole."""
-    said = load(segment.folder, segment.first)  # what was there when the log was closed the last time
-    if repair:
-        said = None
-    known = said.following if said is not None else 0
-    until = _whole_until(found, segment, said)
+    known = _known(segment) if not repair else Known()
+    read = _Read(segment, known, repair)
+    until = _whole_until(found, read)
+    gaps = [gap for gap in read.gaps if gap.following <= until]
+    _take_gaps(found, read, gaps)
     contents = read_headers(
         segment.memory,
         segment.first,
         until=until,
         on_state=lambda record: take_state(record, found.state, found.topics),
+        gaps=gaps,
     )
     segment.end, found.sequence = contents.end, contents.following
     if not repair:
-        _look_for_damage(segment, found.sequence, known)
+        _look_for_damage(segment, found.sequence, known.following)
+        if segment.is_sealed:
+            text = f"the log in {segment.folder} has lost the segment behind {segment.path.name}"
+            raise LogDamaged(text, hint=_LAST)
     tail = bytes(segment.memory[segment.end :]).rstrip(b"\0")
     if tail:
         found.cut = len(tail)
+        if repair:
+            save_tail(segment.folder, segment.path, segment.end, tail)
         path_of(segment.folder, segment.first, INDEX).unlink(missing_ok=True)
         segment.cut(segment.end)
     with full_disk_told():  # from now on all of it counts as synced
@@ -218,23 +308,97 @@ def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
     return contents
 
 
-def _whole_until(found: Recovered, segment: Segment, said: Contents | None) -> int:
+def _walk(segment: Segment, known: Known) -> Iterator[Record | Gap]:
+    """As `walk`; one wrong bit of a short record is put right, in the file too."""
+    for found in walk(segment.memory, segment.find, segment.first, known):
+        if isinstance(found, Gap) and found.following == found.sequence + 1:
+            whole = mended(bytes(segment.memory[found.position : found.end]), found.sequence)
+            if whole is not None:
+                with full_disk_told():
+                    segment.write(found.position, whole)
+                _log.error("record %d of %s had a wrong bit: put right", found.sequence, segment.path)
+                record = decode(segment.memory, found.position)
+                if record is not None:
+                    yield record
+                    continue
+        if isinstance(found, Gap):
+            _log.error("%s", _text(found, segment))
+        yield found
+
+
+class _Read:
+    """What the last segment holds, each record looked at once. gaps: where it is damaged. blobs: the records
+    that have some. synced: the record before which all was. opened: the one behind all state. end: the one
+    behind the last."""
+
+    def __init__(self, segment: Segment, known: Known, repair: bool) -> None:
+        self.segment = segment
+        self.gaps: list[Gap] = []
+        self.blobs: list[Record] = []
+        self.synced = max(segment.first, known.following)
+        self.opened = self.end = segment.first
+        read = scan(segment.memory, segment.first) if repair else _walk(segment, known)
+        for one in read:
+            if isinstance(one, Gap):
+                self.gaps.append(one)
+                self.end = one.following
+                continue
+            self.end = one.sequence + 1
+            self.synced = max(self.synced, one.sequence - one.lag)
+            if one.flags & _HAS_BLOB:
+                self.blobs.append(one)
+            if one.kind == Kind.OPENED:
+                self.opened = one.sequence
+
+
+def _text(gap: Gap, segment: Segment) -> str:
+    many = f"records {gap.sequence} to {gap.following - 1}"
+    one = f"record {gap.sequence}"
+    return (
+        f"{one if gap.following == gap.sequence + 1 else many} of {segment.path.name} damaged at byte "
+        f"{gap.position}, though synced" + (": that message is lost" if gap.header is not None else "")
+    )
+
+
+def _take_gaps(found: Recovered, read: _Read, gaps: list[Gap]) -> None:
+    """What is known of the gaps. State that they may have held, of that with which the segment begins, is in
+    the one before too: it is taken from there. Of later state nothing tells."""
+    name = read.segment.path.name
+    found.single += [(gap, name) for gap in gaps if gap.header is not None]
+    unknown = [gap for gap in gaps if gap.header is None]
+    if any(gap.following <= read.opened for gap in unknown) and _take_older_state(found):
+        unknown = [gap for gap in unknown if gap.following > read.opened]
+    found.lost = sum(gap.following - gap.sequence for gap in unknown)
+    found.damage += [Damage(_text(gap, read.segment)) for gap in unknown]
+
+
+def _take_older_state(found: Recovered) -> bool:
+    """Takes all state from the segment before the last one, if all of that is whole."""
+    if len(found.segments) < 2:
+        return False
+    before, last = found.segments[-2:]
+    records, sequence = [], before.first
+    for record in scan(before.memory, before.first):
+        sequence = record.sequence + 1
+        if record.kind == Kind.STATE:
+            records.append(record)
+    if sequence != last.first:
+        return False
+    for record in records:
+        take_state(record, found.state, found.topics)
+    _log.error("the state that %s begins with is read from %s", last.path.name, before.path.name)
+    return True
+
+
+def _whole_until(found: Recovered, read: _Read) -> int:
     """The first record of the last segment that is not whole, nor its blob, though it is wanted.
 
-    said: what it held when the log was closed, which was synced, as is what later records call so: those
-    blobs are not read. A blob that is discarded by a later record that counts need not be whole: it may be a
-    hole.
+    Of blobs those are not read that were synced, as later records say, or a clean end. One that is discarded
+    by a later record that counts need not be whole: it may be a hole.
     """
-    synced, end = max(segment.first, said.following if said is not None else 0), segment.first
-    blobs: list[Record] = []
-    for record in _scan_last(segment, said):
-        if record.flags & _HAS_BLOB:
-            blobs.append(record)
-        synced = max(synced, record.sequence - record.lag)
-        end = record.sequence + 1
-    torn = [one for one in blobs if one.sequence >= synced and not _blob_is_whole(found, one)]
-    discards = _discards(segment) if torn else []
-    before = -1
+    torn = [one for one in read.blobs if one.sequence >= read.synced and not _blob_is_whole(found, one)]
+    discards = _discards(read) if torn else []
+    end, before = read.end, -1
     while end != before:
         before = end
         for record in torn:
@@ -248,49 +412,16 @@ def _whole_until(found: Recovered, segment: Segment, said: Contents | None) -> i
     return end
 
 
-def _scan_last(segment: Segment, said: Contents | None) -> Iterator[Record]:
-    """The records of the last segment, up to the first one that is not whole. A plain message that is damaged
-    though it was synced is passed over: whoever reads it is told, and the rest is served."""
-    position, sequence = 0, segment.first
-    while True:
-        record = decode(segment.memory, position)
-        if record is None or record.sequence != sequence:
-            record = _damaged_message(segment, position, sequence, said)
-            if record is None:
-                return
-            _log.error("record %d of %s is damaged: that message is lost", sequence, segment.path)
-        yield record
-        position, sequence = record.end, sequence + 1
-
-
-def _damaged_message(segment: Segment, position: int, sequence: int, said: Contents | None) -> Record | None:
-    """The header of a plain message whose bytes are not what was written. None: it was not synced, for what
-    anybody says, or its header cannot be trusted: what is whole has to follow where it says that it ends."""
-    record = decode(segment.memory, position, verify=False)
-    if record is None or record.sequence != sequence or record.kind != Kind.MESSAGE or record.flags:
-        return None
-    known = said.following if said is not None else 0
-    if said is not None and (sequence + 1, record.end) == (known, said.end):
-        return record  # the last one
-    for after in _records_from(segment, record.end, sequence + 1):
-        if sequence < known or after.sequence - after.lag > sequence:
-            return record
-    return None
-
-
-def _records_from(segment: Segment, position: int, sequence: int) -> Iterator[Record]:
-    """Whole records that follow each other."""
-    while (record := decode(segment.memory, position)) is not None and record.sequence == sequence:
-        yield record
-        position, sequence = record.end, sequence + 1
-
-
-def _discards(segment: Segment) -> list[tuple[int, int, int, int]]:
+def _discards(read: _Read) -> list[tuple[int, int, int, int]]:
     """(sequence, topic, begin, end) of each record that discards blobs."""
+    segment = read.segment
+    known = Known(read.synced, 0)
     return [
         (record.sequence, *discard)
-        for record in scan(segment.memory, segment.first)
-        if record.kind == Kind.STATE and (discard := discard_of(record)) is not None
+        for record in walk(segment.memory, segment.find, segment.first, known)
+        if isinstance(record, Record)
+        and record.kind == Kind.STATE
+        and (discard := discard_of(record)) is not None
     ]
 
 
@@ -307,7 +438,7 @@ def _look_for_damage(segment: Segment, sequence: int, known: int = 0) -> None:
     position = segment.find(MAGIC_BYTES, segment.end + 1)
     while position >= 0:
         record = decode(segment.memory, position)
-        if record is not None and record.sequence - record.lag > sequence:
+        if record is not None and claim(record) > sequence:
             raise LogDamaged(
                 f"record {sequence} of {segment.path.name} is damaged at byte {segment.end}: record "
                 f"{record.sequence} says that it was synced",
@@ -329,7 +460,7 @@ def _blob_is_whole(found: Recovered, record: Record) -> bool:
 
 
 def _without_damage(folder: Path, firsts: list[int]) -> list[int]:
-    """Removes all behind the first segment that is damaged, or that others are missing behind."""
+    """Sets apart all behind the first segment that is damaged, or that others are missing behind."""
     for number, first in enumerate(firsts[:-1]):
         segment = Segment.open(folder, first)
         try:
@@ -340,7 +471,7 @@ def _without_damage(folder: Path, firsts: list[int]) -> list[int]:
             segment.close()
         if contents.following != firsts[number + 1]:
             for later in firsts[number + 1 :]:
-                Segment.open(folder, later).remove()
+                quarantine_segment(folder, later, f"it lies behind damage in {path_of(folder, first).name}")
             path_of(folder, first, INDEX).unlink(missing_ok=True)
             sync_folder(folder)
             return firsts[: number + 1]

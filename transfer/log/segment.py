@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from transfer.log.index import Run, Uses
 from transports.errors import InternalError, LogFull
 
 SUFFIX, BLOBS, INDEX = ".log", ".blobs", ".index"
+#: of a segment's file of records when the segment is being removed
+REMOVED = ".removed"
 #: positions are kept in 32 bits
 LARGEST = (1 << 32) - 1
 #: blobs begin at such bytes, so that numbers in them are aligned
@@ -125,14 +127,21 @@ class Segment:
         """Writes records, for which there must be room. Raises OSError."""
         _write(self._fd, position, memoryview(data))
 
+    @property
+    def is_sealed(self) -> bool:
+        """True if the file ends with its records: those of the last segment have room behind them."""
+        return self.capacity == self.end
+
     def find(self, needle: bytes, start: int) -> int:
         """Where these bytes are next, or -1."""
         return self._map.find(needle, start)
 
     def cut(self, end: int) -> None:
-        """What lies behind `end` is zeros again."""
-        os.ftruncate(self._fd, end)
-        reserve(self._fd, end, self.capacity - end)
+        """What lies behind `end` is zeros again. The file is never as short as that of a sealed segment."""
+        capacity = max(self.capacity, end + 1)
+        _write(self._fd, end, memoryview(b"\0"))
+        os.ftruncate(self._fd, end + 1)
+        reserve(self._fd, end + 1, capacity - end - 1)
         os.fsync(self._fd)
         self.end = end
 
@@ -243,12 +252,10 @@ class Segment:
 
     # -- the end ---------------------------------------------------------------------------------------
 
-    def remove(self) -> None:
-        """Its files are gone; views of it stay good."""
+    def abandon(self) -> None:
+        """It was never begun: it has one file, and that goes."""
         self.removed = True
         self.path.unlink(missing_ok=True)
-        for suffix in (INDEX, BLOBS):
-            path_of(self.folder, self.first, suffix).unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
@@ -292,18 +299,38 @@ def path_of(folder: Path, first: int, suffix: str = SUFFIX) -> Path:
     return folder / f"{first:020d}{suffix}"
 
 
-def remove_orphans(folder: Path, firsts: Sequence[int]) -> None:
-    """Files beside segments that are not there any more are gone; a crash can leave them."""
-    for suffix in (BLOBS, INDEX, INDEX + ".new"):
-        for path in folder.glob(f"*{suffix}"):
-            name = path.name.removesuffix(suffix)
-            if name.isdecimal() and (int(name) not in firsts or suffix == INDEX + ".new"):
-                path.unlink(missing_ok=True)
+def remove(folder: Path, segments: Sequence[Segment]) -> None:
+    """Their files are gone; views of them stay good. Wherever a crash comes, what is left of them is known as
+    such (`finish_removals`). Raises LogFull, InternalError."""
+    if not segments:
+        return
+    with full_disk_told():
+        for segment in segments:
+            segment.removed = True
+            with suppress(FileNotFoundError):
+                segment.path.replace(path_of(folder, segment.first, REMOVED))
+            segment.close()
+        sync_folder(folder)
+        finish_removals(folder)
 
 
-def segments_in(folder: Path) -> list[int]:
+def finish_removals(folder: Path) -> None:
+    """Files of segments that are being removed go: first those that only the other one says it of. Raises
+    OSError."""
+    firsts = segments_in(folder, REMOVED)
+    for first in firsts:
+        for suffix in (INDEX, BLOBS):
+            path_of(folder, first, suffix).unlink(missing_ok=True)
+    if firsts:
+        sync_folder(folder)
+    for first in firsts:
+        path_of(folder, first, REMOVED).unlink(missing_ok=True)
+
+
+def segments_in(folder: Path, suffix: str = SUFFIX) -> list[int]:
     """The first sequences of the segments in a folder, in order."""
-    return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
+    names = (path.name.removesuffix(suffix) for path in folder.glob(f"*{suffix}"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def reserve(fd: int, begin: int, nbytes: int) -> None:

@@ -1,0 +1,54 @@
+"""The number of the folder's format, in a file of its own: an older program refuses what it cannot read.
+
+The file is made when the first segment is synced, so where it is, a segment was.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from transfer.log.segment import full_disk_told, sync_folder
+from transports.errors import LogDamaged, NotSupported
+
+#: of the folder: which files it has, and what their bytes mean
+NUMBER = 1
+NAME = "FORMAT"
+_WORDS = "transfer log, format "
+
+
+def check(folder: Path) -> bool:
+    """True if the folder has the file. Raises NotSupported (a newer format), LogDamaged."""
+    path = folder / NAME
+    try:
+        text = path.read_bytes()[:100].decode(errors="replace").strip()
+    except FileNotFoundError:
+        return False
+    number = text.removeprefix(_WORDS)
+    if not text.startswith(_WORDS) or not number.isdecimal():
+        raise LogDamaged(
+            f"{path} does not say which format the log has", hint=f"it should say: {_WORDS}{NUMBER}"
+        )
+    if int(number) > NUMBER:
+        raise NotSupported(
+            f"the log in {folder} has format {number}, and this version reads formats up to {NUMBER}",
+            hint="use a newer version of tensor-transfer",
+        )
+    return True
+
+
+def write(folder: Path) -> None:
+    """Says the number, if nothing does. Raises LogFull, InternalError."""
+    path = folder / NAME
+    if path.exists():
+        return
+    new = path.with_suffix(".new")
+    with full_disk_told():
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        try:
+            os.write(fd, f"{_WORDS}{NUMBER}\n".encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        new.replace(path)
+        sync_folder(folder)

@@ -1,0 +1,62 @@
+"""Files that belong to no known segment: they are kept in a folder of their own, and nothing deletes them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+from transfer.log.segment import BLOBS, INDEX, SUFFIX, path_of, sync_folder
+
+_log = logging.getLogger("transfer.log")
+#: the folder within the log's
+FOLDER = "quarantine"
+_OF_SEGMENTS = (SUFFIX, BLOBS, INDEX)
+
+
+def quarantine(folder: Path, path: Path, why: str) -> None:
+    """Moves a file into quarantine, and says so as an error. Raises OSError."""
+    target = folder / FOLDER
+    target.mkdir(exist_ok=True)
+    name, number = target / path.name, 1
+    while name.exists():
+        name, number = target / f"{path.name}.{number}", number + 1
+    nbytes = path.stat().st_size
+    path.rename(name)
+    sync_folder(target)
+    sync_folder(folder)
+    _log.error("%s (%d bytes) is moved to %s: %s", path, nbytes, name, why)
+
+
+def save_tail(folder: Path, segment: Path, position: int, data: bytes) -> None:
+    """Keeps bytes that are cut off a segment's file. Raises OSError."""
+    target = folder / FOLDER
+    target.mkdir(exist_ok=True)
+    name = target / f"{segment.name}.from-{position}"
+    name.write_bytes(data)
+    _log.error("%d bytes behind byte %d of %s are kept in %s", len(data), position, segment, name)
+
+
+def without_segment(folder: Path, firsts: Collection[int]) -> list[Path]:
+    """Files of segments that are not known."""
+    found = []
+    for suffix in (BLOBS, INDEX):
+        for path in sorted(folder.glob(f"*{suffix}")):
+            name = path.name.removesuffix(suffix)
+            if name.isdecimal() and int(name) not in firsts:
+                found.append(path)
+    return found
+
+
+def quarantine_segment(folder: Path, first: int, why: str) -> None:
+    """The same for all files of a segment."""
+    for suffix in _OF_SEGMENTS:
+        path = path_of(folder, first, suffix)
+        if path.exists():
+            quarantine(folder, path, why)
+
+
+def quarantined(folder: Path) -> int:
+    """Bytes in quarantine."""
+    target = folder / FOLDER
+    return sum(path.stat().st_size for path in target.iterdir()) if target.is_dir() else 0
