@@ -139,7 +139,10 @@ class Source:
             self.run.acknowledged = (epoch, row)
             self.run.steps += steps
 
-    def close(self):
+    def acknowledge_for(self, lease, epoch, row, steps):
+        self.acknowledge(epoch, row, steps)
+
+    def close(self, used=None):
         with self.run.changed:
             self.closed = True
             self.run.leases.discard(self.lease)
@@ -168,10 +171,10 @@ class FileSource(Source):
         about["steps"] += steps
         (self.folder / "run.json").write_text(json.dumps(about))
 
-    def close(self):
+    def close(self, used=None):
         if self.lease is not None and not self.closed:
             (self.folder / "lease-{}-{}".format(*self.lease)).unlink()
-        super().close()
+        super().close(used)
 
 
 class InFolder:

@@ -61,7 +61,7 @@ def acknowledge(spool, group, row, run="run"):
     link = Link(spool.endpoint)
     link.ask(OpenRun(run=run, group=group, shard=0, shards=1, token="token"))
     run_id = spool.store.entries[run].run_id
-    link.ask(Acknowledge(run=run, run_id=run_id, group=group, epoch=0, row=row, steps=[]))
+    link.ask(Acknowledge(run=run, run_id=run_id, group=group, shard=0, shards=1, epoch=0, row=row, steps=[]))
     link.ask(Release())
     link.close()
 

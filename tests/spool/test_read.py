@@ -47,7 +47,9 @@ def test_it_takes_no_lease_and_moves_nobody(spool):
         for _ in range(2):
             assert read(spool, 3, 10)[0] == list(range(3, 10))
         _, told = ask(spool.endpoint, InspectRun(run="run"))
-        assert told["groups"] == {"group": {"acknowledged": None, "delivered": None}}
+        assert told["groups"] == {
+            "group": {"acknowledged": None, "delivered": None, "shards": 1, "absent": 0}
+        }
         assert len(told["readers"]) == 1
         reader.request(Fetch(epoch=0, seed=None, begin=0, rows=10, stride=0, times=1, need=10))
         assert reader.collect(10.0).count == 10
@@ -134,6 +136,10 @@ def test_a_refusal_of_any_class_is_final(spool, monkeypatch):
             link.ask(Ended(run="run", job="nobody's", partition=0, attempt=0))
         run_id = link.ask(Read(run="run", begin=0, end=0))[1]["run_id"]
         with pytest.raises(UsageError, match="has not opened"):
-            link.ask(Acknowledge(run="run", run_id=run_id, group="nobody", epoch=0, row=0, steps=[]))
+            link.ask(
+                Acknowledge(
+                    run="run", run_id=run_id, group="nobody", shard=0, shards=1, epoch=0, row=0, steps=[]
+                )
+            )
     finally:
         link.close()

@@ -134,8 +134,10 @@ def test_what_is_asked_of_a_run_is_not_done_to_another(tmp_path):
         assert admin.delete("run", run_id=now)[0] == 20
 
 
-def test_a_folder_of_version_1_has_ids_that_stay(tmp_path):
-    with tarfile.open(DATA / "version-1.tar.gz") as archive:
+@pytest.mark.parametrize("version", [1, 2])
+def test_folders_of_each_version_are_read(tmp_path, version):
+    """Also those without ids, which are given some that stay."""
+    with tarfile.open(DATA / f"version-{version}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     found = []
     for _ in range(2):
@@ -144,5 +146,10 @@ def test_a_folder_of_version_1_has_ids_that_stay(tmp_path):
             with RowStream(spool.url("digits"), 4, group="a", shuffle=7) as stream:
                 assert stream.info.acknowledged == (0, 4) and stream.info.run_id == found[-1]["digits"]
                 assert sum(len(batch["id"]) for batch in stream) == 6
+    if version > 1:
+        assert found[0] == {
+            "digits": "f53f962ee107eea19007e27f86b464e2",
+            "stream": "337913ad5a69aa2b562cdb2e6965ea82",
+        }
     assert found[0] == found[1] and len(set(found[0].values())) == 2
     assert all(len(bytes.fromhex(one)) == 16 for one in found[0].values())

@@ -771,7 +771,9 @@ def test_positions_and_lineage_are_kept(tmp_path):
         with pytest.raises(UsageError):
             ask(
                 spool.endpoint,
-                Acknowledge(run="run", run_id=info.run_id, group="other", epoch=0, row=0, steps=[]),
+                Acknowledge(
+                    run="run", run_id=info.run_id, group="other", shard=0, shards=1, epoch=0, row=0, steps=[]
+                ),
             )
         assert asked(asked_for)["ask"] == "explain"
 

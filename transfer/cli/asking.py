@@ -93,10 +93,18 @@ def inspect_run(address: str, timeout: float, *, as_json: bool) -> None:
     columns = [[c["name"], c["kind"], c["dtype"], "×".join(map(str, c["shape"]))] for c in _columns(run)]
     _show_part("columns", ("name", "kind", "type", "shape of a row"), columns)
     groups = [
-        [name, _place(group["acknowledged"]), _place(group["delivered"]), f"{group['behind']:,}"]
+        [
+            name,
+            _place(group["acknowledged"]),
+            _place(group["delivered"]),
+            f"{group['behind']:,}",
+            str(group["shards"]),
+            str(group["absent"]),
+        ]
         for name, group in run["groups"].items()
     ]
-    _show_part("groups", ("name", "acknowledged", "delivered", "rows behind"), groups)
+    head = ("name", "acknowledged", "delivered", "rows behind", "shards", "never came")
+    _show_part("groups", head, groups)
     readers = [[one["group"], f"{one['shard']} of {one['shards']}"] for one in run["readers"]]
     _show_part("readers", ("group", "shard"), readers)
     jobs = [

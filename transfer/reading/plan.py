@@ -130,6 +130,7 @@ class Plan:
         return Ask(place, times, False, self._fetch(place, begin, self.batch, stride, times, need))
 
     def _fetch(self, place: Place, begin: int, rows: int, stride: int, times: int, need: int) -> Fetch:
+        after = self.after(place, times * self.workers)
         return Fetch(
             epoch=place.epoch,
             seed=self.seed,
@@ -138,6 +139,8 @@ class Plan:
             stride=stride,
             times=times,
             need=need,
+            next=(after.epoch, self.row(after)),
+            least=self.step_rows if self.drop_last else self.world,
         )
 
     def complete(self, ask: Ask) -> int:

@@ -80,6 +80,8 @@ class Prefetcher:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
+        #: (epoch, row) before which the training loop has all rows of this reader
+        self.used: tuple[int, int] | None = None
 
     def take(self, timeout: float | None) -> Arrays | Over:
         """The next batch, or the word that the run is over.
@@ -112,7 +114,7 @@ class Prefetcher:
             self._closed = True
             self._changed.notify_all()
             thread = self._thread
-        self._source.close()
+        self._source.close(self.used)
         if thread is not None and thread is not threading.current_thread():
             thread.join(_END)
         self._ready.clear()

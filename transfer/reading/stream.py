@@ -192,6 +192,12 @@ class RowStream:
     def _next(self) -> Arrays | None:
         """The next batch; None when something else was learned."""
         prefetcher = self._prefetcher or self._start()
+        try:
+            return self._take(prefetcher)
+        finally:
+            prefetcher.used = self._place.epoch, self._plan.row(self._place)
+
+    def _take(self, prefetcher: Prefetcher) -> Arrays | None:
         began = time.monotonic()
         try:
             item = prefetcher.take(self._timeout)

@@ -264,6 +264,8 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 run=self._options.run,
                 run_id=self._run_id,
                 group=self._options.group,
+                shard=0,
+                shards=1,
                 epoch=0,
                 row=row,
                 steps=[],

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import deque
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ from transfer import rows as row_layouts
 from transfer.spool.address import parse
 from transfer.spool.link import Link, check
 from transfer.spool.protocol import Acknowledge, Fetch, OpenRun, Release
-from transfer.spool.source import Rows, RunInfo
+from transfer.spool.source import Lease, Rows, RunInfo
 from transports.errors import AddressError, Again, Broken, Closed, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -91,29 +92,33 @@ class RunClient:
                 continue
             self._came[meta.get("id", 0)] = arrays, meta
         arrays, meta = self._came.pop(number)
-        self._waiting.popleft()
+        fetch = self._waiting.popleft()
         check(meta)
+        assert self._wanted is not None
+        if fetch.next is not None and meta["visible"] >= fetch.need:
+            self._wanted = msgspec.structs.replace(self._wanted, delivered=fetch.next)
         return Rows(arrays, meta["count"], meta["visible"], meta["state"])
 
     def acknowledge(self, epoch: int, row: int, steps: list[list[int]]) -> None:
         """See `RowSource.acknowledge`."""
-        if self._wanted is None:
+        wanted = self._wanted
+        if wanted is None:
             raise UsageError("the run is not open")
-        group = self._wanted.group
-        self._beside.ask(
-            Acknowledge(
-                run=self.run, run_id=self._wanted.run_id, group=group, epoch=epoch, row=row, steps=steps
-            )
-        )
+        lease = Lease(wanted.run_id, wanted.group, wanted.shard, wanted.shards)
+        self.acknowledge_for(lease, epoch, row, steps)
 
-    def close(self) -> None:
+    def acknowledge_for(self, lease: Lease, epoch: int, row: int, steps: list[list[int]]) -> None:
+        """See `RowSource.acknowledge_for`."""
+        self._beside.ask(Acknowledge(run=self.run, epoch=epoch, row=row, steps=steps, **asdict(lease)))
+
+    def close(self, used: tuple[int, int] | None = None) -> None:
         """See `RowSource.close`."""
         if self._closed.is_set():
             return
         self._closed.set()
         try:
             if self._link.connected:
-                self._link.line(0.0).send(Release(), {})
+                self._link.line(0.0).send(Release(used=used), {})
         except (Broken, Closed):
             pass  # its end is told by the connection's
         self._link.close()

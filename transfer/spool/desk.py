@@ -14,7 +14,8 @@ from transfer.log.group_committer import GroupCommitter
 from transfer.runs import Begin, End, Rows, Winner
 from transfer.spool import protocol
 from transfer.spool.answers import Answers
-from transfer.spool.entry import Entry
+from transfer.spool.entry import Entry, Seen
+from transfer.spool.group import MAX_SHARDS, Position
 from transfer.spool.protocol import raised, refusal
 from transfer.spool.reader import Reader, Sent
 from transfer.spool.source import OPEN, SEALED
@@ -69,6 +70,8 @@ class Desk:
         self._faults = faults
         self._retention_age = retention_age
         self._readers: dict[bytes, Reader] = {}
+        #: groups by (number of the run, name), whose positions are to be kept
+        self._unnoted: dict[tuple[int, str], Entry] = {}
         self._lock = threading.Lock()
         #: how attempts ended: None is well. And who asked before that was known
         self._ends: OrderedDict[Key, TransferError | None] = OrderedDict()
@@ -204,9 +207,12 @@ class Desk:
     def _open(self, identity: bytes, request: protocol.OpenRun, _: Any) -> dict[str, Any] | None:
         if request.shard >= request.shards:
             raise UsageError(f"shard {request.shard} of {request.shards}", hint="shards are counted from 0")
+        if request.shards > MAX_SHARDS:
+            raise UsageError(f"{request.shards:,} shards", hint=f"a group has at most {MAX_SHARDS:,}")
         if request.run not in self._store.entries and not request.run_id:
             return {"missing": True}
         entry = self._store.entry(request.run, request.run_id)
+        alone = True
         for other, reader in [*self._readers.items()]:
             if (reader.run, reader.group) != (request.run, request.group) or other == identity:
                 continue
@@ -219,9 +225,17 @@ class Desk:
                 request.shard,
             ) or reader.shards != request.shards:
                 return {"busy": f"shard {reader.shard} of {reader.shards}"}
+            else:
+                alone = False
         group = self._store.group(entry, request.group)
         if not group.settled:
             group.before, group.settled = group.delivered, True
+        if request.run_id:
+            changed = group.rejoin(request.shard, request.shards, request.delivered)
+        else:
+            changed = group.join(request.shard, request.shards, alone=alone)
+        if changed:
+            group.noted = self._store.note(entry, request.group)
         self._readers[identity] = Reader(
             entry, request.run, request.group, request.shard, request.shards, request.token
         )
@@ -236,8 +250,7 @@ class Desk:
             "delivered": group.before,
         }
         # From now on a stream keeps rows for its sake, after a crash too, which does not take the run's id.
-        sequence = self._store.note(entry, request.group)
-        self._committer.when_committed(sequence, lambda: self._say(identity, request, answer))
+        self._committer.when_committed(group.noted, lambda: self._say(identity, request, answer))
         return None
 
     def _fetch(self, identity: bytes, request: protocol.Fetch, _: Any) -> None:
@@ -283,11 +296,13 @@ class Desk:
             if sent is not None:
                 reader.unsent.append((sent, sum(array.nbytes for array in arrays.values())))
             if "error" not in meta:
-                self._delivered(entry, reader.group, request)
+                self._delivered(reader, request, seen)
 
-    @staticmethod
-    def _delivered(entry: Entry, name: str, request: protocol.Fetch) -> None:
-        group = entry.groups[name]
+    def _delivered(self, reader: Reader, request: protocol.Fetch, seen: Seen) -> None:
+        entry = reader.entry
+        group = entry.groups[reader.group]
+        if group.deliver(reader.shard, request, seen.rows, over=seen.state != OPEN):
+            self._unnoted[entry.number, reader.group] = entry
         end = min(request.begin + (request.times - 1) * request.stride + request.rows, entry.rows)
         position = request.epoch, end
         if group.delivered is None or group.delivered < position:
@@ -321,15 +336,17 @@ class Desk:
                 f"group {request.group!r} has not opened run {request.run}",
                 hint="open the run with this group first",
             )
-        sequence = self._store.acknowledge(
-            request.run, request.group, (request.epoch, request.row), request.steps
-        )
+        lease = request.shard, request.count, request.shards
+        if request.shard + request.count > request.shards or request.shards > MAX_SHARDS:
+            raise UsageError(f"shards {request.shard} to {request.shard + request.count} of {request.shards}")
+        position = request.epoch, request.row
+        sequence = self._store.acknowledge(request.run, request.group, position, request.steps, lease)
         self._committer.when_committed(sequence, lambda: self._say(identity, request, {}))
 
     def _release(self, identity: bytes, request: protocol.Release, _: Any) -> dict[str, Any]:
         reader = self._readers.pop(identity, None)
         if reader is not None:
-            self._note(reader)
+            self._leave(reader, request.used)
         return {}
 
     # -- runs --------------------------------------------------------------------------------------------
@@ -382,10 +399,11 @@ class Desk:
 
     def tick(self, connected: set[bytes]) -> None:
         """Readers whose connection is gone have no lease any more; runs whose time is over go."""
+        self.note_all()
         for identity in [identity for identity in self._readers if identity not in connected]:
             reader = self._readers.pop(identity)
             _log.info("a reader of run %s, group %s went away", reader.run, reader.group)
-            self._note(reader)
+            self._leave(reader, None)
         stuck, self._stuck = self._stuck, []
         if stuck:  # room comes back when it is on the disk that it is not needed
             self._committer.when_committed(self._store.log.put(b"room", b""), lambda: None)
@@ -396,11 +414,19 @@ class Desk:
         if self._retention_age is not None:
             self._retire(time.time() - self._retention_age)
 
-    def _note(self, reader: Reader) -> None:
-        """How far rows were sent to its group is kept."""
-        reader.entry.groups[reader.group].settled = False  # who comes next is told what this one was sent
-        if self._store.entries.get(reader.run) is reader.entry:
-            self._store.note(reader.entry, reader.group)
+    def _leave(self, reader: Reader, used: Position | None) -> None:
+        """The group's positions are kept soon: once for all readers that go together."""
+        group = reader.entry.groups[reader.group]
+        group.settled = False  # who comes next is told what this one was sent
+        group.leave(reader.shard, used)
+        self._unnoted[reader.entry.number, reader.group] = reader.entry
+
+    def note_all(self) -> None:
+        """Positions of groups that were not kept yet are; also when the desk is closed."""
+        unnoted, self._unnoted = self._unnoted, {}
+        for (_, group), entry in unnoted.items():
+            if self._store.entries.get(entry.run.name) is entry:
+                self._store.note(entry, group)
 
     def _retry(self, identity: bytes, request: protocol.CommitJob, winners: list[Winner]) -> None:
         try:

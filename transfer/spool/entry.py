@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
+from transfer.spool.group import Group
 from transfer.spool.ledger import Run
 from transfer.spool.source import OPEN
 from transports.errors import LogDamaged
@@ -16,20 +17,6 @@ _RUN_TOPIC, _LINEAGE_TOPIC = "run/", "lineage/"
 #: of a run's state in the log. 1 had neither a number nor the run's id
 RUN_VERSION = 2
 RUN_KEY, GROUP_KEY = b"run/", b"group/"
-
-
-@dataclass(slots=True)
-class Group:
-    """Readers of a run that share its rows. acknowledged, delivered: (epoch, row); see `RunInfo`.
-
-    before: what was delivered when the first of the readers came that read now, one after the other or
-    together; settled: whether it tells of them. It is not when a reader has gone since.
-    """
-
-    acknowledged: tuple[int, int] | None = None
-    delivered: tuple[int, int] | None = None
-    before: tuple[int, int] | None = None
-    settled: bool = False
 
 
 class Seen(NamedTuple):

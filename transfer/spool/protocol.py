@@ -80,8 +80,9 @@ class AbortJob(Ask, frozen=True, kw_only=True, tag="abort"):
 class OpenRun(Ask, frozen=True, kw_only=True, tag="open"):
     """A reader wants a shard of a run: the fields of `RunInfo`. token: the same when it comes again.
 
-    run_id: of the run that it has opened before; "": it has not yet, and takes the one of this name. Refused
-    as `busy` while another reader has this shard; `{"missing": true}` while there is no such run.
+    run_id: of the run that it has opened before; "": it has not yet, and takes the one of this name.
+    delivered: (epoch, row) before which it has all rows of its shard, if it comes again. Refused as `busy`
+    while another reader has this shard; `{"missing": true}` while there is no such run.
     """
 
     run: Name
@@ -90,6 +91,7 @@ class OpenRun(Ask, frozen=True, kw_only=True, tag="open"):
     shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
     token: Name
     run_id: RunId = ""
+    delivered: tuple[Number, Number] | None = None
 
 
 class Fetch(Ask, frozen=True, kw_only=True, tag="fetch"):
@@ -98,6 +100,9 @@ class Fetch(Ask, frozen=True, kw_only=True, tag="fetch"):
     seed: of the shuffle; None: as they became visible. need: it is answered when so many rows are visible, or
     the run is over. Ranges that lie beyond the end of a run that is over are cut off. The answer's metadata
     has `count`, `visible` and `state`, its tensors are the rows.
+
+    next: (epoch, row) at which the shard's next step begins; None: this is no step, but rows to look at.
+    least: an epoch has another step for the shard if so many of its rows are left.
     """
 
     epoch: Number
@@ -107,6 +112,8 @@ class Fetch(Ask, frozen=True, kw_only=True, tag="fetch"):
     stride: Number
     times: Annotated[int, msgspec.Meta(ge=1, le=MAX_TIMES)]
     need: Number
+    next: tuple[Number, Number] | None = None
+    least: Number = 0
 
 
 class Read(Ask, frozen=True, kw_only=True, tag="read"):
@@ -125,18 +132,28 @@ class Read(Ask, frozen=True, kw_only=True, tag="read"):
 
 class Acknowledge(Ask, frozen=True, kw_only=True, tag="acknowledge"):
     """The group has done with all before (epoch, row): `{}` when that is on the disk. steps: lineage
-    records."""
+    records.
+
+    Said by whoever reads `count` shards from `shard` on, of `shards`; of the others what they were sent
+    before this position is done with, and no more.
+    """
 
     run: Name
-    run_id: Name
+    run_id: RunId
     group: Name
+    shard: Number
+    shards: Number
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)] = 1
     epoch: Number
     row: Number
     steps: list[list[Number]]
 
 
 class Release(Ask, frozen=True, kw_only=True, tag="release"):
-    """The reader goes: `{}`."""
+    """The reader goes: `{}`. used: (epoch, row) before which it has used all rows of its shard; None: it does
+    not say."""
+
+    used: tuple[Number, Number] | None = None
 
 
 class ListRuns(Ask, frozen=True, kw_only=True, tag="list"):

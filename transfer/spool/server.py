@@ -154,6 +154,9 @@ class Spool:
             thread.join(_END)
             if thread.is_alive():
                 _log.critical("the thread %s has not ended in %g s", thread.name, _END)
+        if hasattr(self, "_desk"):
+            with suppress(TransferError):  # the log has failed: it is kept as it was
+                self._desk.note_all()
         if hasattr(self, "_committer"):
             self._committer.close()
         self.store.close()

@@ -46,6 +46,17 @@ class Rows:
     state: str
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """For whom a position is acknowledged: `count` shards of a group from `shard` on, of `shards`."""
+
+    run_id: str
+    group: str
+    shard: int
+    shards: int
+    count: int = 1
+
+
 class RowSource(Protocol):
     """One reader's way to one run. Not thread-safe, except that `close` may be called from another thread."""
 
@@ -64,8 +75,12 @@ class RowSource(Protocol):
         (the lease is lost, or the run is gone), Closed."""
 
     def acknowledge(self, epoch: int, row: int, steps: list[list[int]]) -> None:
-        """The group has done with all rows before this one: durable when it returns. steps: lineage
-        records."""
+        """The group has done with all rows before this one, as far as its shards were sent them: durable
+        when it returns. steps: lineage records."""
 
-    def close(self) -> None:
-        """Gives the lease back. Idempotent; a `collect` elsewhere raises Closed."""
+    def acknowledge_for(self, lease: Lease, epoch: int, row: int, steps: list[list[int]]) -> None:
+        """`acknowledge` for readers in other processes; this one need not be open."""
+
+    def close(self, used: tuple[int, int] | None = None) -> None:
+        """Gives the lease back. Idempotent; a `collect` elsewhere raises Closed. used: (epoch, row) before
+        which all rows of the shard were used; None: that is not known."""

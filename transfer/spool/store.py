@@ -38,7 +38,6 @@ from transfer.spool.entry import (
     RUN_KEY,
     Booked,
     Entry,
-    Group,
     Seen,
     entry_of,
     group_key,
@@ -46,6 +45,7 @@ from transfer.spool.entry import (
     run_key,
     state_of,
 )
+from transfer.spool.group import Group, group_from_json, group_to_json
 from transfer.spool.ledger import Attempt, Run
 from transfer.spool.protocol import Delivery, IfComplete, Kind
 from transfer.spool.replay import INDEX, keep_attempt, layouts_of, replay
@@ -288,8 +288,16 @@ class Store:
 
     # -- readers -----------------------------------------------------------------------------------------
 
-    def acknowledge(self, run: str, group: str, position: tuple[int, int], steps: list[list[int]]) -> int:
-        """The group has done with all before this position. The sequence to wait for."""
+    def acknowledge(
+        self,
+        run: str,
+        group: str,
+        position: tuple[int, int],
+        steps: list[list[int]],
+        lease: tuple[int, int, int] = (0, 1, 1),
+    ) -> int:
+        """The group has done with all before this position, says who has the shards of this lease (first,
+        how many, of how many). The sequence to wait for."""
         with self.lock:
             entry = self.entry(run)
             found = self.group(entry, group)
@@ -300,7 +308,7 @@ class Store:
                 except LogFull:  # what is acknowledged makes room, and must not wait for it
                     _log.warning("the disk is full: the lineage of group %s, run %s, has a gap", group, run)
             entry.touched = time.time()
-            found.acknowledged = position
+            found.acknowledge(position, *lease)
             if found.delivered is None or found.delivered < position:
                 found.delivered = position
             sequence = self.note(entry, group)
@@ -319,9 +327,7 @@ class Store:
 
     def note(self, entry: Entry, group: str) -> int:
         """The group's positions are kept, with whatever is kept next."""
-        found = entry.groups[group]
-        value = json.dumps({"acknowledged": found.acknowledged, "delivered": found.delivered})
-        return self.log.put(group_key(entry, group), value.encode())
+        return self.log.put(group_key(entry, group), group_to_json(entry.groups[group]))
 
     def lineage(self, entry: Entry, group: str) -> list[list[int]]:
         """What was recorded for a group, the oldest first."""
@@ -415,13 +421,8 @@ class Store:
         for key, value in state.items():
             if key.startswith(GROUP_KEY):
                 number, _, group = key[len(GROUP_KEY) :].decode().partition("/")
-                told = json.loads(value)
-                acknowledged, delivered = (
-                    (told[key][0], told[key][1]) if told[key] else None
-                    for key in ("acknowledged", "delivered")
-                )
                 if int(number) in numbers:
-                    numbers[int(number)].groups[group] = Group(acknowledged, delivered)
+                    numbers[int(number)].groups[group] = group_from_json(value)
         self._number = max(numbers, default=0)
 
     def _read_index(self, entry: Entry) -> bool:

@@ -31,7 +31,12 @@ def summary(entry: Entry) -> dict[str, Any]:
         "stray_frames": run.strays,
         "created": entry.created,
         "groups": {
-            name: {"acknowledged": group.acknowledged, "delivered": group.delivered}
+            name: {
+                "acknowledged": group.acknowledged,
+                "delivered": group.delivered,
+                "shards": group.shards,
+                "absent": group.absent,
+            }
             for name, group in entry.groups.items()
         },
     }

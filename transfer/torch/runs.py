@@ -13,6 +13,7 @@ from transfer.reading import Lineage, RowStream, merge_states
 from transfer.reading.lineage import with_seed
 from transfer.reading.opening import check_numbers, open_source
 from transfer.reading.state import STATE_VERSION, check_run
+from transfer.spool.source import Lease
 from transports.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class RunDataset(IterableDataset[Any]):
         self._seat = seat or (rank, world_size)
         self._source = source
         self._state: dict[str, Any] | None = None  # to go on from
+        self._acknowledged = (0, 0)  # for workers, whose lineage was told up to there
         self._only: int | None = None  # the epoch that an iteration is of
         self._stream: RowStream | None = None
         self._open_here = False
@@ -248,18 +250,18 @@ class RunDataset(IterableDataset[Any]):
             )
 
     def _acknowledge_from_here(self, state: Mapping[str, Any], workers: int) -> None:
-        """Where only workers read: with a lease behind all of theirs, which is no reader's."""
+        """Where only workers read: for the leases of all of them."""
+        if self._options["shuffle"] != state["seed"]:
+            raise OptionError(f"the state is one of another shuffle: {state['seed']}")
+        rank, ranks = self._seat
+        lease = Lease(state["run_id"], self._options["group"], rank * workers, ranks * workers, workers)
+        steps = Lineage(state["lineage"]).since(*self._acknowledged)
         source = self._new_source()
         try:
-            shards = self._seat[1] * workers
-            info = source.open(self._options["group"], shards + self._seat[0], shards)
-            if (info.name, self._options["shuffle"]) != (state["run"], state["seed"]):
-                raise OptionError(f"the state is one of run {state['run']!r}, or of another shuffle")
-            check_run(info.name, info.run_id, state["run_id"])
-            steps = Lineage(state["lineage"]).since(*(info.acknowledged or (0, 0)))
-            source.acknowledge(state["epoch"], state["row"], with_seed(steps, state["seed"]))
+            source.acknowledge_for(lease, state["epoch"], state["row"], with_seed(steps, state["seed"]))
         finally:
             source.close()
+        self._acknowledged = state["epoch"], state["row"]
 
 
 def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
