@@ -68,6 +68,10 @@ class Publisher(Pattern):
         known = self._subscriptions.get(peer)
         return known is not None and known.remove(prefix)
 
+    def wanting(self, topic: bytes) -> int:
+        """How many peers subscribe to messages of this topic."""
+        return sum(any(map(topic.startswith, known)) for known in self._subscriptions.values())
+
     @property
     def ready(self) -> int:
         """How many peers have told a subscription."""

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
-from patterns import PATTERNS, Replier, Requester, Router, Subscriber
+from patterns import PATTERNS, Publisher, Replier, Requester, Router, Subscriber
 from patterns.base import ReceiveMode, SendMode
 from transfer.announcing import Announcing
 from transfer.constants import POLLIN, POLLOUT
@@ -247,6 +247,15 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding
         wanted = self._prefix(prefix)
         self._links.subscribe(wanted, add=False)
         self._filter_remove(wanted)
+
+    def subscribers(self, topic: bytes | str | None = None) -> int:
+        """How many peers subscribe to messages of this topic; None: to anything. PUB only."""
+        if not isinstance(self._pattern, Publisher):
+            raise NotSupported(f"a {self.type.name} has no subscribers")
+        with self._links.changed:
+            if topic is None:
+                return self._pattern.ready
+            return self._pattern.wanting(topic.encode() if isinstance(topic, str) else bytes(topic))
 
     def _prefix(self, prefix: bytes | str) -> bytes:
         self._check_usable()

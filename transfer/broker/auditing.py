@@ -36,6 +36,10 @@ class Auditing:
         text = f"{len(offsets)} of topic {topic!r} in group {group!r} are not the consumer's, or not any more"
         self.tell(consumer, "stale_ack", [f"{topic}/{offset}" for offset in offsets[:_NAMED]], text)
 
+    def group_expired(self, topic: str, group: str, idle: float) -> None:
+        """The broker has removed a group that had no consumer for too long."""
+        self.tell("broker", "group_expired", (), f"group {group!r} of topic {topic!r}: {idle:.0f} s")
+
     def tell(self, actor: str, operation: str, message_ids: Sequence[str], text: str) -> None:
         """Appends an event, soon."""
         if self._waiting >= _MOST:

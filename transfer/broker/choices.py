@@ -118,6 +118,12 @@ CHOICES = (
     Choice("topics.most", ("most_topics",), values.number(1), "names that may be known at once"),
     Choice("retention.bytes", ("retention_bytes",), values.or_none(values.size), "what the log may take"),
     Choice("retention.age", ("retention_age",), values.or_none(values.seconds), "how long messages stay"),
+    Choice(
+        "groups.expire",
+        ("group_expire",),
+        values.or_none(values.seconds),
+        "time without a consumer after which a group is removed",
+    ),
     Choice("delivery.attempts", ("attempts",), values.number(1, 1000), "until a message is a dead letter"),
     Choice("delivery.first_delay", ("first_delay",), values.seconds, "behind the first attempt"),
     Choice(

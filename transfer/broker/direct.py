@@ -133,7 +133,7 @@ class Direct:
         if not isinstance(verdict, Admitted):
             return verdict
         if self._hub.durability.full:
-            raise LogFull(self._hub.durability.full, hint="consumers have to acknowledge")
+            raise LogFull(self._hub.full, hint="consumers have to acknowledge")
         name = f"{facts.tenant}/{facts.topic}" if facts.tenant else facts.topic
         headers = {**(message.headers or {}), "delivery_mode": "direct"}
         direct = Message(name, message.parts, message.front, message.head, headers)
@@ -213,6 +213,21 @@ class Direct:
         # What stands in the journal keeps the log from giving room back.
         if self._journal.grown > (0 if self._hub.durability.full else _SNAPSHOT_AFTER) and not self._withheld:
             self._snapshot()
+
+    def unfinished(self, topic: Topic) -> list[int]:
+        """Messages of a topic that consumers have or will get, by their numbers here."""
+        names = (topic.log_name, BESIDE + topic.name)
+        return [number for number, one in self.desk.books.parcels.items() if one.ref.topic in names]
+
+    def purge(self, topic: Topic, *, removed: bool = False) -> None:
+        """The messages of a topic are gone. removed: the topic, too."""
+        for number in self.unfinished(topic):
+            self._do(self.desk.remove(number))
+        names = {topic.log_name, BESIDE + topic.name}
+        for ref in [ref for ref in self._held if ref.topic in names]:
+            self._held_bytes -= self._held.pop(ref).nbytes
+        if removed:
+            self._holding -= names
 
     def accept(self, admitted: Admitted, message: Message, told: Told, keep: Keep) -> None:
         """Keeps a message, and gives it to the desk. The producer is told when both are on the disk."""

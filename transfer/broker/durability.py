@@ -142,6 +142,10 @@ class Durability:
         """Bytes of payloads that are not on the disk yet."""
         return self._unsynced
 
+    def holds(self, topic: Topic) -> bool:
+        """Whether messages of this topic wait for room in the log."""
+        return any(one is topic for one, _, _ in self._held)
+
     @property
     def busy(self) -> bool:
         """Something waits for the disk."""

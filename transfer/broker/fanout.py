@@ -76,6 +76,12 @@ class Fanout:
             self._index.discard(pattern, subscriber)
         self._behind.pop(subscriber, None)
 
+    def forget(self, topic: Topic) -> None:
+        """The topic is gone: nobody is behind on it."""
+        for subscriber in list(self._behind):
+            if self.is_behind(subscriber, topic):
+                self._caught_up(subscriber, topic)
+
     def subscriptions(self) -> dict[Subscriber, set[Pattern]]:
         """Who has subscribed to what."""
         return self._patterns

@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from transfer.broker.durability import tell
 from transfer.broker.engine.groups import Change, Delay, Delivery, Group, Outcome
+from transfer.broker.group_activity import GroupActivity
 from transfer.broker.journal import Journal, Named
 from transfer.broker.noting import Notes
 from transfer.broker.topic import Recent
@@ -37,6 +39,9 @@ class Consumer(Protocol):
     def deliver(self, messages: Sequence[tuple[Delivery, Message | None]]) -> None:
         """Messages that are the consumer's until it acknowledges them. None: retention or damage took it; the
         consumer should acknowledge it all the same."""
+
+    def removed(self, error: TransferError) -> None:
+        """It is no member any more, for this reason: what it holds is not its own."""
 
 
 class Dead(NamedTuple):
@@ -67,7 +72,8 @@ IsBuried = Callable[[str, str, int], bool]
 class Groups:
     """All groups of the broker. On its loop.
 
-    delay: until the next attempt, see `engine.groups.Delay`. bury, is_buried: keep dead letters.
+    delay: until the next attempt, see `engine.groups.Delay`. bury, is_buried: keep dead letters. expire:
+    seconds without a consumer after which a group is removed; None: never.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class Groups:
         delay: Delay,
         bury: Bury,
         is_buried: IsBuried,
+        expire: float | None = None,
     ) -> None:
         self._loop = loop
         self._store = store
@@ -92,6 +99,9 @@ class Groups:
         self._groups: dict[tuple[str, str], Served] = {}
         self._by_topic: dict[Topic, list[Served]] = {}
         self._notes = Notes(loop, self._journal, durability, self._books)
+        self.activity = GroupActivity(self._journal, expire)
+        #: is told (topic, group, seconds without a consumer) of a group that is removed for its age
+        self.on_expired: Callable[[str, str, float], None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._closed = False
         #: is told (topic, group, consumer, offsets) of acknowledgements that were refused
@@ -148,7 +158,10 @@ class Groups:
 
     def join(self, consumer: Consumer, served: Served, window: int, timeout: float | None = None) -> None:
         """The consumer takes messages as one of this group, `window` at a time at most. timeout: seconds
-        after which one that it holds goes to another; None: when it leaves."""
+        after which one that it holds goes to another; None: when it leaves. Raises UsageError when the group
+        was removed."""
+        if not self._is_there(served):
+            raise UsageError(f"group {served.named.name!r} of topic {served.named.topic!r} was removed")
         served.group.join(consumer, window, timeout)
         self._pump(served)
 
@@ -160,6 +173,69 @@ class Groups:
             if outcome is Outcome.DEAD:
                 self._give_up(served, delivery, "its consumers went away while they had it, each time")
         self._pump(served)
+
+    def find(self, topic: str, name: str) -> Served:
+        """The group. Raises UsageError when there is none."""
+        served = self._groups.get((topic, name))
+        if served is None:
+            raise UsageError(f"topic {topic!r} has no group {name!r}", hint="transfer groups list")
+        return served
+
+    def of_topic(self, topic: Topic) -> list[Served]:
+        """The groups of a topic."""
+        return list(self._by_topic.get(topic, ()))
+
+    def remove(self, topic: str, name: str, why: str) -> int:
+        """Ends a group; its consumers hear the reason. The record's sequence. Raises UsageError, LogFull."""
+        served = self.find(topic, name)
+        self._store.log.leave(served.topic.log_name, name)
+        sequence = self._journal.remove(served.named.number)
+        del self._groups[topic, name]
+        its = self._by_topic[served.topic]
+        its.remove(served)
+        if not its:
+            del self._by_topic[served.topic]
+            served.topic.recent = None
+        self._end(served, UsageError(f"group {name!r} of topic {topic!r} {why}", hint="join it again"))
+        self.activity.forget(served.named.number)
+        self._durability.when_kept(sequence, None)
+        return sequence
+
+    def seek(self, topic: str, name: str, offset: int, why: str) -> int:
+        """The group goes on with this offset, or with the oldest message that is there; its consumers hear
+        the reason, and have to join again. Where it goes on. Raises UsageError, LogFull."""
+        before = self.find(topic, name)
+        low, high = self._store.range(before.topic)
+        if offset > high:
+            raise UsageError(f"offset {offset} of topic {topic!r}, which ends at {high}")
+        offset = max(offset, low)
+        named = before.named._replace(begin=offset)
+        sequence = self._journal.reset(named.number, offset)
+        self._by_topic[before.topic].remove(before)
+        served = self._serve(named, before.topic, offset)
+        self._acknowledge(served)
+        self._end(before, UsageError(f"group {name!r} of topic {topic!r} {why}", hint="join it again"))
+        self._durability.when_kept(sequence, None)
+        return offset
+
+    def purge(self, topic: Topic, end: int) -> None:
+        """The topic has no messages before `end` any more: its groups have done with them. Raises LogFull."""
+        for served in self._by_topic.get(topic, ()):
+            self._notes.forget(served.named.number)
+            served.group.changes = []
+            served.group.purge(end)
+            self._durability.when_kept(self._journal.reset(served.named.number, served.group.cursor), None)
+            served.group.changes.extend(served.group.summary())  # of what is behind the end
+            self._pump(served)
+
+    def _end(self, served: Served, error: UsageError) -> None:
+        self._notes.forget(served.named.number)
+        for consumer in served.group.members:
+            served.group.leave(consumer, self._loop.time())
+            consumer.removed(error)  # type: ignore[attr-defined]
+
+    def _is_there(self, served: Served) -> bool:
+        return self._groups.get((served.named.topic, served.named.name)) is served
 
     def ack(
         self,
@@ -182,6 +258,7 @@ class Groups:
                 self.told_stale(named.topic, named.name, str(consumer), offsets)
         self._pump(served)
         self._note(served, told)
+        self.activity.used(served.named.number)
         return stale
 
     def nack(
@@ -222,6 +299,11 @@ class Groups:
             if before != served.group.cursor:
                 self._acknowledge(served)
         self._notes.tick(full=full)
+        for served, idle in self.activity.tick(self._groups.values()):
+            self.remove(served.named.topic, served.named.name, f"was without consumers for {idle:.0f} s")
+            self._counts["groups_expired"] += 1
+            if self.on_expired is not None:
+                self.on_expired(served.named.topic, served.named.name, idle)
 
     # -- deliveries --------------------------------------------------------------------------------------
 
@@ -336,6 +418,10 @@ class Groups:
     # -- what has to survive -----------------------------------------------------------------------------
 
     def _note(self, served: Served, told: Told | None) -> None:
+        if not self._is_there(served):  # it was removed, and another group may have its number
+            if told is not None:
+                tell(told, UsageError(f"group {served.named.name!r} was removed"))
+            return
         self._notes.note(served.named.number, served.group, told)
 
     def _books(self) -> Iterator[tuple[int, int, list[Change]]]:

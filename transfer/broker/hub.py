@@ -12,6 +12,7 @@ from transfer.broker.aside import Aside
 from transfer.broker.durability import Durability, Told, tell
 from transfer.broker.fanout import Fanout
 from transfer.broker.groups import Bury, Groups, IsBuried
+from transfer.broker.log_holders import held_by
 from transfer.broker.message import Front, Written
 from transfer.broker.passage import Passage, Publisher, takes
 from transfer.broker.service_threads import ServiceThreads
@@ -32,6 +33,8 @@ _log = logging.getLogger("transfer.broker")
 
 #: seconds that a receiver may hold up a large message for all
 PATIENCE = 10.0
+#: seconds for which it is known who holds a log that is full
+_HELD_BY_FOR = 1.0
 #: messages that come by these find their routes before they are kept, or have none
 _ROUTED = (Front.ABTP, Front.BROKER)
 
@@ -65,6 +68,7 @@ class Hub:
         *,
         is_buried: IsBuried = lambda topic, group, offset: False,
         patience: float = PATIENCE,
+        expire: float | None = None,
         threads: ServiceThreads | None = None,
     ) -> None:
         self.store = store
@@ -72,10 +76,12 @@ class Hub:
         self.counts: Counter[str] = Counter()
         self.fanout = Fanout(store, self.counts)
         self.durability = Durability(loop, store, self._appended, self._kept, self._remember)
-        self.groups = Groups(loop, store, self.durability, self.counts, delay, bury, is_buried)
+        self.groups = Groups(loop, store, self.durability, self.counts, delay, bury, is_buried, expire)
         #: direct delivery, if some front brings consumers for it
         self.direct: Direct | None = None
         self._patience = patience
+        self._loop = loop
+        self._held_by, self._held_by_until = "", 0.0
         self._writer = Writer(loop, self.threads)
         self._aside = Aside(self._writer, store, self._keep, self._written_whole)
         self.durability.at_failure = self._aside.failed
@@ -204,10 +210,26 @@ class Hub:
         found = self.store.topics.get(topic)
         return self.store.oldest(found) if found is not None else 0
 
+    def is_writing(self, topic: Topic) -> bool:
+        """Whether messages of the topic are on their way into the log."""
+        on_their_way = any(passage.topic is topic for passage in self._passages)
+        return on_their_way or self._aside.busy or self.durability.holds(topic)
+
+    @property
+    def is_full(self) -> bool:
+        """Publishers wait for room on the disk."""
+        return bool(self.durability.full or self._writer.full)
+
     @property
     def full(self) -> str:
-        """Why publishers wait for room on the disk; "": they do not."""
-        return self.durability.full or ("no room for a large payload" if self._writer.full else "")
+        """Why publishers wait for room on the disk, and what holds it; "": they do not."""
+        why = self.durability.full or ("no room for a large payload" if self._writer.full else "")
+        if not why:
+            return ""
+        if self._loop.time() > self._held_by_until:
+            self._held_by_until = self._loop.time() + _HELD_BY_FOR
+            self._held_by = held_by(self)
+        return f"{why}; {self._held_by}"
 
     @property
     def busy(self) -> bool:
@@ -335,7 +357,7 @@ class Hub:
             for receiver in passage.look_again(now, self._patience):
                 self.counts["closed_slow"] += 1
                 receiver.close(f"it took nothing for {self._patience:g} s and held up others")
-        self.groups.tick(full=bool(self.full))
+        self.groups.tick(full=self.is_full)
         if self.direct is not None:
             self.direct.tick()
         self._remember()

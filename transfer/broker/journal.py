@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: the log's topic that holds the changes
 TOPIC = "broker/changes"
 _GROUP, _SUMMARY = b"broker/group/", b"broker/summary/"
+#: when a group was in use last: milliseconds since 1970
+_ACTIVE = b"broker/active/"
 _CHANGES = struct.Struct("<II")
 _CHANGE = struct.Struct("<BIQQ")
 _SUMMARY_HEAD = struct.Struct("<QQ")
@@ -86,14 +88,31 @@ class Journal:
         return sorted(found)
 
     def add(self, group: Named) -> int:
-        """A new group; the record's sequence."""
+        """A new group; the record's sequence. Another one that is gone may have had its number."""
+        self.reset(group.number, group.begin)
         words = {"topic": group.topic, "name": group.name, "begin": group.begin}
         return self._log.put(_GROUP + group.number.to_bytes(4, "big"), json.dumps(words).encode())
 
     def remove(self, number: int) -> int:
         """The group is not needed any more; the record's sequence."""
-        self._log.remove(_SUMMARY + number.to_bytes(4, "big"))
-        return self._log.remove(_GROUP + number.to_bytes(4, "big"))
+        key = number.to_bytes(4, "big")
+        self._log.remove(_GROUP + key)
+        self._log.remove(_ACTIVE + key)
+        return self._log.remove(_SUMMARY + key)
+
+    def reset(self, number: int, cursor: int) -> int:
+        """The group has done with all before `cursor`, and with nothing behind it; the record's sequence."""
+        _, end = self._log.range(TOPIC)
+        return self._log.put(_SUMMARY + number.to_bytes(4, "big"), _SUMMARY_HEAD.pack(end, cursor))
+
+    def active(self, number: int, unix_ms: int) -> int:
+        """The group was in use then; the record's sequence."""
+        return self._log.put(_ACTIVE + number.to_bytes(4, "big"), unix_ms.to_bytes(8, "little"))
+
+    def active_of(self, number: int) -> int | None:
+        """When the group was in use last, as far as it was noted."""
+        value = self._log.get(_ACTIVE + number.to_bytes(4, "big"))
+        return int.from_bytes(value, "little") if value is not None else None
 
     def write(self, changes: Iterable[tuple[int, list[Change]]]) -> int:
         """Appends what happened; the record's sequence. Raises LogFull."""

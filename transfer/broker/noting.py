@@ -64,6 +64,10 @@ class Notes:
         elif self._changed and self._due is None:
             self._write_at(self._loop.call_later(_LATER, self._flush))
 
+    def forget(self, number: int) -> None:
+        """What the group did and is not written yet is not worth writing."""
+        self._changed.pop(number, None)
+
     def end_turn(self) -> None:
         """What somebody waits for is written now."""
         if self._soon and not self._paused:

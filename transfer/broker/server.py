@@ -218,11 +218,13 @@ class Broker:
             burying.bury,
             is_buried=burying.is_buried,
             patience=settings.patience,
+            expire=settings.group_expire,
             threads=self.threads,
         )
         self._owned.callback(self.hub.close)
         auditing = Auditing(thread, self.audit, self.hub.counts)
         self.hub.groups.told_stale = auditing.stale_acks
+        self.hub.groups.on_expired = auditing.group_expired
         self.direct = Direct(
             loop,
             self.hub,

@@ -47,6 +47,7 @@ class Settings:
     to say over HTTP; None: they have to be on this machine. keep: topics keep their messages; transient:
     all but these. most_topics: names that may be known. retention_bytes, retention_age: what the log may
     take, and for how many seconds a message is kept; what a group has not done with is never removed.
+    group_expire: seconds without a consumer after which a group is removed; None: never.
     attempts: that a message gets before it is a dead letter; first_delay: seconds behind the first.
     patience: seconds that a slow receiver may hold up a large message for all. drain: seconds that a clean
     stop gives to what has begun. catalog: a file of routes, "" for none. direct: limits of direct delivery;
@@ -69,6 +70,7 @@ class Settings:
     most_topics: int = 100_000
     retention_bytes: int | None = None
     retention_age: float | None = None
+    group_expire: float | None = None
     attempts: int = 3
     first_delay: float = 0.1
     patience: float = 10.0

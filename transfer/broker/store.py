@@ -28,6 +28,8 @@ _LOOKED_AT = 100
 _POSITION = b"broker/position/"
 #: the log's group that keeps messages until the topic's position behind them is kept, and reads none
 _HOLDER = HOLDS + "position"
+#: in front of the keys of the ends of topics that were removed, if one of the same name has to go on there
+_ENDED = b"broker/ended/"
 
 
 class Store:
@@ -72,9 +74,14 @@ class Store:
                     f"topic {name!r} would be one more than the {self._most} that may be there",
                     hint="remove topics that nobody needs, or raise topics.most",
                 )
-            topic = self._topics[name] = Topic(name, durable=self._durable(name))
+            topic = Topic(name, durable=self._durable(name))
             if not topic.durable:
                 self._transient[name] = topic
+            elif (ended := self.log.get(_ENDED + name.encode())) is not None:
+                topic.kept = int.from_bytes(ended, "little")
+                self.log.begin(topic.log_name, topic.kept)
+                self.log.remove(_ENDED + name.encode())
+            self._topics[name] = topic
         return topic
 
     def check_room(self, nbytes: int) -> None:
@@ -147,6 +154,37 @@ class Store:
             beside = self._beside[topic.name] = Topic(topic.name, durable=True)
             beside.log_name = BESIDE + topic.name
         return beside
+
+    def purge(self, topic: Topic) -> int:
+        """All its messages are gone, those for direct delivery too; offsets and the position in the stream go
+        on. The record's sequence. Raises LogFull when the disk is full."""
+        sequence = self.log.put(_POSITION + topic.name.encode(), topic.position.to_bytes(8, "little"))
+        for log_name in (topic.log_name, BESIDE + topic.name):
+            sequence = self.log.purge(log_name) or sequence
+        self._grown.pop(topic, None)
+        return sequence
+
+    def remove(self, topic: Topic, *, goes_on: bool) -> int:
+        """Forgets a topic with its messages. goes_on: one of the same name that comes later begins with the
+        next offset, not with 0: something knows messages by topic and offset. The record's sequence. Raises
+        LogFull when the disk is full."""
+        name, end = topic.name, self.range(topic)[1]
+        sequence = self.log.remove(_POSITION + name.encode())
+        if goes_on and end:
+            sequence = self.log.put(_ENDED + name.encode(), end.to_bytes(8, "little"))
+        for log_name in (topic.log_name, BESIDE + name):
+            sequence = self.log.drop(log_name) or sequence
+        for known in (self._topics, self._beside, self._transient):
+            known.pop(name, None)
+        self._grown.pop(topic, None)
+        self._held.discard(topic)
+        return sequence
+
+    def bytes_from(self, topic: Topic, offset: int) -> int:
+        """Payload bytes of a topic from a message on that is there; 0: it is damaged, or not there."""
+        low, high = self.range(topic)
+        begin = self._begin_of(topic, max(offset, low)) if max(offset, low) < high else None
+        return topic.position - begin if begin is not None else 0
 
     def message(self, log_name: str, offset: int) -> Message | None:
         """One message that is kept; None: it is gone. Raises LogDamaged."""

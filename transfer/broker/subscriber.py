@@ -41,6 +41,15 @@ class Subscriber(ABC):
         return False
 
     @property
+    def programs(self) -> int:
+        """How many programs it stands for."""
+        return 1
+
+    def listening(self, topic: str) -> int:
+        """How many of them hear this topic, of those that it is known of."""
+        return 1
+
+    @property
     @abstractmethod
     def queued(self) -> int:
         """Bytes that wait until it takes them."""

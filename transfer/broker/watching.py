@@ -14,6 +14,7 @@ from transfer.families import Family
 
 if TYPE_CHECKING:
     from transfer.broker.groups import Served
+    from transfer.broker.hub import Hub
     from transfer.broker.server import Broker
     from transfer.broker.state.chain import Json
     from transfer.broker.topic import Topic
@@ -70,6 +71,7 @@ EVENTS: Final = (
     "dispatched",
     "dropped",
     "expired",
+    "groups_expired",
     "nacked",
     "not_audited",
     "redelivered",
@@ -140,7 +142,7 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
         for reason, count in refused.items():
             yield "refused_total", (name, reason), count
     yield "topics", (), len(hub.store.topics)
-    yield "subscribers", (), len(hub.fanout.subscriptions())
+    yield "subscribers", (), _subscribers(hub)
     yield "behind_subscribers", (), hub.fanout.behind
     for served in hub.groups.served:
         labels = names.group(served.named.topic, served.named.name)
@@ -154,7 +156,7 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
     yield "registry_watchers", (), books.watchers if books is not None else 0
     yield "audit_problems", (), len(broker.audit.found.problems)
     yield "log_bytes", (), hub.store.log.disk_bytes
-    yield "log_full", (), bool(hub.full)
+    yield "log_full", (), hub.is_full
     yield "unsynced_bytes", (), hub.durability.unsynced
     yield "loop_late_seconds", (), broker.late
 
@@ -174,7 +176,7 @@ def overview_told(broker: Broker) -> dict[str, Json]:
         "bytes": nbytes,
         "topics": len(hub.store.topics),
         "groups": len(hub.groups.served),
-        "subscribers": len(hub.fanout.subscriptions()),
+        "subscribers": _subscribers(hub),
         "behind": hub.fanout.behind,
         "connections": sum(front.connections for front in broker.fronts.values()),
         "events": {event: hub.counts[event] for event in sorted({*EVENTS, *hub.counts})},
@@ -183,6 +185,10 @@ def overview_told(broker: Broker) -> dict[str, Json]:
         "unsynced_bytes": hub.durability.unsynced,
         "loop_late": broker.late,
     }
+
+
+def _subscribers(hub: Hub) -> int:
+    return sum(one.programs for one in hub.fanout.subscriptions())
 
 
 def first_names(names: Sequence[str], after: str, contains: str, limit: int) -> list[str]:
@@ -213,17 +219,18 @@ def _topic(broker: Broker, topic: Topic) -> dict[str, Json]:
         "oldest": low,
         "end": high,
         "position": topic.position,
-        "subscribers": len(broker.hub.fanout.listeners(topic)),
+        "subscribers": sum(one.listening(topic.name) for one in broker.hub.fanout.listeners(topic)),
     }
 
 
 def groups_told(broker: Broker) -> dict[str, Json]:
-    """Groups by topic and name. cursor: the offset before which all is done."""
+    """Groups by topic and name. cursor: the offset before which all is done. idle: seconds without a
+    consumer."""
     served = sorted(broker.hub.groups.served, key=lambda one: (one.named.topic, one.named.name))
-    return {"seconds": broker.loop.time(), "groups": [_group(one) for one in served]}
+    return {"seconds": broker.loop.time(), "groups": [_group(broker.hub, one) for one in served]}
 
 
-def _group(served: Served) -> dict[str, Json]:
+def _group(hub: Hub, served: Served) -> dict[str, Json]:
     group = served.group
     return {
         "topic": served.named.topic,
@@ -233,6 +240,7 @@ def _group(served: Served) -> dict[str, Json]:
         "held": group.held,
         "waiting": group.waiting,
         "consumers": group.consumers,
+        "idle": round(hub.groups.activity.idle(served), 3),
     }
 
 

@@ -82,6 +82,11 @@ class Admin:
         with self._open(f"{path}?{_query(query)}", None) as answer:
             return self._decoded(answer.read())
 
+    def look(self, path: str, **query: str | int | None) -> dict[str, Any]:
+        """What everybody who may look is shown, under `/api/`."""
+        with self._open(f"{path}?{_query(query)}", None, under="") as answer:
+            return self._decoded(answer.read())
+
     def post(self, path: str, members: Mapping[str, Any]) -> dict[str, Any]:
         """What came of it; members that are None are left out."""
         body = json.dumps({name: value for name, value in members.items() if value is not None})
@@ -94,10 +99,10 @@ class Admin:
             yield from answer
 
     @contextmanager
-    def _open(self, path: str, body: bytes | None) -> Iterator[_Answer]:
+    def _open(self, path: str, body: bytes | None, under: str = "admin/") -> Iterator[_Answer]:
         headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
         try:
-            request = urllib.request.Request(f"{self._url}/api/admin/{path}", body, headers)
+            request = urllib.request.Request(f"{self._url}/api/{under}{path}", body, headers)
             with self._opener.open(request, timeout=self._timeout) as answer:
                 yield answer
         except urllib.error.HTTPError as error:

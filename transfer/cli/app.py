@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from transfer.cli import EXIT_INTERRUPTED, audit, broker, dlq, options, runs
+from transfer.cli import EXIT_INTERRUPTED, audit, broker, dlq, groups, options, runs, topics
 from transfer.cli.options import Asked, Kept, Shown, Sink, Source, Where
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(broker.app, name="broker")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(audit.app, name="audit")
+app.add_typer(groups.app, name="groups")
+app.add_typer(topics.app, name="topics")
 
 
 def _report_bound(endpoint: str) -> None:

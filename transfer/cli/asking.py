@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer.cli import EXIT_ERROR
+from transfer.cli.confirmation import confirmed
 from transfer.cli.options import show_size
 from transfer.cli.tables import show_table
 from transfer.spool.address import SCHEME
@@ -121,7 +122,7 @@ def delete_run(address: str, timeout: float, *, sure: bool, force: bool, as_json
         run = spool.inspect(name)
         if not sure:
             what = f"{run['state']}, {run['rows']:,} rows, {show_size(run['bytes'])}"
-            if not _confirmed(f"Delete run {name} ({what})?"):
+            if not confirmed(f"Delete run {name} ({what})?"):
                 print("transfer: nothing was deleted", file=sys.stderr)
                 return EXIT_ERROR
         rows, nbytes = spool.delete(name, force=force, run_id=run["run_id"])
@@ -130,12 +131,6 @@ def delete_run(address: str, timeout: float, *, sure: bool, force: bool, as_json
     else:
         print(f"deleted run {name}: {rows:,} rows, {show_size(nbytes)}")
     return 0
-
-
-def _confirmed(question: str) -> bool:
-    """Whether somebody says yes. Nobody there, or anything else, is a no."""
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def show_lineage(

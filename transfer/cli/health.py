@@ -51,7 +51,7 @@ def check(url: str | None, *, live: bool, timeout: float) -> int:
     Raises AddressError, OptionError, SecurityError, UsageError; Broken and Again when nobody answers
     as a broker does.
     """
-    told = _told()
+    told = configured()
     security = security_of(told)
     asked = target(url, told, security, live=live)
     status, body = _answer(asked, security, timeout)
@@ -155,7 +155,7 @@ def _problems(body: bytes) -> str:
         return "no broker's answer"
 
 
-def _told() -> dict[str, str]:
+def configured() -> dict[str, str]:
     """What the environment, and the file that it names, tell a broker, by option; nothing else is checked."""
     environment = broker_environment()
     told: dict[str, str] = {}
@@ -167,11 +167,20 @@ def _told() -> dict[str, str]:
 
 
 #: options of the broker, and what they are of `Security`
-_NAMED = {"cert": "certificate", "key": "key", "ca": "authority", "server_name": "server_name"}
+_NAMED = {
+    "cert": "certificate",
+    "key": "key",
+    "ca": "authority",
+    "server_name": "server_name",
+    "token_file": "token_file",
+}
 
 
 def security_of(told: Mapping[str, str], environ: Mapping[str, str] | None = None) -> Security:
     """As the broker's options have it (`security.cert`), else its variables (TRANSFER_TLS_CERT). Raises
     SecurityError, OptionError."""
     given = {field: told.get(f"security.{option}", "") for option, field in _NAMED.items()}
-    return read_security(environ, given={field: text for field, text in given.items() if text})
+    given = {field: text for field, text in given.items() if text}
+    if "token_file" in given:
+        given["token"] = ""  # the file is another place for it
+    return read_security(environ, given=given)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from transports.security.guard import is_loopback
+
 if TYPE_CHECKING:
     from transfer.cli.admin import Admin
     from transports.security.settings import Security
-
-_PLACE = "127.0.0.1:9180"
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Reached:
             "--url",
             envvar="TRANSFER_ADMIN_URL",
             metavar="URL",
-            help=f"The broker's HTTP address. [http://{_PLACE}, https with TRANSFER_TLS_CA]",
+            help="The broker's HTTP address. [what a broker here is told]",
         ),
     ] = ""
     token: Annotated[
@@ -39,16 +39,21 @@ class Reached:
     ] = 30.0
 
     def admin(self) -> Admin:
-        """What asks it: by HTTPS if there are certificates, and then with the token that all share, if no
-        other is given. Raises AddressError, OptionError, SecurityError."""
+        """What asks it: the broker that --url names, or the one that the environment and its file configure,
+        as `transfer health` finds it. By HTTPS if there are certificates, and then with the token that all
+        share, if no other is given. Raises AddressError, OptionError, SecurityError, UsageError."""
         from transfer.cli.admin import Admin
-        from transports.config import security
+        from transfer.cli.health import configured, security_of, target
 
-        shown = security()
-        scheme = "https" if shown.tls else "http"
-        url = self.url or f"{scheme}://{_PLACE}"
-        token = self.token or (_shared_token(shown) if url.startswith("https:") else None)
-        return Admin(url, token, self.timeout, shown)
+        options = configured()
+        shown = security_of(options)
+        asked = target(self.url or None, options, shown, live=False)
+        secure = asked.secure if self.url else asked.secure or shown.tls
+        url = self.url or str(replace(asked, secure=secure, path=""))
+        token = self.token
+        if not token and (secure or is_loopback(asked.host)):  # it is told to nobody who listens on the way
+            token = options.get("http.token")
+        return Admin(url, token or (_shared_token(shown) if secure else None), self.timeout, shown)
 
 
 def _shared_token(shown: Security) -> str | None:

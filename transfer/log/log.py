@@ -346,6 +346,18 @@ class Log:
             journal.make_room(ENOUGH, limited=False)
             return self._topics.drop(topic)
 
+    def purge(self, topic: str) -> int | None:
+        """All messages of the topic are gone, as in `drop`; its groups stay, and have done with them. The
+        next message has the offset that it would have had. The record's sequence; None: no such topic."""
+        with self._journal:
+            return self._topics.purge(topic)
+
+    def begin(self, topic: str, offset: int) -> bool:
+        """Makes a topic whose first message has this offset. False: there is one of this name. Raises
+        UsageError, LogFull."""
+        with self._journal:
+            return self._topics.begin(topic, offset)
+
     # -- the folder --------------------------------------------------------------------------------------
 
     @property

@@ -11,7 +11,7 @@ from transfer.log.journal import Journal
 from transfer.log.record import HEADER_SIZE, Flag, Kind, state_body
 from transfer.log.recovery import Recovered
 from transfer.log.segment import Segment
-from transfer.log.state import HIGHEST, discarded_key, forget_topic, topic_key, topic_value
+from transfer.log.state import HIGHEST, discarded_key, forget_topic, group_key, topic_key, topic_value
 
 #: of a record of discarded blobs; that of a topic's end is shorter
 _RANGE_BODY = len(state_body(discarded_key(0, 0), bytes(8)))
@@ -39,6 +39,9 @@ class Topics:
         self.holes = Holes()
         highest = int.from_bytes(found.state.get(HIGHEST, b""), "little")
         self._highest = max(highest, max(found.topics, default=0))
+        for topic in [one for one in found.topics.values() if self.named[one.name] is not one]:
+            del self.numbered[topic.number]  # a crash came into `purge`
+            forget_topic(self.state, topic.number)
 
     # -- topics ------------------------------------------------------------------------------------------
 
@@ -50,12 +53,24 @@ class Topics:
         check_name(name)
         self.journal.make_room(2 * MAX_NAME)
         topic = self.named.get(name)  # somebody may have come in between
-        if topic is None:
-            self._highest += 1
-            topic = Topic(name, self._highest)
-            body = state_body(topic_key(topic.number), topic_value(topic))
-            self.journal.append(_STATE, 0, 0, 0, 0, body)
-            self.named[name] = self.numbered[topic.number] = topic
+        return self._make(name) if topic is None else topic
+
+    def begin(self, name: str, end: int) -> bool:
+        """Makes a topic whose next message has this offset. False: there is one of this name. Raises
+        UsageError, LogFull."""
+        check_name(name)
+        self.journal.make_room(2 * MAX_NAME, limited=False)
+        if name in self.named:
+            return False
+        self._make(name, end)
+        return True
+
+    def _make(self, name: str, end: int = 0) -> Topic:
+        """A topic of this name from now on; there is room for it."""
+        self._highest += 1
+        topic = Topic(name, self._highest, end)
+        self.journal.append(_STATE, 0, 0, 0, 0, state_body(topic_key(topic.number), topic_value(topic)))
+        self.named[name] = self.numbered[topic.number] = topic
         return topic
 
     def with_room(self, name: str, size: int, *, limited: bool = True) -> Topic:
@@ -77,8 +92,24 @@ class Topics:
     def drop(self, name: str) -> int | None:
         """Ends a topic; there is room for it. See `Log.drop`."""
         found = self.named.pop(name, None)
-        if found is None:
+        return self._end(found) if found is not None else None
+
+    def purge(self, name: str) -> int | None:
+        """Ends a topic's messages. See `Log.purge`."""
+        self.journal.make_room(2 * MAX_NAME + ENOUGH, limited=False)
+        before = self.named.get(name)
+        if before is None:
             return None
+        # In this order: behind a crash in between, the younger one of two topics of one name counts.
+        after = self._make(name, before.end)
+        for group in before.groups:
+            after.groups[group] = after.end
+            self.put(group_key(after.number, group), after.end.to_bytes(8, "little"))
+        self.journal.make_room(ENOUGH, limited=False)
+        return self._end(before)
+
+    def _end(self, found: Topic) -> int:
+        """The topic is gone, whose name is another's or nobody's; there is room for it."""
         del self.numbered[found.number]
         forget_topic(self.state, found.number)
         self.put(HIGHEST, self._highest.to_bytes(4, "little"))

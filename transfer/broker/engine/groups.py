@@ -104,9 +104,14 @@ class Group:
         """How many have joined."""
         return len(self._consumers)
 
+    @property
+    def members(self) -> list[object]:
+        """Those who have joined."""
+        return list(self._consumers)
+
     def lag(self, end: int) -> int:
         """Messages of a topic that ends at `end` which are not done."""
-        return end - self.cursor - len(self._done)
+        return max(0, end - self.cursor - len(self._done))
 
     # -- consumers ---------------------------------------------------------------------------------------
 
@@ -256,6 +261,18 @@ class Group:
         """The message is done with here: it is kept as a dead letter, or is for others. Harmless twice."""
         if offset >= self.cursor and offset not in self._done:
             self._finish(offset, offset + 1)
+
+    def purge(self, end: int) -> None:
+        """All before `end` are done, whoever has them: the topic has them no more. It makes no change."""
+        for consumer in self._consumers.values():
+            consumer.held = {offset for offset in consumer.held if offset >= end}
+        self._held = {offset: held for offset, held in self._held.items() if offset >= end}
+        self._attempts = {offset: attempt for offset, attempt in self._attempts.items() if offset >= end}
+        self._again = [one for one in self._again if one[1] >= end]
+        heapq.heapify(self._again)
+        self.cursor = self._done.behind(max(self.cursor, end))
+        self._next = max(self._next, self.cursor)
+        self._done.drop_before(self.cursor)
 
     def due(self) -> float | None:
         """When `take` or `expire` has something to do without anything new coming. None: not until

@@ -42,6 +42,15 @@ class OwnPublisher(Subscriber):
     def idle(self) -> bool:
         return not self.socket.has_peers
 
+    @property
+    def programs(self) -> int:
+        found: int = self.socket.subscribers()
+        return found
+
+    def listening(self, topic: str) -> int:
+        found: int = self.socket.subscribers(topic)
+        return found
+
     def offer(self, message: Message) -> None:
         if self.idle:
             return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import transfer
 from transfer.broker.fronts.own_parts import parts_of, unreadable
-from transports.errors import Again, Closed, LogFull, ProtocolError
+from transports.errors import Again, Closed, LogFull, ProtocolError, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.engine.groups import Delivery
@@ -87,6 +87,11 @@ class OwnQueue:
             assert tracker is not None
             self._sent.append((*key, tracker))
 
+    def removed(self, error: TransferError) -> None:
+        """See groups.Consumer. Its group begins again while somebody pulls."""
+        self._joined = False
+        self._sent.clear()
+
     def close(self) -> None:
         """Ends the socket: what was not taken comes again, to who pulls next. Idempotent."""
         if self._due is not None:
@@ -105,12 +110,14 @@ class OwnQueue:
         there = self.socket.has_peers
         try:
             if there and not self._joined:
+                self._served = self._hub.groups.served_for(self._topic, GROUP, "old")
                 self._joined = True
                 self._hub.groups.join(self, self._served, _WINDOW)
             elif self._joined and not there:
                 self._joined = False
                 self._hub.groups.leave(self, self._served)
-        except LogFull as error:
+        except (LogFull, UsageError) as error:
+            self._joined = False
             _log.warning("%s", error)
 
     def _take_stock(self) -> None:

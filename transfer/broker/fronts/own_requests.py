@@ -338,6 +338,11 @@ class _Consumer:
             parts.extend(of_message)
         self._deliver(deliveries, parts)
 
+    def removed(self, error: TransferError) -> None:
+        """See groups.Consumer."""
+        self.offer_large(False)
+        self._requests.refuse(self._identity, self._number, error)
+
     def _refuse(self, delivery: Delivery, reason: str) -> None:
         """In the program's place, which could not read it either: it becomes a dead letter."""
         key = (delivery.offset, delivery.attempt)

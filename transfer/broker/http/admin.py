@@ -87,7 +87,7 @@ class Admin:
 
     async def replay(self, request: web.Request) -> web.Response:
         """Body: ids, target_consumer, target_topic, actor, reason, confirm, tenant, again."""
-        asked = await _body(request)
+        asked = await body_of(request)
         ids, consumer, topic = (
             asked.texts("ids"),
             asked.needed("target_consumer"),
@@ -105,7 +105,7 @@ class Admin:
 
     async def purge(self, request: web.Request) -> web.Response:
         """Body: ids, actor, reason, confirm, tenant."""
-        asked = await _body(request)
+        asked = await body_of(request)
         ids, actor, reason = asked.texts("ids"), asked.needed("actor"), asked.needed("reason")
         confirm, tenant = asked.needed("confirm"), asked.text("tenant")
         asked.end()
@@ -116,7 +116,7 @@ class Admin:
 
     async def dead_letter(self, request: web.Request) -> web.Response:
         """Body: id, consumer, topic, payload or payload_base64, actor, reason, tenant, headers."""
-        asked = await _body(request)
+        asked = await body_of(request)
         id, consumer, topic = asked.needed("id"), asked.needed("consumer"), asked.needed("topic")
         actor, reason = asked.needed("actor"), asked.needed("reason")
         tenant, headers = asked.text("tenant") or "", asked.members("headers")
@@ -176,7 +176,7 @@ class Admin:
         return answer
 
 
-async def _body(request: web.Request) -> Asked:
+async def body_of(request: web.Request) -> Asked:
     """The members of the body's JSON object. Raises UsageError."""
     data = await request.read()
     try:

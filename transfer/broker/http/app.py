@@ -15,7 +15,9 @@ from aiohttp.typedefs import Handler
 from transfer.broker.http.admin import Admin
 from transfer.broker.http.callers import ADMIN, Callers
 from transfer.broker.http.refusing import refusal
+from transfer.broker.http.topic_routes import TopicRoutes
 from transfer.broker.state.operations import Operator
+from transfer.broker.topic_admin import TopicAdmin
 from transports.errors import (
     Again,
     Closed,
@@ -45,6 +47,7 @@ def application(
     ready: Health = tuple,
     metrics: Callable[[], bytes] | None = None,
     max_body: int = MAX_BODY,
+    topics: TopicAdmin | None = None,
 ) -> web.Application:
     """Serves `/livez`, `/readyz`, `/metrics`, and `/api/admin/`, to those who may ask (`callers.py`).
 
@@ -65,6 +68,8 @@ def application(
     if metrics is not None:
         app.add_routes([web.get("/metrics", _metrics(metrics))])
     app.add_routes(Admin(operator, executor).routes(ADMIN))
+    if topics is not None:
+        app.add_routes(TopicRoutes(topics, executor).routes(ADMIN))
     return app
 
 

@@ -27,8 +27,8 @@ def ready_problems(broker: Broker) -> Sequence[str]:
     else:
         silent = [name for name in broker.ports if name != "http" and name not in broker.listening]
         problems += [f"{name} does not listen" for name in silent]
-    if broker.hub.full:
-        problems.append("the log is full, so publishers wait")
+    if broker.hub.is_full:
+        problems.append(f"the log is full, so publishers wait: {broker.hub.full}")
     return problems
 
 

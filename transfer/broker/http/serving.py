@@ -16,6 +16,7 @@ from transfer.broker.http.looking import add_looks
 from transfer.broker.listener import Listener
 from transfer.broker.replaying import Replaying
 from transfer.broker.state.operations import Operator
+from transfer.broker.topic_admin import TopicAdmin
 from transfer.https import Https
 from transports.errors import AddressError, AddressInUse
 from transports.security.guard import check_listening
@@ -45,6 +46,7 @@ class HttpServer:
             callers=Callers(token, https),
             live=partial(live_problems, broker),
             ready=partial(ready_problems, broker),
+            topics=TopicAdmin(broker.loop, broker.hub, broker.letters, broker.audit),
         )
         add_looks(app, broker)
         add_console(app)

@@ -230,11 +230,18 @@ async function showAudit(more) {
   const told = await ask(query("api/admin/audit/events", { ...wanted, limit: PAGE, after: more ? nextEvent : null }));
   const kept = more ? [...at("audit-rows").children] : [];
   rows("audit-rows", told.events.map((one) => [
-    count(one.sequence), one.time, one.actor, one.operation, one.message_ids.join(", "), one.reason,
+    count(one.sequence), one.time, one.actor, one.operation, one.message_ids.join(", ") || place(one.prior_state),
+    one.reason,
   ]), 6, "no events");
   at("audit-rows").prepend(...kept);
   nextEvent = told.next;
   at("audit-more").hidden = told.next === null;
+}
+
+// The topic, and the group if there is one, that an operator changed.
+function place(prior) {
+  const one = (prior || [])[0] || {};
+  return [one.topic, one.group].filter((name) => name !== undefined).join(", ");
 }
 
 async function verify() {

@@ -1,0 +1,227 @@
+"""What operators do to groups and topics, by HTTP: removed, moved and purged, with the room given back."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from tests.broker.asking import ask, look, until
+from tests.broker.running import running
+from transfer.broker.engine.grammar import Kind, pattern
+from transfer.clients.own import BrokerClient
+from transfer.clients.rqueue import RqueueClient
+from transports.errors import Again, UsageError
+
+WHO = {"actor": "ops@example.com", "reason": "a mistyped name"}
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with running(tmp_path, http=0, transient=(pattern(Kind.PREFIX, "live/"),)) as one:
+        yield one
+
+
+def change(broker, path, confirm, *, expected=200, **members):
+    status, text = ask(
+        broker.ports["http"], f"/api/admin/{path}", method="POST", body=WHO | {"confirm": confirm} | members
+    )
+    assert status == expected, text
+    return json.loads(text)
+
+
+def events(broker):
+    return look(broker.ports["http"], "admin/audit/events")["events"]
+
+
+def groups(broker):
+    return {one["group"]: one for one in look(broker.ports["http"], "groups")["groups"]}
+
+
+def test_a_removed_group_holds_nothing_and_its_consumer_hears_why(broker):
+    with BrokerClient(broker.endpoints["requests"]) as client:
+        consumer = client.consume("orders", "billign", begin="old")
+        client.publish_many("orders", [b"1", b"2"])
+        consumer.recv()
+        told = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign", expected=409)
+        assert told["error"] == "conflict" and "1 consumers" in told["message"]
+        told = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign", force=True)
+        assert (told["lag"], told["consumers"]) == (2, 1) and told["log_bytes"] > 0
+        assert groups(broker) == {}
+        with pytest.raises(UsageError, match="was removed by an operator"):
+            while True:
+                consumer.recv(5)
+        told = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign", expected=400)
+        assert "has no group" in told["message"]
+    (event,) = events(broker)
+    assert (event["actor"], event["operation"], event["reason"]) == (
+        "ops@example.com",
+        "group_remove",
+        "a mistyped name",
+    )
+    assert event["prior_state"][0]["group"] == "billign" and event["time"]
+
+
+def test_a_removed_group_stays_gone_and_one_with_its_number_begins_clean(tmp_path):
+    with running(tmp_path, http=0) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        first = client.consume("orders", "first", begin="old")
+        client.publish_many("orders", [b"%d" % n for n in range(10)])
+        first.ack(*(first.recv() for _ in range(10)), wait=True)
+        first.leave()
+        until(lambda: groups(broker)["first"]["consumers"], 0)
+        change(broker, "groups/remove", "REMOVE", topic="orders", group="first")
+        second = client.consume("orders", "second", begin="old")
+        assert [bytes(second.recv().data) for _ in range(10)] == [b"%d" % n for n in range(10)]
+    with running(tmp_path, http=0) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        assert list(groups(broker)) == ["second"] and groups(broker)["second"]["lag"] == 10
+        second = client.consume("orders", "second")
+        assert [bytes(second.recv().data) for _ in range(10)] == [b"%d" % n for n in range(10)]
+
+
+@pytest.mark.parametrize(("to", "following"), [("begin", b"0"), ("2", b"2"), ("1970-01-01T00:00:00Z", b"0")])
+def test_a_group_goes_on_where_it_is_sent_and_after_a_restart(tmp_path, to, following):
+    with running(tmp_path, http=0) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        consumer = client.consume("orders", "g", begin="old")
+        client.publish_many("orders", [b"%d" % n for n in range(4)])
+        consumer.ack(*(consumer.recv() for _ in range(4)), wait=True)
+        told = change(broker, "groups/seek", "SEEK", topic="orders", group="g", to=to, expected=409)
+        assert "consumers" in told["message"]
+        told = change(broker, "groups/seek", "SEEK", topic="orders", group="g", to=to, force=True)
+        assert told["cursor"] == int(following)
+        with pytest.raises(UsageError, match="was moved"):
+            consumer.recv(5)
+        again = client.consume("orders", "g")
+        assert bytes(again.recv().data) == following
+    with running(tmp_path, http=0) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        assert bytes(client.consume("orders", "g").recv().data) == following
+        told = change(broker, "groups/seek", "SEEK", topic="orders", group="g", to="end", force=True)
+        assert told["cursor"] == 4 and groups(broker)["g"]["lag"] == 0
+        change(broker, "groups/seek", "SEEK", topic="orders", group="g", to="9", force=True, expected=400)
+        change(broker, "groups/seek", "SEEK", topic="orders", group="g", to="soon", force=True, expected=400)
+
+
+def test_a_purged_topic_is_empty_and_goes_on_with_the_next_offset(tmp_path):
+    with running(tmp_path, http=0) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        consumer = client.consume("orders", "g", begin="old", window=2)
+        client.publish_many("orders", [b"old"] * 5)
+        held = consumer.recv()
+        told = change(broker, "topics/purge", "PURGE", topic="orders")
+        assert (told["oldest"], told["end"], told["groups"]) == (0, 5, ["g"])
+        assert (groups(broker)["g"]["cursor"], groups(broker)["g"]["lag"]) == (5, 0)
+        consumer.ack(held)
+        client.publish("orders", b"new")
+        received = [consumer.recv()]
+        while bytes(received[-1].data) != b"new":  # what was on its way already
+            received.append(consumer.recv())
+        assert received[-1].offset == 5
+        (topic,) = look(broker.ports["http"], "topics")["topics"]
+        assert (topic["oldest"], topic["end"], topic["position"]) == (5, 6, 5 * 3 + 3)
+    with running(tmp_path, http=0) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        (topic,) = look(broker.ports["http"], "topics")["topics"]
+        assert (topic["oldest"], topic["end"], topic["position"]) == (5, 6, 5 * 3 + 3)
+        assert bytes(client.consume("orders", "g").recv().data) == b"new"
+        assert (
+            change(broker, "topics/purge", "PURGE", topic="nothing", expected=400)["error"] == "bad_request"
+        )
+
+
+def test_a_removed_topic_is_gone_and_its_offsets_are_not_used_again(tmp_path):
+    with running(tmp_path, http=0, attempts=1) as broker:
+        with BrokerClient(broker.endpoints["requests"]) as client:
+            consumer = client.consume("orders", "g", begin="old")
+            client.publish("orders", b"poison")
+            consumer.nack(consumer.recv(), "no", retry=False)
+            until(lambda: look(broker.ports["http"], "overview")["dead_letters"], 1)
+            told = change(broker, "topics/remove", "REMOVE", topic="orders", expected=409)
+            assert "1 consumers" in told["message"]
+            change(broker, "topics/remove", "REMOVE", topic="orders", force=True)
+            assert look(broker.ports["http"], "topics")["topics"] == [] and groups(broker) == {}
+    with running(tmp_path, http=0, attempts=1) as broker:
+        assert look(broker.ports["http"], "topics")["topics"] == []
+        with BrokerClient(broker.endpoints["requests"]) as client:
+            consumer = client.consume("orders", "g", begin="old")
+            client.publish("orders", b"also poison")
+            message = consumer.recv()
+            assert message.offset == 1  # the letter of the earlier topic names offset 0
+            consumer.nack(message, "no", retry=False)
+            until(lambda: look(broker.ports["http"], "overview")["dead_letters"], 2)
+
+
+def test_a_topic_with_subscribers_is_not_removed(broker):
+    with RqueueClient("127.0.0.1", broker.ports["rqueue"]) as client:
+        client.subscribe("live/a")
+        client.publish("live/a", b"x")
+        client.recv()
+        told = change(broker, "topics/remove", "REMOVE", topic="live/a", expected=409)
+        assert "1 subscribers" in told["message"]
+        change(broker, "topics/remove", "REMOVE", topic="live/a", force=True)
+        client.publish("live/a", b"y")
+        assert client.recv().content == b"y"
+
+
+def test_what_is_not_confirmed_or_not_known_changes_nothing(broker):
+    with BrokerClient(broker.endpoints["requests"]) as client:
+        client.publish("orders", b"1")
+    for path, word in (("topics/purge", "REMOVE"), ("topics/remove", "PURGE")):
+        told = change(broker, path, word, topic="orders", expected=400)
+        assert "confirmed" in told["message"]
+    change(broker, "topics/purge", "PURGE", topic="orders", unknown="x", expected=400)
+    assert look(broker.ports["http"], "topics")["topics"][0]["end"] == 1 and events(broker) == []
+
+
+def test_a_mistyped_group_no_longer_stops_publishers_for_ever(tmp_path):
+    most = 150 << 20
+    with running(tmp_path, http=0, retention_bytes=most) as broker:
+        http = broker.ports["http"]
+        with BrokerClient(broker.endpoints["requests"], timeout=30) as client:
+            client.consume("orders", "billign", begin="old").leave()
+            until(lambda: groups(broker)["billign"]["consumers"], 0)
+
+            def publish():
+                for _ in range(30):
+                    client.publish_many("orders", [bytes(60_000)] * 100)
+
+            publisher = threading.Thread(target=publish)
+            publisher.start()
+            until(lambda: "billign" in ask(http, "/readyz")[1], True)
+            (problem,) = json.loads(ask(http, "/readyz")[1])["problems"]
+            assert "group 'billign' of topic 'orders' holds" in problem and "without a consumer" in problem
+            assert "billign" in look(http, "overview")["log_full"]
+            told = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign")
+            publisher.join(30)
+            assert not publisher.is_alive() and told["lag"] > 0
+            assert ask(http, "/readyz")[0] == 200
+
+
+def test_a_purge_gives_its_room_back(tmp_path):
+    with running(tmp_path, http=0) as broker:
+        with BrokerClient(broker.endpoints["requests"]) as client:
+            client.publish("other", b"stays")
+            for _ in range(20):
+                client.publish("rows", bytes(4 << 20))
+        before = look(broker.ports["http"], "overview")["log_bytes"]
+        assert before > 80 << 20
+        told = change(broker, "topics/purge", "PURGE", topic="rows")
+        assert told["log_bytes"] <= before - (80 << 20)
+
+
+def test_a_group_expires_whatever_restarts_come_in_between(tmp_path):
+    changes = {"http": 0, "group_expire": 2.5}
+    with running(tmp_path, **changes) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        stays, goes = client.consume("orders", "stays"), client.consume("orders", "goes")
+        assert stays is not goes
+        goes.leave()
+        until(lambda: groups(broker)["goes"]["consumers"], 0)
+        until(lambda: groups(broker)["goes"]["idle"] > 1.6, True)
+    with running(tmp_path, **changes) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        assert groups(broker)["goes"]["idle"] > 1.0  # it began before the restart
+        client.consume("orders", "stays")
+        until(lambda: list(groups(broker)), ["stays"])
+        until(
+            lambda: [(one["actor"], one["operation"]) for one in events(broker)],
+            [("broker", "group_expired")],
+        )
+        client.consume("orders", "goes")  # it may begin again
+        with pytest.raises(Again):
+            client.consume("orders", "stays").recv(0.1)

@@ -1,0 +1,79 @@
+"""What operators change over HTTP of topics and groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from aiohttp import web
+
+from transfer.broker.http.admin import body_of
+from transfer.broker.http.asked import Asked
+from transfer.broker.state.chain import Json
+from transfer.broker.topic_admin import PURGE, REMOVE, SEEK, TopicAdmin
+from transports.errors import UsageError
+
+
+class TopicRoutes:
+    """Handlers. Each body has topic, actor, reason and confirm; those of groups have group, too."""
+
+    def __init__(self, admin: TopicAdmin, executor: Executor) -> None:
+        self._admin = admin
+        self._executor = executor
+
+    def routes(self, prefix: str) -> list[web.RouteDef]:
+        """Where each of them is."""
+        return [
+            web.post(f"{prefix}groups/remove", self.remove_group),
+            web.post(f"{prefix}groups/seek", self.seek_group),
+            web.post(f"{prefix}topics/purge", self.purge_topic),
+            web.post(f"{prefix}topics/remove", self.remove_topic),
+        ]
+
+    async def remove_group(self, request: web.Request) -> web.Response:
+        """Body: force, too."""
+        asked = await body_of(request)
+        topic, group, force = asked.needed("topic"), asked.needed("group"), asked.flag("force")
+        actor, reason = _who(asked, REMOVE)
+        return await self._answer(
+            lambda: self._admin.remove_group(topic, group, actor=actor, reason=reason, force=force)
+        )
+
+    async def seek_group(self, request: web.Request) -> web.Response:
+        """Body: to (begin, end, an offset, a time) and force, too."""
+        asked = await body_of(request)
+        topic, group, force = asked.needed("topic"), asked.needed("group"), asked.flag("force")
+        to = asked.needed("to")
+        actor, reason = _who(asked, SEEK)
+        return await self._answer(
+            lambda: self._admin.seek_group(topic, group, to, actor=actor, reason=reason, force=force)
+        )
+
+    async def purge_topic(self, request: web.Request) -> web.Response:
+        """Body: nothing else."""
+        asked = await body_of(request)
+        topic = asked.needed("topic")
+        actor, reason = _who(asked, PURGE)
+        return await self._answer(lambda: self._admin.purge_topic(topic, actor=actor, reason=reason))
+
+    async def remove_topic(self, request: web.Request) -> web.Response:
+        """Body: force, too."""
+        asked = await body_of(request)
+        topic, force = asked.needed("topic"), asked.flag("force")
+        actor, reason = _who(asked, REMOVE)
+        return await self._answer(
+            lambda: self._admin.remove_topic(topic, actor=actor, reason=reason, force=force)
+        )
+
+    async def _answer(self, call: Callable[[], dict[str, Json]]) -> web.Response:
+        return web.json_response(await asyncio.get_running_loop().run_in_executor(self._executor, call))
+
+
+def _who(asked: Asked, word: str) -> tuple[str, str]:
+    """(actor, reason) of a request that is confirmed and has nothing else. Raises UsageError."""
+    actor, reason, confirm = asked.needed("actor"), asked.needed("reason"), asked.needed("confirm")
+    asked.end()
+    if confirm != word:
+        raise UsageError(f"nothing was done: it has to be confirmed with the word {word}")
+    return actor, reason

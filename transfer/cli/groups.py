@@ -1,0 +1,81 @@
+"""`transfer groups …`: its commands and their options. They are done in `transfer/cli/topic_view.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from transfer.cli import options
+from transfer.cli.options import grouped
+from transfer.cli.reaching import Reached
+from transfer.cli.topics import Changed
+
+app = typer.Typer(
+    help="Look after the groups of consumers of a broker: a group holds what it has not done with.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Topic = Annotated[str, typer.Option("--topic", help="The group's topic.")]
+Group = Annotated[str, typer.Option("--group", help="The group.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Even if it has consumers, which hear of it and have to join again.")
+]
+
+
+@app.command("list")
+@grouped
+def list_(
+    reached: Reached,
+    *,
+    topic: Annotated[str | None, typer.Option("--topic", help="Only of this topic.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Tell which groups there are, how far each is behind, and for how long it has had no consumer."""
+    from transfer.cli.topic_view import list_groups
+
+    list_groups(reached.admin(), topic, as_json=json)
+
+
+@app.command()
+@grouped
+def remove(
+    reached: Reached,
+    *,
+    topic: Topic,
+    group: Group,
+    force: Force = False,
+    changed: Changed,
+) -> None:
+    """Remove a group: nothing is kept for its sake any more."""
+    from transfer.cli.topic_view import change
+
+    question = f"Remove group {group} of topic {topic}?"
+    members = {"topic": topic, "group": group, "force": force}
+    raise typer.Exit(change(reached.admin(), "groups/remove", "REMOVE", question, members, changed))
+
+
+@app.command()
+@grouped
+def seek(
+    reached: Reached,
+    *,
+    topic: Topic,
+    group: Group,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="PLACE", help="begin, end, an offset, or a time such as 2026-03-21T00:00:00Z."
+        ),
+    ],
+    force: Force = False,
+    changed: Changed,
+) -> None:
+    """Let a group go on elsewhere: at an older message, which comes again, or at a newer one."""
+    from transfer.cli.topic_view import change
+
+    question = f"Let group {group} of topic {topic} go on at {to}?"
+    members = {"topic": topic, "group": group, "to": to, "force": force}
+    raise typer.Exit(change(reached.admin(), "groups/seek", "SEEK", question, members, changed))

@@ -1,0 +1,103 @@
+"""`transfer topics` and `transfer groups`: told as text or as JSON, and what operators do to them."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from transfer.cli import EXIT_ERROR
+from transfer.cli.confirmation import confirmed
+from transfer.cli.options import show_size
+from transfer.cli.tables import printable, show_table
+
+if TYPE_CHECKING:
+    from transfer.cli.admin import Admin
+    from transfer.cli.topics import Changed
+
+
+def list_groups(admin: Admin, topic: str | None, *, as_json: bool) -> None:
+    """All groups, or those of one topic."""
+    groups: list[dict[str, Any]] = admin.look("groups")["groups"]
+    groups = [one for one in groups if topic in (None, one["topic"])]
+    if as_json:
+        for one in groups:
+            print(json.dumps(one))
+        return
+    head = ("topic", "group", "behind", "held", "coming again", "consumers", "idle")
+    lines = [
+        [
+            printable(one["topic"]),
+            printable(one["group"]),
+            f"{one['lag']:,}",
+            f"{one['held']:,}",
+            f"{one['waiting']:,}",
+            str(one["consumers"]),
+            _age(one["idle"]),
+        ]
+        for one in groups
+    ]
+    show_table(head, lines, right=set(head[2:]))
+    if not groups:
+        print("no groups")
+
+
+def list_topics(admin: Admin, contains: str | None, after: str | None, limit: int, *, as_json: bool) -> None:
+    """A page of topics."""
+    told = admin.look("topics", contains=contains, after=after, limit=limit)
+    topics: list[dict[str, Any]] = told["topics"]
+    if as_json:
+        for one in topics:
+            print(json.dumps(one))
+    else:
+        head = ("topic", "kept", "oldest", "end", "published", "bytes", "subscribers")
+        lines = [
+            [
+                printable(one["topic"]),
+                "yes" if one["durable"] else "no",
+                f"{one['oldest']:,}",
+                f"{one['end']:,}",
+                f"{one['messages']:,}",
+                show_size(one["bytes"]),
+                str(one["subscribers"]),
+            ]
+            for one in topics
+        ]
+        show_table(head, lines, right=set(head[2:]))
+        if not topics:
+            print("no topics")
+    if told["next"] is not None:
+        print(f"there are more: --after {printable(told['next'])}", file=sys.stderr)
+
+
+def change(
+    admin: Admin, path: str, word: str, question: str, members: dict[str, Any], changed: Changed
+) -> int:
+    """Asks whether it is meant, unless that is said already, and has it done; 1: it is not meant."""
+    if not changed.yes and not confirmed(printable(question)):
+        print("transfer: nothing was changed", file=sys.stderr)
+        return EXIT_ERROR
+    who = {"actor": changed.actor or _user(), "reason": changed.reason, "confirm": word}
+    told = admin.post(path, members | who)
+    if changed.json:
+        print(json.dumps(told))
+    else:
+        print(f"done; the log takes {show_size(told['log_bytes'])}")
+    return 0
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user need not have a name
+        return "unknown"
+
+
+def _age(seconds: float) -> str:
+    if not seconds:
+        return "-"
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

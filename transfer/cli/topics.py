@@ -1,0 +1,80 @@
+"""`transfer topics …`: its commands and their options. They are done in `transfer/cli/topic_view.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from transfer.cli import options
+from transfer.cli.options import grouped
+from transfer.cli.reaching import Reached
+
+app = typer.Typer(
+    help="Look after the topics of a broker.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Topic = Annotated[str, typer.Option("--topic", help="The topic.")]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What goes with each change."""
+
+    actor: Annotated[
+        str, typer.Option("--actor", metavar="WHO", help="Who does it, for the audit. [who is logged in]")
+    ] = ""
+    reason: Annotated[str, typer.Option("--reason", metavar="WHY", help="Why, for the audit.")] = "by hand"
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    json: options.Json = False
+
+
+@app.command("list")
+@grouped
+def list_(
+    reached: Reached,
+    *,
+    contains: Annotated[
+        str | None, typer.Option("--contains", metavar="TEXT", help="Only names with this in them.")
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option("--after", metavar="TOPIC", help="Go on behind this page.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 500,
+    json: options.Json = False,
+) -> None:
+    """Tell which topics there are, and what is kept of each."""
+    from transfer.cli.topic_view import list_topics
+
+    list_topics(reached.admin(), contains, after, limit, as_json=json)
+
+
+@app.command()
+@grouped
+def purge(reached: Reached, *, topic: Topic, changed: Changed) -> None:
+    """Delete all messages of a topic. Its groups stay, and offsets go on."""
+    from transfer.cli.topic_view import change
+
+    question = f"Delete all messages of topic {topic}?"
+    raise typer.Exit(change(reached.admin(), "topics/purge", "PURGE", question, {"topic": topic}, changed))
+
+
+@app.command()
+@grouped
+def remove(
+    reached: Reached,
+    *,
+    topic: Topic,
+    force: Annotated[bool, typer.Option("--force", help="Even if it has consumers or subscribers.")] = False,
+    changed: Changed,
+) -> None:
+    """Remove a topic with its messages and groups. It begins again when somebody publishes."""
+    from transfer.cli.topic_view import change
+
+    question = f"Remove topic {topic} with its messages and groups?"
+    members = {"topic": topic, "force": force}
+    raise typer.Exit(change(reached.admin(), "topics/remove", "REMOVE", question, members, changed))
