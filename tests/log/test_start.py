@@ -180,6 +180,22 @@ def test_an_index_of_a_segment_that_is_another_now_is_no_use(tmp_path, read):
         ]
 
 
+def test_the_index_of_an_earlier_clean_end_is_not_that_of_the_sealed_segment(tmp_path):
+    """It is there until the new one's name is on the disk, and says less: the segment was cut off by it."""
+    with Log(tmp_path, segment_bytes=SMALL) as log:
+        log.append("a", b"before")
+    (index,) = tmp_path.glob(f"*{INDEX}")
+    earlier = index.read_bytes()
+    with Log(tmp_path, segment_bytes=SMALL) as log:
+        for number in range(100):
+            log.append("a", b"%d" % number * 40)
+    assert index.read_bytes() != earlier
+    for repair in (False, True):
+        index.write_bytes(earlier)  # as a crash behind the next segment's beginning leaves it
+        with Log(tmp_path, segment_bytes=SMALL, repair=repair) as log:
+            assert len(log.read("a", 0)) == 101 and log.verify().whole
+
+
 def test_without_room_for_an_index_all_goes_on(tmp_path, monkeypatch):
     def full(folder, contents):
         raise OSError(28, "No space left on device")

@@ -170,7 +170,7 @@ def _set_apart(folder: Path, firsts: list[int], damage: list[Damage]) -> None:
 def _take_sealed(found: Recovered, segment: Segment, following: int) -> Contents:
     """All of it was synced before the next one was begun. following: where that begins."""
     contents = load(segment.folder, segment.first)
-    if contents is None or not (_ends_with(contents, segment, following) or is_of(contents, segment.memory)):
+    if contents is None or not _is_index_of(contents, segment, following):
         contents = _read_sealed(found, segment, following)
         # Without it the next start takes longer, which is all.
         with suppress(OSError):
@@ -182,9 +182,13 @@ def _take_sealed(found: Recovered, segment: Segment, following: int) -> Contents
     return contents
 
 
-def _ends_with(contents: Contents, segment: Segment, following: int) -> bool:
-    """True if the segment is the one of the index, though its last record may be damaged."""
-    return contents.following == following and contents.end == segment.capacity
+def _is_index_of(contents: Contents, segment: Segment, following: int) -> bool:
+    """True if the segment is the one of the index, though its last record may be damaged, or later segments
+    missing. Not if it says less: then it is that of a clean end at which this segment was the last one."""
+    if contents.following != following and bytes(segment.memory[contents.end :]).rstrip(b"\0"):
+        return False
+    ends_here = contents.following == following and contents.end == segment.capacity
+    return ends_here or is_of(contents, segment.memory)
 
 
 def _read_sealed(found: Recovered, segment: Segment, following: int) -> Contents:
@@ -465,7 +469,7 @@ def _without_damage(folder: Path, firsts: list[int]) -> list[int]:
         segment = Segment.open(folder, first)
         try:
             said = load(folder, first)
-            whole = said is not None and is_of(said, segment.memory)
+            whole = said is not None and said.following == firsts[number + 1] and is_of(said, segment.memory)
             contents = said if said is not None and whole else read_headers(segment.memory, first)
         finally:
             segment.close()
