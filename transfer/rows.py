@@ -144,6 +144,34 @@ def check(arrays: Mapping[str, Array], layouts: Sequence[Layout], rows: int) -> 
             raise ProtocolError("run", f"{where} does not tell which of {rows} rows have a value")
 
 
+def choose(layouts: Sequence[Layout], names: Iterable[str] | None) -> tuple[Layout, ...]:
+    """The columns to which these arrays belong (None: all), in the run's order. Raises OptionError for an
+    array that no column has."""
+    if names is None:
+        return tuple(layouts)
+    wanted = set(names)
+    unknown = wanted.difference(*(layout.arrays for layout in layouts))
+    if unknown:
+        raise OptionError(
+            f"the run has no column {min(unknown)!r}",
+            hint=f"It has: {', '.join(layout.name for layout in layouts)}.",
+        )
+    return tuple(layout for layout in layouts if not wanted.isdisjoint(layout.arrays))
+
+
+def layouts_of(arrays: Arrays) -> tuple[Layout, ...]:
+    """The columns of a batch, by the names of its arrays alone: strings and bytes are "ragged" by these."""
+    found = []
+    for name, values in arrays.items():
+        base, dot, suffix = name.rpartition(".")
+        if dot + suffix in (OFFSETS, VALID) and base in arrays:
+            continue
+        kind: Kind = "ragged" if name + OFFSETS in arrays else "dense"
+        nulls = name + VALID in arrays
+        found.append(Layout(name, kind, str(values.dtype), tuple(values.shape[1:]), nulls))
+    return tuple(found)
+
+
 def cut(arrays: Mapping[str, Array], layouts: Sequence[Layout], start: int, stop: int) -> Arrays:
     """Rows start to stop, as views but for the offsets, which begin with 0 again."""
     piece: Arrays = {}

@@ -31,6 +31,7 @@ from transfer.spool.protocol import (
     InspectRun,
     ListRuns,
     OpenRun,
+    Read,
     to_meta as asked,
 )
 from transfer.spool.server import Spool
@@ -307,11 +308,9 @@ def test_large_answers(spool, monkeypatch):
                 assert sorted(ids.tolist()) == list(range(4096))
                 assert (rows.arrays["wide"] == (ids % 251).astype(np.uint8)[:, None]).all()
                 rows.arrays["wide"][:] = 0  # writable
-        monkeypatch.setattr("transfer.spool.answers.MAX_ANSWER", 1 << 20)
-        with pytest.raises(UsageError, match="4,096 rows"):
-            collect(client, fetch(0, 4096))
-        with pytest.raises(UsageError, match="rows"):
-            collect(client, fetch(0, 1, times=1 << 16))
+    monkeypatch.setattr("transfer.spool.answers.MAX_ANSWER", 1 << 20)
+    with pytest.raises(UsageError, match="4,096 rows"):
+        ask(spool.endpoint, Read(run="run", begin=0, end=4096))
 
 
 @pytest.mark.parametrize("seed", [None, 1])
@@ -320,8 +319,7 @@ def test_ragged_rows_that_are_larger_than_guessed(spool, monkeypatch, seed):
     monkeypatch.setattr("transfer.rows._GUESS", 0)
     monkeypatch.setattr("transfer.spool.answers.MAX_ANSWER", 14_000)
     with opened(spool) as client:
-        with pytest.raises(UsageError):
-            collect(client, fetch(0, 900, seed=seed), RAGGED)
+        assert len(collect(client, fetch(0, 900, seed=seed), RAGGED)) == 900
         assert len(collect(client, fetch(0, 300, seed=seed), RAGGED)) == 300
 
 

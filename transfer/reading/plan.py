@@ -42,7 +42,8 @@ class Ask:
 class Plan:
     """Sizes that decide on all steps. batch: rows per rank. epochs: None for ever.
 
-    total: rows of the run, known only when it is over. Until then every step is a whole one.
+    columns: that are fetched; None: all. total: rows of the run, known only when it is over. Until then every
+    step is a whole one.
     """
 
     batch: int
@@ -52,6 +53,7 @@ class Plan:
     drop_last: bool = False
     epochs: int | None = 1
     seed: int | None = None
+    columns: list[str] | None = None
     total: int | None = None
 
     @property
@@ -141,6 +143,7 @@ class Plan:
             need=need,
             next=(after.epoch, self.row(after)),
             least=self.step_rows if self.drop_last else self.world,
+            columns=self.columns,
         )
 
     def complete(self, ask: Ask) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from transfer import rows as tables
 from transfer.reading.plan import Ask, Place, Plan
-from transfer.rows import OFFSETS, VALID, Kind, Layout
+from transfer.rows import Layout
 from transfer.spool.protocol import MAX_TIMES
 from transfer.spool.source import FAILED, OPEN, Rows, RowSource
 from transports.errors import Again, Broken, Closed, ProtocolError
@@ -63,7 +63,7 @@ class Prefetcher:
         self._source = source
         self._plan = plan
         self._place = place
-        self._layouts = tuple(layouts)
+        self._layouts = tables.choose(layouts, plan.columns) if layouts else ()
         self._visible = visible
         self._failed = False
         if state != OPEN:
@@ -71,7 +71,7 @@ class Prefetcher:
         self._place = plan.settled(place)
         self._limit = limit
         self._name = name
-        self._row_bytes = dense_bytes(layouts)
+        self._row_bytes = dense_bytes(self._layouts)
         self._asks: deque[Ask] = deque()
         self._changed = threading.Condition()
         self._ready: deque[tuple[Arrays | Over, int]] = deque()
@@ -213,7 +213,7 @@ class Prefetcher:
             raise ProtocolError("run", f"the spool gave {answer.count:,} rows where {expected:,} were due")
         size = sum(array.nbytes for array in answer.arrays.values())
         if answer.count:
-            self._layouts = self._layouts or layouts_of(answer.arrays)
+            self._layouts = self._layouts or tables.layouts_of(answer.arrays)
             self._row_bytes = size / answer.count
         size += complete * BATCH_BYTES
         for number in range(complete):
@@ -247,16 +247,3 @@ def dense_bytes(layouts: Sequence[Layout]) -> float | None:
         if layout.kind != "dense":
             return None
     return float(total) or None
-
-
-def layouts_of(arrays: Arrays) -> tuple[Layout, ...]:
-    """The columns of a batch whose run had none when it was opened: told from the names of its arrays."""
-    found = []
-    for name, values in arrays.items():
-        base, dot, suffix = name.rpartition(".")
-        if dot + suffix in (OFFSETS, VALID) and base in arrays:
-            continue
-        kind: Kind = "ragged" if name + OFFSETS in arrays else "dense"
-        nulls = name + VALID in arrays
-        found.append(Layout(name, kind, str(values.dtype), tuple(values.shape[1:]), nulls))
-    return tuple(found)

@@ -15,7 +15,7 @@ from transfer.reading.opening import check_numbers, close_in, open_source, sensi
 from transfer.reading.plan import Place, Plan
 from transfer.reading.prefetch import Over, Prefetcher
 from transfer.reading.state import STATE_VERSION, check_run, check_state
-from transfer.rows import OFFSETS, VALID
+from transfer.rows import OFFSETS, VALID, choose
 from transfer.spool.source import FAILED, OPEN, SEALED, RowSource, RunInfo
 from transports.errors import Broken, OptionError, UsageError
 
@@ -82,6 +82,8 @@ class RowStream:
         if not 0 <= worker < workers:
             raise OptionError(f"worker is from 0 to workers - 1, not {worker} of {workers}")
         self._columns = tuple(columns) if columns is not None else None
+        if self._columns == ():
+            raise OptionError("columns names none", hint="Leave it out for all of the run's columns.")
         self._timeout = timeout
         self._limit = prefetch_bytes
         self._worker = worker
@@ -91,12 +93,15 @@ class RowStream:
             #: the run as it was when it was opened
             self.info: RunInfo = self._source.open(group, shard, shards)
             self._check_run(shuffle)
+            if self.info.layouts:  # else the spool looks, when there are rows
+                choose(self.info.layouts, self._columns)
             batch = batch_size if batch_size is not None else sensible_batch(self._source, self.info, timeout)
         except BaseException:
             self._source.close()
             raise
         total = self.info.visible if self.info.state == SEALED else None
-        self._plan = Plan(batch, rank, world_size, workers, drop_last, epochs, shuffle, total)
+        wanted = None if self._columns is None else list(self._columns)
+        self._plan = Plan(batch, rank, world_size, workers, drop_last, epochs, shuffle, wanted, total)
         self._place = self._marked = Place(0, 0, 0, 0)
         self._prefetcher: Prefetcher | None = None
         self._finalizer: weakref.finalize[..., RowStream] = weakref.finalize(

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from transfer.rows import Layout, from_json, row_bytes
+from transfer.rows import Layout, choose, from_json, row_bytes
 from transfer.spark.batches import batches, check_fit, schema_of
 from transfer.spark.options import ReadOptions
 from transfer.spool.address import RunAddress
 from transfer.spool.client import RunClient
 from transfer.spool.link import Link
-from transfer.spool.protocol import Acknowledge, InspectRun, Read
+from transfer.spool.protocol import Acknowledge, AnswerTooLarge, InspectRun, Read
 from transfer.spool.source import SEALED
 from transports.errors import Broken, NotSupported, OptionError, UsageError
 
@@ -324,14 +324,23 @@ def read(options: ReadOptions, schema: StructType, part: RowRange) -> Iterator[R
     link = _link(options)
     step = _FIRST_ROWS
     begin = part.begin
+    columns = [field.name for field in schema.fields]
+    layouts = choose(part.layouts, columns) if begin < part.end else ()
     try:
         while begin < part.end:
             end = min(begin + step, part.end)
-            arrays, told = link.ask(Read(run=options.run, run_id=part.run_id, begin=begin, end=end))
+            request = Read(run=options.run, run_id=part.run_id, begin=begin, end=end, columns=columns)
+            try:
+                arrays, told = link.ask(request)
+            except AnswerTooLarge as error:
+                if step == 1:
+                    raise
+                step = max(1, min(error.most, step - 1))  # rows are longer here
+                continue
             rows = told["count"]
             if not rows:
                 raise Broken(f"run {options.run} has no row {begin:,} any more", hint="Read it again.")
-            yield from batches(arrays, part.layouts, schema, rows)
+            yield from batches(arrays, layouts, schema, rows)
             begin += rows
             # How long rows are is seen by reading them.
             nbytes = sum(array.nbytes for array in arrays.values())

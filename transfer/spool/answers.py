@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from transfer.rows import Layout, cut, join, pick, row_bytes
+from transfer.rows import Layout, choose, cut, join, pick, row_bytes
 from transfer.spool.entry import Entry, Seen
 from transfer.spool.order import Gather, Order
-from transfer.spool.protocol import Explain, Fetch
+from transfer.spool.protocol import AnswerTooLarge, Explain, Fetch
 from transfer.spool.source import SEALED
 from transfer.spool.store import Store
 from transports.errors import Broken, UsageError
@@ -35,16 +35,19 @@ class Answers:
         self._orders: OrderedDict[tuple[int, int | None, int, int], Order] = OrderedDict()
 
     def rows(self, entry: Entry, fetch: Fetch, seen: Seen) -> tuple[Arrays, int]:
-        """(the rows, how many), of what was seen to be visible. Raises UsageError, Broken (they are not kept
-        any more)."""
-        layouts = entry.run.layouts or ()
-        order = self._order(entry, fetch, layouts, seen)
+        """(the rows, how many), of what was seen to be visible.
+
+        Raises UsageError (no such column, for instance), AnswerTooLarge, Broken (they are not kept any more).
+        """
+        order = self._order(entry, fetch, entry.run.layouts or (), seen)  # whatever columns are asked for
         ranges = _ranges(fetch, seen.rows)
         count = sum(end - begin for begin, end in ranges)
         if not count:
             return {}, 0
-        if count > 1 and count * row_bytes(layouts) > MAX_ANSWER:
-            raise _too_much(count)
+        layouts = choose(entry.run.layouts or (), fetch.columns)
+        width = row_bytes(layouts)
+        if count > 1 and count * width > MAX_ANSWER:
+            raise _too_large(count, MAX_ANSWER // width)
         if ranges[0][0] < entry.first:
             raise Broken(
                 f"rows {ranges[0][0]:,} to {entry.first:,} of run {entry.run.name} are not kept any more",
@@ -57,7 +60,7 @@ class Answers:
             for begin, end in ranges
             for piece in order.pieces(begin, end)
         ]
-        _check_size(sum(map(_bytes, pieces)), count)
+        _check_size(sum(map(_bytes, pieces)), count, count)
         return join(pieces, layouts, self._allocate), count
 
     def explain(self, entry: Entry, asked: Explain) -> Arrays:
@@ -110,11 +113,12 @@ class Answers:
         import numpy as np
 
         if any(layout.kind != "dense" for layout in layouts):
-            pieces, nbytes = [], 0
+            pieces, nbytes, picked = [], 0, 0
             for one in groups:
                 pieces.append(pick(self._store.frame(entry, one.frame), layouts, one.rows))
                 nbytes += _bytes(pieces[-1])
-                _check_size(nbytes, count)
+                picked += len(one.rows)
+                _check_size(nbytes, picked, count)
             back = np.argsort(np.concatenate([one.places for one in groups]))
             return pick(join(pieces, layouts, self._allocate), layouts, back)
         result: Arrays = {}
@@ -144,14 +148,18 @@ def _bytes(piece: Arrays) -> int:
     return sum(array.nbytes for array in piece.values())
 
 
-def _check_size(nbytes: int, count: int) -> None:
-    """Rows that are as long as each says may be more than was guessed; one is always given."""
+def _check_size(nbytes: int, rows: int, count: int) -> None:
+    """Rows that are as long as each says may be more than was guessed; one is always given.
+
+    nbytes: of the first so many rows of all that the fetch asks for.
+    """
     if count > 1 and nbytes > MAX_ANSWER:
-        raise _too_much(count)
+        raise _too_large(count, rows * MAX_ANSWER // (2 * nbytes))
 
 
-def _too_much(count: int) -> UsageError:
-    return UsageError(f"a fetch of {count:,} rows", hint=f"ask for less than {MAX_ANSWER} bytes at a time")
+def _too_large(count: int, most: int) -> AnswerTooLarge:
+    hint = f"ask for less than {MAX_ANSWER} bytes at a time"
+    return AnswerTooLarge(f"a fetch of {count:,} rows", hint=hint, most=max(1, min(most, count - 1)))
 
 
 def _ranges(fetch: Fetch, visible: int) -> list[tuple[int, int]]:

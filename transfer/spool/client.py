@@ -14,9 +14,9 @@ import msgspec
 from transfer import rows as row_layouts
 from transfer.spool.address import parse
 from transfer.spool.link import Link, check
-from transfer.spool.protocol import Acknowledge, Fetch, OpenRun, Release
+from transfer.spool.protocol import Acknowledge, AnswerTooLarge, Fetch, OpenRun, Release
 from transfer.spool.source import Lease, Rows, RunInfo
-from transports.errors import AddressError, Again, Broken, Closed, OptionError, UsageError
+from transports.errors import AddressError, Again, Broken, Closed, OptionError, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.rows import Arrays
@@ -46,6 +46,9 @@ class RunClient:
         self._wanted: OpenRun | None = None
         self._waiting: deque[Fetch] = deque()
         self._came: dict[int, tuple[Arrays, dict[str, Any]]] = {}
+        #: of the oldest request, if it is too large for one answer: parts that came, and how many are due
+        self._parts: list[Rows] = []
+        self._due = 0
         self._number = 1 << 32  # apart from the numbers of the link's own requests
         self._away: float | None = None  # since when there is no spool
         self._closed = threading.Event()
@@ -60,20 +63,58 @@ class RunClient:
 
     def request(self, fetch: Fetch) -> None:
         """See `RowSource.request`."""
-        self._number += 1
-        fetch = msgspec.structs.replace(fetch, id=self._number)
+        fetch = self._numbered(fetch)
         self._waiting.append(fetch)
+        self._send(fetch)
+
+    def collect(self, timeout: float | None) -> Rows:
+        """See `RowSource.collect`. Rows that one answer cannot hold are fetched in several, and joined."""
+        if not self._waiting:
+            raise UsageError("nothing was asked for")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                part = self._collect(deadline)
+            except AnswerTooLarge as error:
+                if self._waiting[0].times * self._waiting[0].rows <= 1:
+                    self._drop_oldest()
+                    raise
+                self._split(error.most)
+                continue
+            if not self._due:
+                return part
+            self._parts.append(part)
+            self._due -= 1
+            if not self._due:
+                parts, self._parts = self._parts, []
+                return self._joined(parts)
+
+    def _numbered(self, fetch: Fetch) -> Fetch:
+        self._number += 1
+        return msgspec.structs.replace(fetch, id=self._number)
+
+    def _send(self, fetch: Fetch) -> None:
         try:
             if self._link.connected:
                 self._link.line(self._timeout).send(fetch, {})
         except Broken:
             self._link.hang_up()  # `collect` asks again
 
-    def collect(self, timeout: float | None) -> Rows:
-        """See `RowSource.collect`."""
-        if not self._waiting:
-            raise UsageError("nothing was asked for")
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _split(self, most: int) -> None:
+        """Asks for the oldest request's rows, at most so many at a time."""
+        fetches = [self._numbered(part) for part in split(self._waiting.popleft(), most)]
+        self._due = max(self._due, 1) + len(fetches) - 1
+        self._waiting.extendleft(reversed(fetches))
+        for fetch in fetches:
+            self._send(fetch)
+
+    def _joined(self, parts: list[Rows]) -> Rows:
+        filled = [part.arrays for part in parts if part.count]
+        arrays = row_layouts.join(filled, row_layouts.layouts_of(filled[0])) if filled else {}
+        return Rows(arrays, sum(part.count for part in parts), parts[-1].visible, parts[-1].state)
+
+    def _collect(self, deadline: float | None) -> Rows:
+        """The answer to the oldest request, which is gone then. Raises AnswerTooLarge: it is still there."""
         number = self._waiting[0].id
         while number not in self._came:
             if self._closed.is_set():
@@ -92,12 +133,24 @@ class RunClient:
                 continue
             self._came[meta.get("id", 0)] = arrays, meta
         arrays, meta = self._came.pop(number)
+        try:
+            check(meta)
+        except AnswerTooLarge:
+            raise
+        except TransferError:
+            self._drop_oldest()
+            raise
         fetch = self._waiting.popleft()
-        check(meta)
         assert self._wanted is not None
         if fetch.next is not None and meta["visible"] >= fetch.need:
             self._wanted = msgspec.structs.replace(self._wanted, delivered=fetch.next)
         return Rows(arrays, meta["count"], meta["visible"], meta["state"])
+
+    def _drop_oldest(self) -> None:
+        """With all of its parts."""
+        for _ in range(max(self._due, 1)):
+            self._came.pop(self._waiting.popleft().id, None)
+        self._parts, self._due = [], 0
 
     def acknowledge(self, epoch: int, row: int, steps: list[list[int]]) -> None:
         """See `RowSource.acknowledge`."""
@@ -176,6 +229,24 @@ class RunClient:
                 raise Again("the run cannot be opened yet")
             if self._closed.wait(min(_LOOK, max(0.0, over - now))):
                 raise Closed("the reader was closed")
+
+
+def split(fetch: Fetch, most: int) -> list[Fetch]:
+    """The same rows, two or more, in several fetches of at most so many, or of one range if one is longer."""
+    step = max(1, min(most, fetch.times * fetch.rows - 1))
+    change = msgspec.structs.replace
+    one = change(fetch, next=None)  # the shard's next step begins behind the last part
+    if fetch.times > 1:
+        step = max(1, min(step // fetch.rows, fetch.times - 1))
+        starts = range(0, fetch.times, step)
+        parts = [
+            change(one, begin=one.begin + n * one.stride, times=min(step, one.times - n)) for n in starts
+        ]
+    else:
+        starts = range(0, fetch.rows, step)
+        parts = [change(one, begin=one.begin + n, rows=min(step, one.rows - n)) for n in starts]
+    parts[-1] = change(parts[-1], next=fetch.next)
+    return parts
 
 
 def _info(meta: dict[str, Any]) -> RunInfo:

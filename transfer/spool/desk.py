@@ -316,7 +316,14 @@ class Desk:
         if request.begin < request.end:
             rows = request.end - request.begin
             fetch = protocol.Fetch(
-                epoch=0, seed=None, begin=request.begin, rows=rows, stride=0, times=1, need=0
+                epoch=0,
+                seed=None,
+                begin=request.begin,
+                rows=rows,
+                stride=0,
+                times=1,
+                need=0,
+                columns=request.columns,
             )
             arrays, count = self._answers.rows(entry, fetch, seen)
         meta = {

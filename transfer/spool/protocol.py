@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from transfer.runs import MAX_NAME, MAX_NUMBER
+from transfer.tensors.bundle import MAX_NAME as MAX_ARRAY_NAME, MAX_TENSORS
 from transports import errors
-from transports.errors import ProtocolError, TransferError
+from transports.errors import ProtocolError, TransferError, UsageError
 
 VERSION = 1
 #: ranges that one fetch may ask for
@@ -23,6 +24,14 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 #: which of the runs that had a name, one after the other; see `RunInfo`
 RunId = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
+#: arrays that an answer is to have; with one of a column come the others of it. None: all
+Columns = (
+    Annotated[
+        list[Annotated[str, msgspec.Meta(max_length=MAX_ARRAY_NAME)]],
+        msgspec.Meta(min_length=1, max_length=MAX_TENSORS),
+    ]
+    | None
+)
 Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 Delivery = Literal["committed", "partition"]
 #: "batch": one job, whose commit seals the run. "stream": each commit adds to it, it is never sealed
@@ -114,6 +123,7 @@ class Fetch(Ask, frozen=True, kw_only=True, tag="fetch"):
     need: Number
     next: tuple[Number, Number] | None = None
     least: Number = 0
+    columns: Columns = None
 
 
 class Read(Ask, frozen=True, kw_only=True, tag="read"):
@@ -128,6 +138,7 @@ class Read(Ask, frozen=True, kw_only=True, tag="read"):
     begin: Number
     end: Number
     run_id: RunId = ""
+    columns: Columns = None
 
 
 class Acknowledge(Ask, frozen=True, kw_only=True, tag="acknowledge"):
@@ -213,12 +224,22 @@ def from_meta(meta: Any) -> Request:
         raise ProtocolError("spool", f"a request that is none: {error}") from error
 
 
+class AnswerTooLarge(UsageError):
+    """Rows that one answer cannot hold; `most` is how many may be asked for at a time. One always may."""
+
+    def __init__(self, message: str, *, hint: str = "", most: int = 1) -> None:
+        super().__init__(message, hint=hint)
+        self.most = most
+
+
 def refusal(error: TransferError) -> list[str]:
     """An error, as it travels."""
     text, _, _ = str(error).partition("\n  hint: ")
     if isinstance(error, ProtocolError):
         text = text.removeprefix(f"{error.reason}: ")
         return [type(error).__name__, text, error.hint, error.reason]
+    if isinstance(error, AnswerTooLarge):
+        return [type(error).__name__, text, error.hint, str(error.most)]
     return [type(error).__name__, text, error.hint]
 
 
@@ -228,6 +249,8 @@ def raised(told: Any) -> TransferError:
         return ProtocolError("spool", "an answer that is neither one nor a refusal")
     if told[0] == "ProtocolError" and len(told) == 4:
         return ProtocolError(told[3], told[1], hint=told[2])
+    if told[0] == "AnswerTooLarge" and len(told) == 4 and told[3].isdecimal():
+        return AnswerTooLarge(told[1], hint=told[2], most=int(told[3][:19]))
     kind = getattr(errors, told[0], None)
     if not (isinstance(kind, type) and issubclass(kind, TransferError)) or kind is ProtocolError:
         kind = errors.PeerError
