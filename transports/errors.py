@@ -212,6 +212,13 @@ class LogDamaged(InternalError):
     errno = _errno.EIO
 
 
+class InDoubt(InternalError):
+    """Writing or syncing the log failed: what was appended may be kept or may not be. When the log is open
+    again it tells; to append it once more may keep it twice."""
+
+    errno = _errno.EIO
+
+
 class LogInUse(UsageError):
     """Another process, or another object in this one, has the log open."""
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.log.page_cache import PageCache
 from transfer.broker.state.audit import Audit, export
 from transfer.broker.state.chain import GENESIS, SEGMENT, Chain, Window, check_export, encode, time_text
 from transfer.broker.state.verification import HEAD, examine
-from transports.errors import LogDamaged
+from transports.errors import InternalError, LogDamaged
 
 from .test_audit import NOW, action, ids, write
 
@@ -214,3 +216,21 @@ def test_a_chain_takes_the_line_behind_damage_at_its_word():
     assert chain.follow(first).sequence == 1
     with pytest.raises(LogDamaged, match="prev_hash"):
         chain.follow(encode(2, time_text(NOW), action(), GENESIS)[1])
+
+
+def test_an_event_whose_sync_failed_is_written_again(tmp_path, monkeypatch):
+    """The broker was killed before it could take the event back; the next one goes on behind it."""
+    cache = PageCache(monkeypatch)
+    event = replace(action(1), reason="x" * 9000)
+    with Audit(tmp_path, NOW) as audit:
+        audit.append(event, NOW)
+        cache.fails = True
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "ftruncate", lambda fd, size: None)
+            with pytest.raises(InternalError):
+                audit.append(event, NOW)
+    with Audit(tmp_path, NOW) as audit:
+        audit.append(event, NOW)
+        cache.cut_power(tmp_path)
+        assert not audit.verify().problems
+        assert len(list(audit.events())) == 3

@@ -136,7 +136,7 @@ def main():
             try:
                 client.publish("t", b"lost")
             except InternalError as error:
-                print("told", "broken" in str(error))
+                print("told", "broken" in str(error), type(error).__name__)
         try:
             client.publish("t", bytes(100_000))
         except InternalError:
@@ -163,7 +163,7 @@ def test_a_disk_that_fails_is_told(tmp_path):
         check=False,
     )
     assert done.stdout.splitlines() == [
-        "told True", "told True", "large told", "failure InternalError", "closed 1"
+        "told True InDoubt", "told True InternalError", "large told", "failure InternalError", "closed 1"
     ], done.stderr  # fmt: skip
     with running(tmp_path) as broker, BrokerClient(broker.endpoints["requests"]) as client:
         message = client.consume("t", "g").recv()

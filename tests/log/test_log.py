@@ -19,6 +19,7 @@ from transfer.log.segment import INDEX, SUFFIX
 from transports.errors import (
     Closed,
     ForkedError,
+    InDoubt,
     InternalError,
     LogDamaged,
     LogFull,
@@ -469,10 +470,11 @@ def test_a_failed_sync_ends_the_log_and_what_was_committed_is_there(tmp_path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", fails)
-        with pytest.raises(InternalError, match="Input/output error"):
+        with pytest.raises(InDoubt, match="Input/output error"):
             log.commit()
-    with pytest.raises(InternalError, match="failed"):
+    with pytest.raises(InternalError, match="failed") as refused:
         log.append("t", b"more")
+    assert not isinstance(refused.value, InDoubt)
     with pytest.raises(InternalError):
         log.commit()
     log.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from transfer.log.group_committer import GroupCommitter
-from transports.errors import InternalError, LogFull, TransferError
+from transports.errors import InDoubt, InternalError, LogFull, TransferError
 
 if TYPE_CHECKING:
     from transfer.broker.message import Message
@@ -212,16 +212,26 @@ class Durability:
         self._relieve()
 
     def failed(self, error: TransferError) -> None:
-        """Nothing can be kept any more: all who wait are told. The first error counts."""
+        """Nothing can be kept any more: all who wait are told. The first error counts. What was appended may
+        be kept or may not be; what was not appended is not."""
         if self.failure is not None:
             return
+        text = str(error).partition("\n  hint: ")[0]
+        doubt = InDoubt(
+            text if isinstance(error, InDoubt) else f"what was appended may be kept or may not be: {text}",
+            hint="the broker has to be started again; publish the message again, and it may be kept twice",
+        )
+        if isinstance(error, InDoubt):
+            error = InternalError(text, hint=error.hint)
         _log.critical("the broker's log has failed: %s", error)
         self.failure = error
         waiting, self._waiting = self._waiting, deque()
         held, self._held = self._held, deque()
         self._grown.clear()
         self._unsynced, self.full = 0, ""
-        for told in [one[2] for one in waiting] + [one[2] for one in held]:
+        for _, _, told in waiting:
+            tell(told, doubt)
+        for _, _, told in held:
             tell(told, error)
         self._relieve()
         self.at_failure(error)

@@ -7,7 +7,14 @@ from typing import Any
 from transports import errors
 
 #: families that the broker names
-_KINDS = (errors.UsageError, errors.LogFull, errors.InternalError, errors.OptionError, errors.Closed)
+_KINDS = (
+    errors.UsageError,
+    errors.LogFull,
+    errors.InDoubt,
+    errors.InternalError,
+    errors.OptionError,
+    errors.Closed,
+)
 
 
 def error_of(words: dict[str, Any]) -> errors.TransferError:

@@ -14,7 +14,7 @@ from transfer.log.contents import contents_of, store
 from transfer.log.record import HEADER_SIZE, Opening, encode, encode_messages, opening
 from transfer.log.retention import Retention, removable
 from transfer.log.segment import LARGEST, Segment, full_disk_told, remove, sync_folder
-from transports.errors import Again, Closed, ForkedError, InternalError, LogFull
+from transports.errors import Again, Closed, ForkedError, InDoubt, InternalError, LogFull
 
 #: a segment's blobs take so many times the bytes of its records at most, unless one alone takes more
 _BLOBS = 16
@@ -22,7 +22,7 @@ _BLOBS = 16
 _STATE_SHARE = 4
 #: seconds after which a wait is looked at again: the system does not take any number of them
 _STEP = 60.0
-_IN_DOUBT = "what was not committed is in doubt until the log is opened again"
+_IN_DOUBT = "what was not committed is in doubt until the log is opened again, which tells"
 #: state as a new segment repeats it
 Snapshot = Callable[[], Iterable[tuple[bytes, bytes]]]
 #: what was discarded is given back; is called with the lock
@@ -103,6 +103,11 @@ class Journal:
         if self._failed is not None:
             text = f"writing the log failed before: {self._failed}"
             raise InternalError(text, hint=_IN_DOUBT) from self._failed
+
+    def _in_doubt(self) -> InDoubt:
+        """What a caller is told who waits for records that were appended."""
+        text = f"what was appended may be kept or may not be: the log cannot be written: {self._failed}"
+        return InDoubt(text, hint=_IN_DOUBT)
 
     # -- appending, with the lock ------------------------------------------------------------------------
 
@@ -257,6 +262,7 @@ class Journal:
                 sync_folder(self._folder)
         except BaseException as error:
             self._failed = error
+            segment.close()
             raise
         segment.end = len(beginning.data)
         self.segments.append(segment)
@@ -302,12 +308,17 @@ class Journal:
             while (self._synced if synced else self._kept) < until:
                 sync = self._mode == "always" or (synced and self._mode == "never")
                 if (sync or self._written < until) and not self._busy:
-                    self._flush_beside(sync=sync)
+                    try:
+                        self._flush_beside(sync=sync)
+                    except InternalError as error:
+                        raise self._in_doubt() from error
                     continue
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise Again(f"record {until - 1} was not kept within {timeout} s")
                 self.lock.wait(min(left, _STEP))
+                if self._failed is not None:
+                    raise self._in_doubt() from self._failed
                 self._check()
 
     def sync_every(self, seconds: float) -> None:

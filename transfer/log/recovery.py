@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ _LAST = (
     "leave this one as it is"
 )
 _HAS_BLOB = int(Flag.HAS_BLOB)
+#: bytes that are written again at a time
+_PIECE = 16 << 20
 
 
 @dataclass
@@ -306,10 +309,36 @@ def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
         path_of(segment.folder, segment.first, INDEX).unlink(missing_ok=True)
         segment.cut(segment.end)
     with full_disk_told():  # from now on all of it counts as synced
+        _write_again(found, read, until)
         segment.sync()
         for other in found.segments:
             other.sync_blobs()
+        sync_folder(segment.folder)
     return contents
+
+
+def _write_again(found: Recovered, read: _Read, until: int) -> None:
+    """Writes what is whole but not known to be synced once more, with its blobs. A sync that failed leaves
+    pages in memory that the system takes for written: no later sync would bring them to the disk. Raises
+    OSError."""
+    segment = read.segment
+    begin = read.unproven[0][1] if read.unproven else segment.end
+    for position in range(begin, segment.end, _PIECE):
+        segment.write(position, bytes(segment.memory[position : min(position + _PIECE, segment.end)]))
+    by_first = {one.first: one for one in found.segments}
+    for record in read.blobs:
+        if read.proven <= record.sequence < until:
+            first, position, nbytes, _ = BLOB.unpack_from(record.body)
+            if first in by_first:
+                _write_blob_again(by_first[first], position, nbytes)
+
+
+def _write_blob_again(segment: Segment, begin: int, nbytes: int) -> None:
+    for at in range(0, nbytes, _PIECE):
+        piece = segment.blob(begin + at, min(_PIECE, nbytes - at), of=begin)
+        if piece is None:
+            return
+        segment.write_blob(begin + at, [memoryview(bytes(piece))])
 
 
 def _walk(segment: Segment, known: Known) -> Iterator[Record | Gap]:
@@ -332,14 +361,16 @@ def _walk(segment: Segment, known: Known) -> Iterator[Record | Gap]:
 
 class _Read:
     """What the last segment holds, each record looked at once. gaps: where it is damaged. blobs: the records
-    that have some. synced: the record before which all was. opened: the one behind all state. end: the one
-    behind the last."""
+    that have some. synced: the record before which all was, as any says; proven: as one says behind the
+    beginning. unproven: sequence and position of those that are whole and not proven. opened: the one behind
+    all state. end: the one behind the last."""
 
     def __init__(self, segment: Segment, known: Known, repair: bool) -> None:
         self.segment = segment
         self.gaps: list[Gap] = []
         self.blobs: list[Record] = []
-        self.synced = max(segment.first, known.following)
+        self.synced = self.proven = max(segment.first, known.following)
+        self.unproven: deque[tuple[int, int]] = deque()
         self.opened = self.end = segment.first
         read = scan(segment.memory, segment.first) if repair else _walk(segment, known)
         for one in read:
@@ -349,6 +380,10 @@ class _Read:
                 continue
             self.end = one.sequence + 1
             self.synced = max(self.synced, one.sequence - one.lag)
+            self.proven = max(self.proven, claim(one))
+            self.unproven.append((one.sequence, one.position))
+            while self.unproven and self.unproven[0][0] < self.proven:
+                self.unproven.popleft()
             if one.flags & _HAS_BLOB:
                 self.blobs.append(one)
             if one.kind == Kind.OPENED:

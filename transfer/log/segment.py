@@ -69,6 +69,7 @@ class Segment:
         self.memory = memoryview(self._map)
         self._blob_fd = -1
         self._blob_room = 0
+        self._sync_failed: OSError | None = None
         self.given_back = 0
         #: where the blobs begin that are viewed; views that have ended leave by themselves
         self._views: dict[weakref.ref[mmap.mmap], int] = {}
@@ -168,7 +169,7 @@ class Segment:
         """The blobs that were written are on the disk. Raises OSError."""
         with self._lock:  # who removes the segment meanwhile waits
             if self._blob_fd >= 0:
-                os.fdatasync(self._blob_fd)
+                self._sync_blobs(self._blob_fd)
 
     def sync_blobs_beside(self) -> None:
         """The same, for one who takes long: nobody waits. Takes a descriptor more. Raises OSError."""
@@ -176,9 +177,20 @@ class Segment:
             fd = os.dup(self._blob_fd) if self._blob_fd >= 0 else -1
         if fd >= 0:
             try:
-                os.fdatasync(fd)
+                self._sync_blobs(fd)
             finally:
                 os.close(fd)
+
+    def _sync_blobs(self, fd: int) -> None:
+        """The system tells of a failure once, and takes what was not written for written: no later sync of
+        this file counts."""
+        if self._sync_failed is not None:
+            raise OSError(self._sync_failed.errno, f"a sync failed before: {self._sync_failed.strerror}")
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            self._sync_failed = error
+            raise
 
     def lend(self, topic: int, offset: int, time: int) -> None:
         """A message whose record may lie elsewhere has its blob here."""

@@ -32,7 +32,7 @@ from transfer.protocols.ttp import (
     encode_head,
     encode_meta,
 )
-from transports.errors import LogFull, ProtocolError, TransferError, UsageError
+from transports.errors import InDoubt, LogFull, ProtocolError, TransferError, UsageError
 
 if TYPE_CHECKING:
     import socket
@@ -323,4 +323,6 @@ def _code(error: TransferError) -> str:
         return error.reason
     if isinstance(error, LogFull):
         return "full"
+    if isinstance(error, InDoubt):
+        return "in_doubt"
     return "usage" if isinstance(error, UsageError) else "failed"

@@ -7,6 +7,7 @@ may write all files can write another chain: keep the head elsewhere, or exports
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -33,6 +34,8 @@ from transfer.log.segment import full_disk_told, sync_folder
 from transports.errors import Closed, LogInUse
 
 _log = logging.getLogger("transfer.broker")
+#: bytes of an event at most, as far as it is known where the last one begins
+_LONGEST = 1 << 20
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 #: who writes events that nobody asked for
 BROKER = "broker"
@@ -122,6 +125,8 @@ class Audit:
                 if os.fstat(self._head_fd).st_size == 0:
                     self._put_head(verdict.head)  # before the file is made: that a head is missing is damage
                 self._open(verdict.head)
+                _write_again(self.folder / name_of(verdict.head.segment))
+                _write_again(self.folder / HEAD)
                 if verdict.torn:
                     _log.warning("audit in %s: %d bytes of an unfinished event go", self.folder, verdict.torn)
                     os.ftruncate(self._fd, verdict.head.nbytes)
@@ -230,6 +235,20 @@ def _locked(path: Path) -> int:
         os.close(fd)
         raise LogInUse(f"the audit in {path.parent} is open elsewhere") from error
     return fd
+
+
+def _write_again(path: Path) -> None:
+    """Writes the end of a file once more, and syncs: what a sync failed to bring to the disk, the system
+    takes for written, and no later sync would."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        begin = max(0, os.fstat(fd).st_size - _LONGEST)
+        data = os.pread(fd, _LONGEST, begin)
+        if os.pwrite(fd, data, begin) != len(data):
+            raise OSError(errno.ENOSPC, "the end of the audit could not be written again")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _put(fd: int, data: bytes) -> None:

@@ -216,6 +216,9 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+    # A sync that failed before may have left frames of the log in memory alone, which no later sync writes:
+    # what they hold is written into the database's own file, and the log begins again.
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     connection.execute("BEGIN IMMEDIATE")
     if _pragma(connection, "user_version") < FORMAT:
         connection.execute(_STORES)
