@@ -45,7 +45,7 @@ class Consumer(Protocol):
 
 
 class Dead(NamedTuple):
-    """A message that nobody could process, with the reason."""
+    """A message that nobody could process, with the reason. failing: seconds since it failed first."""
 
     topic: str
     group: str
@@ -53,6 +53,7 @@ class Dead(NamedTuple):
     attempts: int
     reason: str
     consumer: str
+    failing: float = 0.0
 
 
 class Served(NamedTuple):
@@ -370,13 +371,15 @@ class Groups:
 
     def _give_up(self, served: Served, delivery: Delivery, reason: str) -> None:
         """Nobody can process it: it becomes a dead letter, and then is done with."""
+        first = served.group.failed_first(delivery.offset)
         dead = Dead(
             served.named.topic,
             served.named.name,
             delivery.offset,
             delivery.attempt,
-            reason,
+            reason or "its consumer refused it and gave no reason",
             str(delivery.consumer),
+            self._loop.time() - first if first is not None else 0.0,
         )
         message = self._messages(served, [delivery]).get(delivery.offset)
 

@@ -97,7 +97,7 @@ class Broker:
         self.drained = threading.Event()
         self.late = 0.0
         self.threads = ServiceThreads()
-        self._spool: Spool | None = None
+        self.spool: Spool | None = None
         self._loop = asyncio.new_event_loop()
         self._owned = ExitStack()
         self._ended = False
@@ -121,7 +121,7 @@ class Broker:
     @property
     def spool_failure(self) -> TransferError | None:
         """Why its spool has ended."""
-        return self._spool.failure if self._spool is not None else None
+        return self.spool.failure if self.spool is not None else None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -136,8 +136,11 @@ class Broker:
     def endpoints_of(self, front: str) -> list[str]:
         """Where a front listens, as people read it."""
         if front == "own":
-            names = ("requests", "pushes", "subscriptions")
+            queues = [name for name in self.endpoints if name.startswith("queue ")]
+            names = ("requests", "pushes", "subscriptions", *queues)
             return [f"{self.endpoints[name]} {name}" for name in names if name in self.endpoints]
+        if front == "spool":
+            return [f"{self.endpoints[name]} {name}" for name in ("spool", "rows")]
         if front == "abtp":
             named = ((name, self.endpoints.get(f"abtp {name}")) for name in ("router", "pub"))
             return [f"{endpoint} {name}" for name, endpoint in named if endpoint]
@@ -328,7 +331,7 @@ class Broker:
         from transfer.spool.address import rows_beside
         from transfer.spool.server import Spool  # needs numpy and msgspec
 
-        self._spool = spool = Spool(
+        self.spool = spool = Spool(
             log, endpoint, rows_beside(endpoint), security=self.context.credentials.security
         )
         self._owned.callback(spool.close)

@@ -82,6 +82,17 @@ EVENTS: Final = (
 )
 
 
+#: those of them that direct delivery counts, too, and how they are called there
+_OF_DIRECT: Final = {
+    "acked": "acked",
+    "dead_lettered": "dead_lettered",
+    "dispatched": "dispatched",
+    "expired": "ack_timeouts",
+    "nacked": "nacked",
+    "stale_acks": "stale_acks",
+}
+
+
 class Names:
     """Which topics and groups have names of their own in metrics: the first that come, who keep them."""
 
@@ -132,8 +143,8 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
         yield "message_bytes_total", (topic.name,), topic.nbytes
     yield "messages_total", (_OTHER,), messages
     yield "message_bytes_total", (_OTHER,), nbytes
-    for event in {*EVENTS, *hub.counts}:
-        yield "events_total", (event,), hub.counts[event]
+    for event, count in _events(broker).items():
+        yield "events_total", (event,), count
     for name, front in broker.fronts.items():
         yield "connections", (name,), front.connections
         for event, count in front.counters.items():
@@ -179,12 +190,21 @@ def overview_told(broker: Broker) -> dict[str, Json]:
         "subscribers": _subscribers(hub),
         "behind": hub.fanout.behind,
         "connections": sum(front.connections for front in broker.fronts.values()),
-        "events": {event: hub.counts[event] for event in sorted({*EVENTS, *hub.counts})},
+        "events": dict(sorted(_events(broker).items())),
         "log_bytes": hub.store.log.disk_bytes,
         "log_full": hub.full,
         "unsynced_bytes": hub.durability.unsynced,
         "loop_late": broker.late,
     }
+
+
+def _events(broker: Broker) -> dict[str, int]:
+    """What happened to messages, of groups and of direct delivery."""
+    counts, direct = broker.hub.counts, broker.direct.desk.counts
+    events = {event: counts[event] for event in {*EVENTS, *counts}}
+    for event, name in _OF_DIRECT.items():
+        events[event] += direct[name]
+    return events
 
 
 def _subscribers(hub: Hub) -> int:
@@ -257,4 +277,8 @@ def fronts_told(broker: Broker) -> dict[str, Json]:
                 "events": dict(sorted(front.counters.items())),
             }
         )
+    if broker.spool is not None:
+        places: list[Json] = list(broker.endpoints_of("spool"))
+        connections = broker.spool.connections
+        fronts.append({"front": "spool", "listens": places, "connections": connections, "events": {}})
     return {"seconds": broker.loop.time(), "fronts": fronts}

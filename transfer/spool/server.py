@@ -134,6 +134,11 @@ class Spool:
         return self._committer.failure
 
     @property
+    def connections(self) -> int:
+        """Programs that are connected: those that ask, and tasks that push rows."""
+        return len(self._asked.peers()) + len(self._pushed.peers())
+
+    @property
     def security(self) -> Security:
         """Who may come in."""
         return self._context.credentials.security

@@ -187,6 +187,7 @@ class Dealing:
         self.inflight.end(delivery)
         delivery.move(status)
         parcel = self.books.parcels[delivery.number]
+        parcel.failed_ms = parcel.failed_ms or now.unix_ms
         if counted and self.rules.retry.exhausted(delivery.attempt):
             delivery.move(Status.DEAD_LETTERED)
             self._bury(parcel, "exhausted", error)

@@ -182,7 +182,8 @@ def _read(data: bytes | memoryview, at: int, count: int) -> list[str]:
 class Parcel:
     """A message that is not finished. attempt: tries that were begun. error: what became of the last one.
 
-    session_id: who has it in hands; "": it waits. consumer_id: who had it last.
+    session_id: who has it in hands; "": it waits. consumer_id: who had it last. failed_ms: when a try failed
+    first, in milliseconds since 1970, as far as that was since the start; 0: none did.
     """
 
     number: int
@@ -193,6 +194,7 @@ class Parcel:
     error: str = ""
     consumer_id: str = ""
     session_id: str = ""
+    failed_ms: int = field(default=0, compare=False)
 
     @property
     def key(self) -> tuple[str, str]:

@@ -84,6 +84,7 @@ class Group:
         self._done = Offsets()  # behind the cursor
         self._attempts: dict[int, int] = {}  # of what was sent and is not done
         self._held: dict[int, _Held] = {}
+        self._failed: dict[int, float] = {}  # when what is not done failed first
         self._again: list[tuple[float, int]] = []  # (due, offset), a heap
         self._deadlines: list[tuple[float, int, int]] = []  # (due, offset, attempt), a heap
         self._consumers: dict[object, _Consumer] = {}
@@ -135,6 +136,7 @@ class Group:
         returned: list[tuple[Delivery, Outcome]] = []
         for offset in sorted(found.held):
             attempt = self._held.pop(offset).attempt
+            self._failed.setdefault(offset, now)
             dead = attempt >= MOST_LOST
             if not dead:
                 heapq.heappush(self._again, (now, offset))
@@ -240,6 +242,7 @@ class Group:
         if outcome is not Outcome.DONE:
             return outcome
         self._let_go(offset)
+        self._failed.setdefault(offset, now)
         if attempt >= MOST_LOST:
             return Outcome.DEAD
         heapq.heappush(self._again, (now, offset))
@@ -257,6 +260,10 @@ class Group:
             late.append((Delivery(consumer, offset, attempt), self._later(offset, attempt, now)))
         return late
 
+    def failed_first(self, offset: int) -> float | None:
+        """When a delivery of this message failed first, since the start."""
+        return self._failed.get(offset)
+
     def bury(self, offset: int) -> None:
         """The message is done with here: it is kept as a dead letter, or is for others. Harmless twice."""
         if offset >= self.cursor and offset not in self._done:
@@ -268,6 +275,7 @@ class Group:
             consumer.held = {offset for offset in consumer.held if offset >= end}
         self._held = {offset: held for offset, held in self._held.items() if offset >= end}
         self._attempts = {offset: attempt for offset, attempt in self._attempts.items() if offset >= end}
+        self._failed = {offset: when for offset, when in self._failed.items() if offset >= end}
         self._again = [one for one in self._again if one[1] >= end]
         heapq.heapify(self._again)
         self.cursor = self._done.behind(max(self.cursor, end))
@@ -317,6 +325,7 @@ class Group:
         self._consumers[held.consumer].held.discard(offset)
 
     def _later(self, offset: int, attempt: int, now: float, *, retry: bool = True) -> Outcome:
+        self._failed.setdefault(offset, now)
         delay = self._delay(attempt) if retry else None
         if delay is None:
             return Outcome.DEAD
@@ -331,6 +340,9 @@ class Group:
     def _book_done(self, begin: int, end: int) -> None:
         for offset in range(begin, end):
             self._attempts.pop(offset, None)
+        if self._failed:
+            for offset in range(begin, end):
+                self._failed.pop(offset, None)
         if begin != self.cursor:
             for offset in range(begin, end):
                 self._done.add(offset)

@@ -102,7 +102,9 @@ class OwnFront:
         return sum(len(one.peers()) for one in self._all_sockets())
 
     def _all_sockets(self) -> list[SocketMethods]:
-        return [heard.socket for heard in self._sockets] + [queue.socket for queue in self._queues]
+        publishers = [self._publisher.socket] if self._publisher is not None else []
+        sockets = [heard.socket for heard in self._sockets] + [queue.socket for queue in self._queues]
+        return sockets + publishers
 
     def tick(self, now: float) -> None:
         """About once a second: who has gone."""

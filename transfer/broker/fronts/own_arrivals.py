@@ -180,6 +180,7 @@ class _Arrival:
             raise ProtocolError("length", f"a message of {self._nbytes} bytes ended behind {self._came}")
         self._forget()
         self._passage.finish()
+        self._shared.counters["published"] += 1
         if self._kept:
             self._tell()
 

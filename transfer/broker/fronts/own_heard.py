@@ -117,4 +117,5 @@ class Pushes(Heard):
             self._hub.publish(message_of(topic, rest))
         except TransferError as error:
             raise ProtocolError("publish", str(error)) from error
+        self._counters["published"] += 1
         self._hub.pressed(self)

@@ -158,6 +158,7 @@ class Requests(Heard):
 
         try:
             self._hub.publish(message, told)
+            self._counters["published"] += 1
         except TransferError as error:
             self.refuse(identity, number, error)
 
@@ -173,6 +174,7 @@ class Requests(Heard):
 
         try:
             self._hub.publish_many(messages, told)
+            self._counters["published"] += len(messages)
         except TransferError as error:
             told(error)
 
@@ -190,6 +192,7 @@ class Requests(Heard):
                 raise ProtocolError("parts", "a request without parts")
             topic, rest = topic_and_rest(frames)
             self._hub.publish(message_of(topic, rest), told)
+            self._counters["published"] += 1
         except TransferError as error:
             told(error)
 
@@ -205,6 +208,10 @@ class Requests(Heard):
         """To one program, at the end of this turn; dropped when it has gone, whose deliveries come back
         then."""
         self._outbox.say(identity, head, parts)
+
+    def delivered(self, count: int) -> None:
+        """So many messages go to consumers."""
+        self._counters["delivered"] += count
 
     def soon(self, call: Callable[..., object], *arguments: object) -> None:
         """Calls it in the loop's next turn."""
@@ -328,6 +335,7 @@ class _Consumer:
                     self._deliver(deliveries, parts)
                     deliveries, parts = [], []
                     self._offers.offer(delivery, message)
+                    self._requests.delivered(1)
                     continue
                 of_message = parts_of(message) if message is not None else []
             except ProtocolError as error:
@@ -350,6 +358,7 @@ class _Consumer:
 
     def _deliver(self, deliveries: Sequence[tuple[int, int, int]], parts: Sequence[OutPart]) -> None:
         if deliveries:
+            self._requests.delivered(len(deliveries))
             head = encode(Op.DELIVER, self._number, encode_deliveries(deliveries), len(deliveries))
             self._requests.send(self._identity, head, parts)
 

@@ -237,7 +237,7 @@ def _letter(letter: DeadLetter) -> dict[str, Json]:
         "reason": letter.reason,
         "attempts": letter.attempts,
         "last_error": letter.last_error,
-        "first": _time(letter.first_ms),
+        "first": _time(letter.first_ms or letter.last_ms),  # an early letter does not say it
         "last": _time(letter.last_ms),
         "headers": letter.headers,
         "payload_bytes": letter.payload_bytes,

@@ -116,7 +116,7 @@ async function showOverview() {
     ["Connections", count(now.connections)],
     ["Subscribers", `${count(now.subscribers)}${now.behind ? `, ${count(now.behind)} behind` : ""}`],
     ["Dead letters", count(now.dead_letters)],
-    ["Log", `${size(now.log_bytes)} in ${count(now.log_segments)} files`],
+    ["Log", `${size(now.log_bytes)} in ${count(now.log_segments)} file${now.log_segments === 1 ? "" : "s"}`],
     ["Not on the disk yet", size(now.unsynced_bytes)],
     ["Folder", now.folder],
     ["Version", now.version],
@@ -192,7 +192,7 @@ async function inspect(id) {
   at("letter-title").textContent = letter.message_id;
   const facts = ["delivery_id", "tenant", "topic", "original_topic", "consumer", "reason", "last_error", "attempts",
     "first", "last", "state", "payload_bytes"];
-  const isKnown = (name) => letter[name] !== "" && letter[name] !== null && !`${letter[name]}`.startsWith("1970-");
+  const isKnown = (name) => letter[name] !== "" && letter[name] !== null;
   at("letter-facts").replaceChildren(...facts.filter(isKnown)
     .flatMap((name) => {
       const dt = document.createElement("dt"), dd = document.createElement("dd");
