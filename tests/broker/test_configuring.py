@@ -12,6 +12,7 @@ from transfer.broker.configuring import Said, configured, said_by_flag
 from transfer.broker.engine.grammar import Kind, pattern
 from transfer.broker.settings import Settings
 from transfer.broker.subscriber import Overflow
+from transfer.broker.volume import VolumeShare
 from transfer.config import BROKER_IDLE_NAMES, BROKER_NAMES, broker_environment
 from transports.config import security
 from transports.errors import OptionError
@@ -171,6 +172,7 @@ def test_all_sockets_off_is_no_own_front():
         ("[ttp]\nport = true", "port in [ttp] is True"),
         ("[delivery]\nattempts = 0", "it has to be a whole number from 1 to 1000"),
         ("[retention]\nbytes = 'much'", "it has to be a size"),
+        ("[retention]\nbytes = '0%'", "a share of the volume, such as 80%"),
         ("[retention]\nage = '7 years'", "it has to be a time"),
         ("[own]\nrequests = 'tcp://x'", "it has to be an endpoint"),
         ("[topics]\ntransient = ['dots:a..b']", "empty segment"),
@@ -210,6 +212,8 @@ def test_each_choice_has_a_default_and_a_place(choice):
         default = [f"{one.kind.value}:{one.text}" for one in default]
     if isinstance(default, Overflow):
         default = default.name.lower()
+    if isinstance(default, VolumeShare):
+        default = str(default)
     if default is None or default == "":
         default = "" if choice.name.startswith(("routes.", "security.")) else "off"
     found = configured([Said(choice.name, default, "here")]).settings

@@ -116,7 +116,24 @@ CHOICES = (
     Choice("topics.keep", ("keep",), values.flag, "whether topics keep their messages"),
     Choice("topics.transient", ("transient",), values.patterns, "topics that do not"),
     Choice("topics.most", ("most_topics",), values.number(1), "names that may be known at once"),
-    Choice("retention.bytes", ("retention_bytes",), values.or_none(values.size), "what the log may take"),
+    Choice(
+        "retention.bytes",
+        ("retention_bytes",),
+        values.or_none(values.size_or_share),
+        "what the log may take, or a share of the volume",
+    ),
+    Choice(
+        "publish.announced_per_connection",
+        ("announced", "per_connection"),
+        values.size,
+        "bytes that one publisher has announced and not sent",
+    ),
+    Choice(
+        "publish.announced_total",
+        ("announced", "total"),
+        values.size,
+        "bytes that all publishers have announced and not sent",
+    ),
     Choice("retention.age", ("retention_age",), values.or_none(values.seconds), "how long messages stay"),
     Choice(
         "groups.expire",

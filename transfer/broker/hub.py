@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from transfer.broker.announced import UNCOUNTED, Announced, AnnouncedLimits, Announcement
 from transfer.broker.aside import Aside
 from transfer.broker.durability import Durability, Told, tell
 from transfer.broker.fanout import Fanout
@@ -70,9 +71,12 @@ class Hub:
         patience: float = PATIENCE,
         expire: float | None = None,
         threads: ServiceThreads | None = None,
+        announced: AnnouncedLimits | None = None,
     ) -> None:
         self.store = store
         self.threads = threads or ServiceThreads()
+        self.announced = Announced(announced or AnnouncedLimits())
+        self._loop = loop
         self.counts: Counter[str] = Counter()
         self.fanout = Fanout(store, self.counts)
         self.durability = Durability(loop, store, self._appended, self._kept, self._remember)
@@ -149,15 +153,29 @@ class Hub:
             self._appended(topic, message)
         return appended
 
-    def begin(self, message: Message, nbytes: int, publisher: Publisher, told: Told | None = None) -> Passage:
-        """Takes a large message whose payload comes in pieces (its `parts` are empty).
+    def begin(
+        self,
+        message: Message,
+        nbytes: int,
+        publisher: Publisher,
+        told: Told | None = None,
+        *,
+        revoke: Callable[[TransferError], None] | None = None,
+        source: object = None,
+    ) -> Passage:
+        """Takes a large message whose payload comes in pieces (its `parts` are empty). Nothing is reserved
+        for it before its bytes come.
 
         publisher: is paused when receivers or the disk cannot follow. told: as in `publish`; it is called
-        with an error too if the message is kept by nobody. Raises UsageError.
+        with an error too if the message is kept by nobody. revoke: is called if the broker gives it up, since
+        its bytes hardly come and others wait: the publisher has to abandon it. source: the connection or
+        program whose announced bytes count together; None: the publisher. Raises UsageError, and LogFull if
+        there is no room for what is announced.
         """
         topic = self.store.topic(message.topic)
+        announcement: Announcement | None = None
         if topic.durable:
-            self.store.check_room(nbytes)
+            announcement = self._announce(publisher if source is None else source, nbytes)
         receivers: list[Subscriber] = []
         left_out: list[Subscriber] = []
         for subscriber in self.fanout.listeners(topic):
@@ -167,16 +185,38 @@ class Hub:
         if topic.durable:
             writing = Writing(
                 self._writer,
-                lambda: self.store.log.blob(topic.log_name, nbytes),
+                lambda: self.store.log.blob(topic.log_name, nbytes, arriving=True),
                 publisher,
                 lambda error: self._written(passage, told, error),
             )
-        passage = Passage(topic, message, nbytes, publisher, receivers, writing, self._ended)
+        passage = Passage(
+            topic, message, nbytes, publisher, receivers, writing, self._ended, announcement, revoke
+        )
         passage.left_out = left_out
         self._passages.add(passage)
         if writing is None and told is not None:
             told(None)
         return passage
+
+    def _announce(self, source: object, nbytes: int) -> Announcement | None:
+        """Raises UsageError, LogFull."""
+        self.store.check_room(nbytes)
+        if nbytes <= UNCOUNTED:
+            return None
+        if not self.announced.fits(nbytes):
+            self._revoke_slow(nbytes)
+        self.store.check_volume(self.announced.nbytes + nbytes)
+        return self.announced.add(source, nbytes)
+
+    def _revoke_slow(self, nbytes: int) -> None:
+        """Payloads whose bytes hardly come make room for another one, the oldest first."""
+        now = self._loop.time()
+        for passage in [one for one in self._passages if one.revoke is not None and one.is_slow(now)]:
+            if self.announced.fits(nbytes):
+                return
+            self.counts["revoked"] += 1
+            assert passage.revoke is not None
+            passage.revoke(LogFull("its bytes hardly came, while others waited for room to announce theirs"))
 
     def at_end_of_turn(self, call: Callable[[], None]) -> None:
         """Has it called when all that came at once is done, and may be answered at once."""
@@ -354,6 +394,7 @@ class Hub:
     def tick(self, now: float) -> None:
         """About once a second: receivers that hold up a large message for too long are cut off."""
         for passage in list(self._passages):
+            passage.is_slow(self._loop.time())
             for receiver in passage.look_again(now, self._patience):
                 self.counts["closed_slow"] += 1
                 receiver.close(f"it took nothing for {self._patience:g} s and held up others")

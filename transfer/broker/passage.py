@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Protocol
 from transports.errors import UsageError
 
 if TYPE_CHECKING:
+    from transfer.broker.announced import Announcement
     from transfer.broker.message import Buffer, Message
     from transfer.broker.pipes import Poured
     from transfer.broker.subscriber import Subscriber
     from transfer.broker.topic import Topic
     from transfer.broker.writing import Writing
+    from transports.errors import TransferError
+
+
+#: bytes that a payload has to bring in a second, if others wait for its share of what may be announced
+PACE = 64 << 10
 
 
 class Publisher(Protocol):
@@ -28,7 +34,8 @@ class Passage:
     Its receivers are those who were subscribed when it began and had room for it. While one of them has more
     waiting than its limit, or the disk is behind, whoever publishes is paused; a receiver that takes nothing
     for `patience` seconds meanwhile is cut off (`Hub.tick`), so that it holds up nobody for longer.
-    ended, broken: all of it was given; the publisher broke it off.
+    ended, broken: all of it was given; the publisher broke it off. announcement: of a payload whose missing
+    bytes count. revoke: tells the publisher's connection that the broker gives it up.
     """
 
     def __init__(
@@ -40,6 +47,8 @@ class Passage:
         receivers: list[Subscriber],
         writing: Writing | None,
         ended: Callable[[Passage], None],
+        announcement: Announcement | None = None,
+        revoke: Callable[[TransferError], None] | None = None,
     ) -> None:
         self.topic = topic
         self.message = message
@@ -48,6 +57,9 @@ class Passage:
         #: who subscribed, but had no room when it began
         self.left_out: list[Subscriber] = []
         self.ended = self.broken = False
+        self.revoke = revoke
+        self._announcement = announcement
+        self._pace = (0.0, nbytes)  # since when less than PACE came, and what was missing then
         self._told_end = ended
         self._left = nbytes
         self._publisher = publisher
@@ -133,10 +145,21 @@ class Passage:
         self._look()
         return late
 
+    def is_slow(self, now: float) -> bool:
+        """Its bytes hardly come, and it holds a part of what may be announced."""
+        since, left = self._pace
+        if self._slow or (self.writing is not None and self.writing.behind) or left - self._left >= PACE:
+            since = 0.0
+        if not since:
+            self._pace = now, self._left
+        return bool(self._announcement is not None and since and now - since >= 1.0)
+
     def _count(self, nbytes: int) -> None:
         if nbytes > self._left:
             raise UsageError(f"{nbytes} bytes of a payload of which {self._left} are missing")
         self._left -= nbytes
+        if self._announcement is not None:
+            self._announcement.arrived(nbytes)
 
     def _look(self) -> None:
         slow = not self.ended and any(one.queued > one.limit for one in self._receivers)
@@ -149,6 +172,8 @@ class Passage:
 
     def _end(self) -> None:
         self.ended = True
+        if self._announcement is not None:
+            self._announcement.end()
         self._look()
         self._told_end(self)
 

@@ -46,6 +46,7 @@ from transfer.broker.state.sessions import Sessions
 from transfer.broker.state.thread import StateThread
 from transfer.broker.store import Store
 from transfer.broker.upkeep import Upkeep
+from transfer.broker.volume import log_room
 from transfer.log import Log, Retention, undisturbed
 from transports.address import format_host
 from transports.errors import NotSupported, TransferError
@@ -198,12 +199,9 @@ class Broker:
     def _open(self) -> None:
         settings, loop = self.settings, self._loop
         self.folder.mkdir(parents=True, exist_ok=True)
-        log = self._owned.enter_context(
-            Log(
-                self.folder / LOG,
-                retention=Retention(bytes=settings.retention_bytes, age=settings.retention_age),
-            )
-        )
+        room = log_room(settings.retention_bytes, self.folder / LOG)
+        retention = Retention(bytes=room, age=settings.retention_age)
+        log = self._owned.enter_context(Log(self.folder / LOG, retention=retention))
         database = Database(self.folder / STATE)
         self._owned.callback(database.close)
         self.letters = DeadLetters(database)
@@ -211,7 +209,7 @@ class Broker:
         thread = StateThread(loop, self.threads)
         self._owned.callback(thread.close)
         self.audit = self._owned.enter_context(Audit(self.folder / AUDIT, time.time_ns() // 1_000_000))
-        store = Store(log, settings.durable, most=settings.most_topics, room=settings.retention_bytes)
+        store = Store(log, settings.durable, most=settings.most_topics, room=room)
         retry = RetryPolicy(max_attempts=settings.attempts, initial=settings.first_delay)
         burying = Burying(thread, self.letters, log)
         self.hub = Hub(
@@ -223,6 +221,7 @@ class Broker:
             patience=settings.patience,
             expire=settings.group_expire,
             threads=self.threads,
+            announced=settings.announced,
         )
         self._owned.callback(self.hub.close)
         auditing = Auditing(thread, self.audit, self.hub.counts)

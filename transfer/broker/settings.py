@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from transfer.broker.announced import AnnouncedLimits
 from transfer.broker.engine.admission import Limits
 from transfer.broker.engine.grammar import Pattern
 from transfer.broker.fronts.own import OwnSettings
 from transfer.broker.fronts.pybroker import PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueSettings
 from transfer.broker.fronts.ttp import TtpSettings
+from transfer.broker.volume import VolumeShare
 from transports.security.settings import Security
 
 #: where each front listens unless it is told otherwise
@@ -48,6 +50,7 @@ class Settings:
     all but these. most_topics: names that may be known. retention_bytes, retention_age: what the log may
     take, and for how many seconds a message is kept; what a group has not done with is never removed.
     group_expire: seconds without a consumer after which a group is removed; None: never.
+    announced: bytes of payloads that were announced and have not arrived.
     attempts: that a message gets before it is a dead letter; first_delay: seconds behind the first.
     patience: seconds that a slow receiver may hold up a large message for all. drain: seconds that a clean
     stop gives to what has begun. catalog: a file of routes, "" for none. direct: limits of direct delivery;
@@ -68,13 +71,14 @@ class Settings:
     keep: bool = True
     transient: tuple[Pattern, ...] = ()
     most_topics: int = 100_000
-    retention_bytes: int | None = None
+    retention_bytes: int | VolumeShare | None = field(default_factory=lambda: VolumeShare(80))
     retention_age: float | None = None
     group_expire: float | None = None
     attempts: int = 3
     first_delay: float = 0.1
     patience: float = 10.0
     drain: float = 10.0
+    announced: AnnouncedLimits = field(default_factory=AnnouncedLimits)
     catalog: str = ""
     ack_timeout: float = 30.0
     ttp_limits: TtpSettings = field(default_factory=TtpSettings)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from transfer.broker.message import Buffer, Message, Written
 from transfer.broker.stored import BLOB_FROM, message_of, position_of, record_of
 from transfer.broker.topic import BESIDE, LOG_PREFIX, Topic
+from transfer.broker.volume import free_bytes
 from transfer.log import HOLDS, undisturbed
 from transports.errors import LogDamaged, LogFull, UsageError
 
@@ -47,6 +48,8 @@ class Store:
         self._durable = durable
         self._most = most
         self._room = room
+        #: bytes that the volume has left; tests say another number
+        self.free: Callable[[], int] = lambda: free_bytes(log.folder)
         self._topics: dict[str, Topic] = {}
         self._beside: dict[str, Topic] = {}
         self._transient: dict[str, Topic] = {}  # of them, those that keep nothing
@@ -90,6 +93,18 @@ class Store:
             raise UsageError(
                 f"a payload of {nbytes} bytes, where the log takes {self._room}",
                 hint="raise the bytes of retention to twice the largest payload at least",
+            )
+
+    def check_volume(self, nbytes: int) -> None:
+        """So many bytes of payloads are announced, and are to be kept. Raises LogFull: the volume has no room
+        for them, whatever retention lets go."""
+        free, wanted = self.free(), nbytes
+        if self._room is not None:
+            wanted = min(nbytes, max(0, self._room - self.log.disk_bytes))
+        if wanted > free:
+            raise LogFull(
+                f"{nbytes} bytes are announced, where the volume has {free} left",
+                hint="free some, or send less at once",
             )
 
     def append(self, topic: Topic, message: Message) -> int:

@@ -10,10 +10,22 @@ from collections.abc import Callable
 
 from transfer.broker.engine.grammar import Kind, Pattern, pattern
 from transfer.broker.subscriber import Overflow
+from transfer.broker.volume import VolumeShare
 from transports.errors import UsageError
 
 #: what an option may be
-Value = bool | int | float | str | None | Overflow | tuple[Pattern, ...] | dict[str, int] | dict[str, str]
+Value = (
+    bool
+    | int
+    | float
+    | str
+    | None
+    | Overflow
+    | VolumeShare
+    | tuple[Pattern, ...]
+    | dict[str, int]
+    | dict[str, str]
+)
 #: makes a value of what somebody wrote
 Reader = Callable[[object], Value]
 
@@ -59,6 +71,17 @@ def size(given: object) -> int:
     if nbytes is None or nbytes < 1:
         raise ValueError("a size, such as 65536, 64KiB or 1.5M")
     return int(nbytes)
+
+
+def size_or_share(given: object) -> int | VolumeShare:
+    """Bytes as `size` has them, or a share of the volume: `80%`."""
+    match = re.fullmatch(r"\s*(\d{1,3})\s*%\s*", given, re.ASCII) if isinstance(given, str) else None
+    if match is not None and 1 <= int(match[1]) <= 100:
+        return VolumeShare(int(match[1]))
+    try:
+        return size(given)
+    except ValueError as error:
+        raise ValueError(f"{error}, or a share of the volume, such as 80%") from error
 
 
 def seconds(given: object) -> float:

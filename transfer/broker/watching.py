@@ -66,6 +66,7 @@ EVENTS: Final = (
     "beside_in_place",
     "broken_off",
     "closed_slow",
+    "revoked",
     "damaged",
     "dead_lettered",
     "dispatched",

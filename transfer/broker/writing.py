@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from transfer.broker.service_threads import ServiceThreads
@@ -22,6 +25,8 @@ _log = logging.getLogger("transfer.broker")
 _AHEAD = 32 << 20
 #: seconds between two tries when the log is full
 _FULL_PAUSE = 0.5
+#: seconds that a payload waits for room in its middle, where what it has holds the log's oldest part
+_FULL_PATIENCE = 30.0
 
 #: called on the loop: all bytes are written and the record can be appended (None), or why not. It may raise
 #: LogFull, and is called again then
@@ -29,14 +34,15 @@ Written = Callable[[TransferError | None], None]
 
 
 class Writer:
-    """The thread that writes large payloads, one after the other."""
+    """The thread that writes large payloads. One that waits for room in a full log lets others go on.
+
+    full: payloads that wait so. open: payloads whose record is not appended yet.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: ServiceThreads) -> None:
         self.loop = loop
         self.closing = threading.Event()
-        #: the log has no room for the next payload
-        self.full = False
-        #: payloads whose record is not appended yet
+        self.full: set[Writing] = set()
         self.open: set[Writing] = set()
         self._pool = ThreadPoolExecutor(1, "transfer-broker-disk", threads.add_current)
 
@@ -54,6 +60,8 @@ class Writer:
         """Ends the thread, behind all that it was given. Idempotent."""
         self.closing.set()
         self._pool.shutdown(wait=True)
+        for writing in list(self.full):
+            writing.fail(Closed("the broker ends"))
 
     def close(self) -> None:
         """The same; payloads that have no record are given up. Idempotent."""
@@ -67,7 +75,7 @@ class Writing:
 
     Whoever publishes is paused while much waits for the disk, and from `finish` until `written` was told:
     so what it publishes next stands behind it. `written` then calls `commit` or `abandon`. A full log is
-    waited for.
+    waited for: before the first byte is written as long as it is full, in the middle for `_FULL_PATIENCE`.
     """
 
     def __init__(
@@ -79,23 +87,32 @@ class Writing:
         self._written = written
         self._blob: BlobWriter | None = None
         self.nbytes = 0  # that were given
+        self._pieces: deque[Buffer | None] = deque()  # that are to be written; None: the end
+        self._due = 0  # how many of them have had their turn
+        self._full_since = 0.0
         self._waiting = 0
         self._paused = self._given_up = False
         self._failed: TransferError | None = None
         self._thread.open.add(self)
-        self._thread.do(self._open)
 
     def write(self, data: Buffer) -> None:
         """The next bytes, which are kept until they are written."""
         self.nbytes += len(data)
         self._waiting += len(data)
-        self._thread.do(lambda: self._write(data))
+        self._pieces.append(data)
+        self._thread.do(self._write_on)
         self._look()
 
     def finish(self) -> None:
         """All bytes were given: `written` is told when they are."""
         self._publisher.pause()
-        self._thread.do(lambda: self._thread.tell(self._finished))
+        self._pieces.append(None)
+        self._thread.do(self._write_on)
+
+    @property
+    def behind(self) -> bool:
+        """Whoever publishes is paused, since much waits for the disk."""
+        return self._paused
 
     @property
     def failure(self) -> TransferError | None:
@@ -117,38 +134,75 @@ class Writing:
 
     # -- on the writer's thread --------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        while self._failed is None and self._blob is None and not self._given_up:
+    def _write_on(self) -> None:
+        """The next piece, or the end; in the order in which all payloads were given theirs."""
+        self._due += 1
+        if self not in self._thread.full:  # then `_try_again` comes
+            self._write_due()
+
+    def _try_again(self) -> None:
+        self._thread.full.discard(self)
+        self._write_due()
+
+    def _write_due(self) -> None:
+        while self._due:
+            data = self._pieces[0]
             try:
-                self._blob = self._opened()
+                if self._failed is None and not self._given_up:
+                    self._write(data)
             except LogFull as error:
-                if not self._thread.full:
-                    _log.warning("%s", error)
-                self._thread.full = True
-                if self._thread.closing.wait(_FULL_PAUSE):
-                    self._failed = Closed("the broker ends")
+                if not self._is_late():
+                    self._wait_for_room(error)
+                    return
+                self._failed = error
             except TransferError as error:
                 self._failed = error
             except Exception as error:  # noqa: BLE001 - whoever publishes is told, and others go on
                 _log.exception("a payload cannot be written")
                 self._failed = InternalError(f"a payload cannot be written: {error!r}")
-        self._thread.full = False
+            self._pieces.popleft()
+            self._due -= 1
+            self._full_since = 0.0
+            self._thread.tell(self._finished if data is None else partial(self._wrote, len(data)))
 
-    def _write(self, data: Buffer) -> None:
+    def _write(self, data: Buffer | None) -> None:
+        """Raises LogFull; nothing is written then, and of what has not begun nothing is held."""
+        begun = self._blob is not None
+        if self._blob is None:
+            self._blob = self._opened()
         try:
-            if self._blob is not None and self._failed is None:
+            if data is not None:
                 self._blob.write(data)
-        except TransferError as error:
-            self._failed = error
-        except Exception as error:  # noqa: BLE001 - whoever publishes is told, and others go on
-            _log.exception("a payload cannot be written")
-            self._failed = InternalError(f"a payload cannot be written: {error!r}")
-        nbytes = len(data)
-        self._thread.tell(lambda: self._wrote(nbytes))
+        except LogFull:
+            if not begun:
+                self._blob.abandon()
+                self._blob = None
+            raise
+
+    def _is_late(self) -> bool:
+        now = time.monotonic()
+        self._full_since = self._full_since or now
+        return self._blob is not None and now - self._full_since >= _FULL_PATIENCE
+
+    def _wait_for_room(self, error: LogFull) -> None:
+        if not self._thread.full:
+            _log.warning("%s", error)
+        self._thread.full.add(self)
+        if self._thread.closing.is_set():
+            self.fail(Closed("the broker ends"))
+            return
+        again = partial(self._thread.do, self._try_again)
+        self._thread.tell(partial(self._thread.loop.call_later, _FULL_PAUSE, again))
+
+    def fail(self, error: TransferError) -> None:
+        """It cannot be written. On the thread, or when that has ended."""
+        self._failed = self._failed or error
+        self._thread.full.discard(self)
 
     def give_up(self) -> None:
         """Gives back what was written. On the thread, or when that has ended."""
         self._thread.open.discard(self)
+        self._thread.full.discard(self)
         if self._blob is not None:
             try:
                 self._blob.abandon()

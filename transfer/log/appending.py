@@ -101,6 +101,12 @@ class Appender:
             self._topics.need(name)
             return journal.reserve_blob(nbytes)
 
+    def place(self, name: str, nbytes: int) -> tuple[Segment, int]:
+        """A place for a blob whose room is reserved as it arrives. The segment is pinned."""
+        with self.journal as journal:
+            self._topics.need(name)
+            return journal.place_blob(nbytes)
+
     def name_blob(
         self, name: str, body: bytes, segment: Segment, blob: tuple[int, int, int]
     ) -> tuple[int, int]:

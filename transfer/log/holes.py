@@ -120,8 +120,6 @@ def _give_back(segment: Segment, holes: Sequence[Hole]) -> list[Hole]:
                 left += [
                     hole for hole in free if begin <= hole.position + hole.nbytes and hole.position < end
                 ]
-            else:
-                segment.given_back += end - begin
     return left
 
 

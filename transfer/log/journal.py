@@ -18,6 +18,8 @@ from transports.errors import Again, Closed, ForkedError, InDoubt, InternalError
 
 #: a segment's blobs take so many times the bytes of its records at most, unless one alone takes more
 _BLOBS = 16
+#: bytes that a segment's file of blobs has at most, with the places of blobs that arrive: systems set limits
+_MOST_PLACES = 1 << 40
 #: a segment takes at least so many times the bytes of the state that it begins with
 _STATE_SHARE = 4
 #: seconds after which a wait is looked at again: the system does not take any number of them
@@ -163,18 +165,42 @@ class Journal:
         limited: by retention. May wait, and let others in.
         """
         most = _BLOBS * self._segment_bytes
-        while (segment := self.segments[-1]).blob_end and segment.blob_end + nbytes > most:
-            if self._busy:
-                self.lock.wait(_STEP)
-                self._check()
-            else:
-                self._roll(0, limited)
+        while (segment := self.segments[-1]).blob_end and segment.blob_bytes + nbytes > most:
+            self._next_segment(limited)
         if limited:
             self._limit(segment.blob_growth(nbytes))
         with full_disk_told():
             position = segment.reserve_blob(nbytes)
         segment.pins += 1
         return segment, position
+
+    def place_blob(self, nbytes: int) -> tuple[Segment, int]:
+        """A place for a blob that arrives in pieces, without room on the disk. Else as `reserve_blob`."""
+        most = _BLOBS * self._segment_bytes
+        while (segment := self.segments[-1]).blob_end and (
+            segment.blob_bytes > most or segment.blob_end + nbytes > _MOST_PLACES
+        ):
+            self._next_segment(limited=True)
+        with full_disk_told():
+            position = segment.place_blob(nbytes)
+        segment.pins += 1
+        return segment, position
+
+    def reserve_arriving(
+        self, segment: Segment, position: int, reserved: int, needed: int, nbytes: int
+    ) -> int:
+        """Room for the next bytes of a blob that arrives; see `Segment.reserve_arriving`. Raises LogFull."""
+        self._limit(needed)
+        with full_disk_told():
+            return segment.reserve_arriving(position, reserved, needed, nbytes)
+
+    def _next_segment(self, limited: bool) -> None:
+        """One try: somebody may write or sync just now."""
+        if self._busy:
+            self.lock.wait(_STEP)
+            self._check()
+        else:
+            self._roll(0, limited)
 
     def blob_written(self, segment: Segment) -> None:
         """A blob lies where it was reserved; the next record may name it."""

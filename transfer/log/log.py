@@ -141,15 +141,16 @@ class Log:
         names = [topic for topic, _ in messages]
         return self._appender.append_all(names, [flat(body) for _, body in messages])
 
-    def blob(self, topic: str, nbytes: int) -> BlobWriter:
+    def blob(self, topic: str, nbytes: int, *, arriving: bool = False) -> BlobWriter:
         """Begins a message whose blob of `nbytes` arrives in pieces. Raises LogFull, UsageError, Closed.
 
         Its room is reserved; it gets its body and its offset when it is committed. Closing the log abandons
-        what is not.
+        what is not. arriving: `nbytes` are the most that may come. Room is reserved as they do, some ahead of
+        them, and what is committed may have fewer.
         """
         if nbytes < 0:
             raise UsageError(f"a blob of {nbytes} bytes")
-        writer = BlobWriter(self._appender, topic, nbytes, self._writers.discard)
+        writer = BlobWriter(self._appender, topic, nbytes, self._writers.discard, arriving=arriving)
         self._writers.add(writer)
         if self._closing:
             writer.abandon()

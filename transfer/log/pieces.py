@@ -19,11 +19,18 @@ class BlobWriter:
     """A message whose blob is not there yet; `Log.blob` makes it. Thread-safe; pieces have an order, so one
     thread writes them. It ends with `commit` or `abandon`; leaving `with` and closing the log abandon it.
 
-    nbytes: of the whole blob. written: how many there are. Its segment stays until it ends.
+    nbytes: of the whole blob. written: how many there are. arriving: room is reserved as they arrive, and
+    there may be fewer in the end. Its segment stays until it ends.
     """
 
     def __init__(
-        self, appender: Appender, topic: str, nbytes: int, ended: Callable[[BlobWriter], None]
+        self,
+        appender: Appender,
+        topic: str,
+        nbytes: int,
+        ended: Callable[[BlobWriter], None],
+        *,
+        arriving: bool = False,
     ) -> None:
         self.topic = topic
         self.nbytes = nbytes
@@ -33,12 +40,16 @@ class BlobWriter:
         self._crc = 0
         self._lock = threading.Lock()
         self._open = True
-        self._segment, self._position = appender.reserve(topic, nbytes)
+        self._arriving = arriving
+        take = appender.place if arriving else appender.reserve
+        self._segment, self._position = take(topic, nbytes)
+        self._reserved = 0 if arriving else nbytes
 
     def write(self, data: Any) -> int:
         """Writes the next piece from where it lies, a flat buffer or a list or tuple of them: `written`.
 
-        Raises UsageError (more than `nbytes`), Closed, InternalError (the disk; it can be tried again).
+        Raises UsageError (more than `nbytes`), Closed, LogFull (no room for the piece of a blob that
+        arrives; it can be tried again), InternalError (the disk; the same).
         """
         parts = parts_of(data)
         size = sum(map(len, parts))
@@ -46,6 +57,8 @@ class BlobWriter:
             self._check()
             if self.written + size > self.nbytes:
                 raise UsageError(f"{self.written + size} bytes of a blob of {self.nbytes}")
+            if self.written + size > self._reserved:
+                self._reserve(self.written + size - self._reserved)
             if size:
                 with full_disk_told():
                     self._segment.write_blob(self._position + self.written, parts)
@@ -75,16 +88,16 @@ class BlobWriter:
         """Appends the message: (sequence, offset in its topic). `Log.commit(sequence)` waits for it.
 
         body: a flat buffer, copied; it may tell what is known only now. Raises UsageError if bytes are
-        missing, Closed, LogFull (it can be tried again), InternalError.
+        missing and it was not said to be arriving, Closed, LogFull (it can be tried again), InternalError.
         """
         small = flat(body)
         with self._lock:
             self._check()
-            if self.written != self.nbytes:
+            if self.written != self.nbytes and not self._arriving:
                 raise UsageError(f"{self.written} bytes of a blob of {self.nbytes} were written")
-            blob = (self._position, self.nbytes, self._crc)
+            blob = (self._position, self.written, self._crc)
             appended = self._appender.name_blob(self.topic, small, self._segment, blob)
-            self._end()
+            self._end(self.written)
             return appended
 
     def abandon(self) -> None:
@@ -93,12 +106,23 @@ class BlobWriter:
             return  # a forked child's copy
         with self._lock:
             if self._open:
-                self._appender.give_back(Hole(self._segment, self._position, self.nbytes))
-                self._end()
+                self._end(0)
 
-    def _end(self) -> None:
+    def _reserve(self, needed: int) -> None:
+        with self._appender.journal as journal:
+            place = self._segment, self._position
+            self._reserved = journal.reserve_arriving(*place, self._reserved, needed, self.nbytes)
+
+    def _end(self, kept: int) -> None:
+        """The blob has so many bytes; the room of the others is given back."""
         self._open = False
-        self._appender.journal.unpin(self._segment)
+        segment, position, reserved = self._segment, self._position, self._reserved
+        if self._arriving:
+            with self._appender.journal.lock:
+                reserved = segment.end_blob(position, reserved, self.nbytes, kept)
+        if kept < reserved:
+            self._appender.give_back(Hole(segment, position + kept, reserved - kept))
+        self._appender.journal.unpin(segment)
         self._ended(self)
 
     def _check(self) -> None:

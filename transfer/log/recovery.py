@@ -19,6 +19,7 @@ from pathlib import Path
 
 from transfer.log.contents import Contents, follow, is_of, load, read_headers, store
 from transfer.log.damage import Damage, Gap, Known, claim, mended, walk
+from transfer.log.holes import Due, Hole, give_back
 from transfer.log.index import Lost, Run, Topic
 from transfer.log.quarantine import quarantine, quarantine_segment, save_tail, without_segment
 from transfer.log.record import BLOB, MAGIC_BYTES, Flag, Kind, Record, decode, scan
@@ -308,6 +309,8 @@ def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
             save_tail(segment.folder, segment.path, segment.end, tail)
         path_of(segment.folder, segment.first, INDEX).unlink(missing_ok=True)
         segment.cut(segment.end)
+    if not repair and not read.gaps:  # a damaged record may name a blob
+        _clear(segment, [one for one in read.blobs if one.sequence < found.sequence])
     with full_disk_told():  # from now on all of it counts as synced
         _write_again(found, read, until)
         segment.sync()
@@ -427,6 +430,17 @@ def _take_older_state(found: Recovered) -> bool:
         take_state(record, found.state, found.topics)
     _log.error("the state that %s begins with is read from %s", last.path.name, before.path.name)
     return True
+
+
+def _clear(segment: Segment, records: list[Record]) -> None:
+    """What none of the records names, a crash left of blobs that were arriving: it is given back."""
+    places = (BLOB.unpack_from(record.body)[:3] for record in records)
+    gaps, end = [], 0
+    for position, nbytes in sorted(place[1:] for place in places if place[0] == segment.first):
+        gaps.append(Hole(segment, end, max(0, position - end)))
+        end = max(end, position + nbytes)
+    segment.cut_blobs(end)
+    give_back(Due([], {}, gaps))
 
 
 def _whole_until(found: Recovered, read: _Read) -> int:

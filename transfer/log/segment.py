@@ -26,8 +26,12 @@ LARGEST = (1 << 32) - 1
 ALIGNMENT = 64
 #: bytes that a blob file grows by at most, beyond what is needed
 _STEP = 64 << 20
+#: room that is reserved at first for a blob that arrives in pieces
+_FIRST_STEP = 256 << 10
 #: only whole ones of these are given back
 PAGE = 4096
+#: the unit of `st_blocks`
+_BLOCK = 512
 _READ = mmap.PROT_READ
 #: buffers that one call of the system writes at most
 _PARTS = os.sysconf("SC_IOV_MAX")
@@ -42,7 +46,8 @@ class Segment:
     newest: time of its newest message. last: where its last record begins. runs: its messages. uses: the
     blobs that they name. carried: how many of them lay elsewhere before. blob_ends: the offset behind the
     last message whose blob lies here, by topic. pins: who needs it to stay. removed: its files are gone.
-    given_back: bytes of holes in the file of blobs. index_bytes: of its index file.
+    blob_end: where the last blob ends, though it may still arrive. given_back: bytes of holes in the file of
+    blobs. index_bytes: of its index file.
     """
 
     def __init__(self, folder: Path, first: int, fd: int, capacity: int) -> None:
@@ -68,7 +73,8 @@ class Segment:
         )
         self.memory = memoryview(self._map)
         self._blob_fd = -1
-        self._blob_room = 0
+        self._blob_room = 0  # the file's bytes up to here are reserved, or a place for a blob that arrives
+        self._unreserved = 0  # of them, bytes of such places for which no room is reserved
         self._sync_failed: OSError | None = None
         self.given_back = 0
         #: where the blobs begin that are viewed; views that have ended leave by themselves
@@ -107,7 +113,13 @@ class Segment:
     @property
     def disk_bytes(self) -> int:
         """What it takes on the disk."""
-        return self.capacity + self._blob_room - self.given_back + self.index_bytes
+        blobs = self._blob_room - self._unreserved - self.given_back
+        return self.capacity + blobs + self.index_bytes
+
+    @property
+    def blob_bytes(self) -> int:
+        """Bytes of its blobs, as far as they have arrived."""
+        return max(0, self.blob_end - self._unreserved)
 
     @property
     def ends(self) -> dict[int, int]:
@@ -161,6 +173,13 @@ class Segment:
             os.ftruncate(self._blob_fd, self.blob_end)
             self._blob_room = self.blob_end
 
+    def cut_blobs(self, end: int) -> None:
+        """No blob lies behind `end`: what a crash left there of those that were arriving is given back."""
+        if self._blob_fd >= 0:
+            os.ftruncate(self._blob_fd, end)
+            self.blob_end = end
+            self._find_room()
+
     def sync(self) -> None:
         """The records that were written are on the disk. Raises OSError."""
         os.fdatasync(self._fd)
@@ -207,19 +226,69 @@ class Segment:
     def reserve_blob(self, nbytes: int) -> int:
         """Room for a blob; where it begins. Raises LogFull."""
         position = aligned(self.blob_end)
+        self._make_blobs()
+        more = self.blob_growth(nbytes)
+        try:
+            self._reserve(self._blob_room, more)
+        except LogFull:
+            more = position + nbytes - self._blob_room
+            self._reserve(self._blob_room, more)
+        self._blob_room += more
+        self.blob_end = position + nbytes
+        return position
+
+    def place_blob(self, nbytes: int) -> int:
+        """A place for a blob of at most so many bytes that arrives in pieces: where it begins.
+
+        It is a hole of the file: `reserve_arriving` keeps room, `end_blob` ends it."""
+        position = -(-self.blob_end // PAGE) * PAGE
+        self._make_blobs()
+        with self._lock:
+            if self._blob_room > position:  # what was reserved ahead would stay in the place
+                os.ftruncate(self._blob_fd, position)
+        self._blob_room = self.blob_end = position + nbytes
+        self._unreserved += nbytes
+        return position
+
+    def reserve_arriving(self, position: int, reserved: int, needed: int, nbytes: int) -> int:
+        """Room for the next `needed` bytes of a blob of `nbytes` whose first `reserved` have theirs, and for
+        as many as it has already: how many have room now. Raises LogFull."""
+        wanted = max(needed, min(max(reserved, _FIRST_STEP), _STEP))
+        for more in (min(-(-wanted // PAGE) * PAGE, nbytes - reserved), needed):
+            try:
+                self._reserve(position + reserved, more)
+            except LogFull:
+                if more == needed:
+                    raise
+            else:
+                self._unreserved -= more
+                return reserved + more
+        raise AssertionError("unreachable")
+
+    def end_blob(self, position: int, reserved: int, nbytes: int, kept: int) -> int:
+        """A blob that arrived keeps `kept` bytes of the `nbytes` of its place, of which `reserved` have room.
+
+        How many still have; the place of the others is the next blob's, if there is none behind it."""
+        if not self.blob_end == self._blob_room == position + nbytes:
+            return reserved
+        left = kept or reserved  # somebody may have a view of what is not kept
+        self._unreserved -= nbytes - reserved
+        self._blob_room = self.blob_end = position + left
+        with self._lock:
+            if left < reserved and self._blob_fd >= 0:
+                with suppress(OSError):
+                    os.ftruncate(self._blob_fd, self.blob_end)
+        return left
+
+    def _make_blobs(self) -> None:
         if self._blob_fd < 0:
             path = path_of(self.folder, self.first, BLOBS)
             self._blob_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
             sync_folder(self.folder)
-        more = self.blob_growth(nbytes)
-        try:
-            reserve(self._blob_fd, self._blob_room, more)
-        except LogFull:
-            more = position + nbytes - self._blob_room
-            reserve(self._blob_fd, self._blob_room, more)
-        self._blob_room += more
-        self.blob_end = position + nbytes
-        return position
+
+    def _reserve(self, position: int, nbytes: int) -> None:
+        with self._lock:  # who makes holes meanwhile counts what the file takes
+            reserve(self._blob_fd, position, nbytes)
 
     def write_blob(self, position: int, parts: Sequence[memoryview]) -> None:
         """Writes a blob, its parts one behind the other, into room that was reserved, straight from the
@@ -252,7 +321,15 @@ class Segment:
         the blobs begin that somebody has a view of. Nobody gets a new view meanwhile.
         """
         with self._lock:
-            yield self._blob_fd, set(self._views.copy().values())
+            before = self._blob_blocks()
+            try:
+                yield self._blob_fd, set(self._views.copy().values())
+            finally:  # a part of them may have been a hole before
+                self.given_back += max(0, before - self._blob_blocks())
+
+    def _blob_blocks(self) -> int:
+        """Bytes that the file of blobs takes on the disk."""
+        return os.fstat(self._blob_fd).st_blocks * _BLOCK if self._blob_fd >= 0 else 0
 
     def _open_blobs(self) -> None:
         try:
@@ -260,7 +337,13 @@ class Segment:
             self._blob_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return
-        self._blob_room = os.fstat(self._blob_fd).st_size
+        self._find_room()
+
+    def _find_room(self) -> None:
+        found = os.fstat(self._blob_fd)
+        self._blob_room = found.st_size
+        pages = -(-found.st_size // PAGE) * PAGE
+        self._unreserved = max(0, pages - found.st_blocks * _BLOCK)
 
     # -- the end ---------------------------------------------------------------------------------------
 

@@ -146,7 +146,9 @@ class _Arrival:
         self._paused = 0
         self._ended = self._kept = False
         self._heard = self._shared.loop.time()
-        self._passage = self._shared.hub.begin(message, nbytes, self, self._told)
+        self._passage = self._shared.hub.begin(
+            message, nbytes, self, self._told, revoke=self.fail, source=program
+        )
         self._shared.open.add(self)
         self._grant()
 

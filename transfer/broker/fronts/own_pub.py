@@ -33,10 +33,9 @@ class OwnPublisher(Subscriber):
         self.socket = context.socket(transfer.PUB)
         self.socket.bind(endpoint)
         self.endpoint: str = self.socket.last_endpoint
-        self._pool = context.pool
         self._largest = largest
-        self._gathered: tuple[Message, memoryview] | None = None
-        self._at = 0
+        self._gathered: tuple[Message, bytearray] | None = None
+        self._wanted = False  # whether its bytes are
 
     @property
     def idle(self) -> bool:
@@ -66,31 +65,28 @@ class OwnPublisher(Subscriber):
     def begin(self, message: Message, nbytes: int) -> bool:
         if self._gathered is not None:
             return False
-        if self.idle:
-            nbytes = 0
-        elif nbytes > self._largest:
+        self._wanted = bool(nbytes) and not self.idle and nbytes <= self._largest
+        if nbytes > self._largest and not self.idle:
             self.dropped += 1
-            nbytes = 0
-        self._gathered = message, memoryview(self._pool.lease(nbytes))
-        self._at = 0
+        self._gathered = message, bytearray()
         return True
 
     def piece(self, data: Buffer) -> None:
-        if self._gathered is not None and len(self._gathered[1]):
-            self._gathered[1][self._at : self._at + len(data)] = data
-            self._at += len(data)
+        if self._gathered is not None and self._wanted:
+            self._gathered[1].extend(data)
 
     @property
     def pours(self) -> bool:
         """Nothing is gathered, so nothing need be looked at."""
-        return self._gathered is None or not len(self._gathered[1])
+        return self._gathered is None or not self._wanted
 
     def finish(self) -> None:
         if self._gathered is None:
             return
         (message, data), self._gathered = self._gathered, None
-        if len(data):
-            self.offer(Message(message.topic, (data,), message.front, message.head, message.headers))
+        if data:
+            payload = memoryview(data).toreadonly()
+            self.offer(Message(message.topic, (payload,), message.front, message.head, message.headers))
 
     def close(self, reason: str) -> None:
         """What was begun will not come whole: nobody has heard of it yet."""

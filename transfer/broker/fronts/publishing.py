@@ -100,7 +100,7 @@ class PublishingLine(Line, Generic[_Settings]):
     def publish_large(self, message: Message, nbytes: int) -> None:
         """Publishes a message whose payload follows; `take` returns the bytes in front of it then."""
         try:
-            self._passage = self._shared.hub.begin(message, nbytes, self, self._told)
+            self._passage = self._shared.hub.begin(message, nbytes, self, self._told, revoke=self._told)
         except TransferError as error:
             raise ProtocolError("refused", str(error)) from error
         self._shared.counters["published_bytes"] += nbytes

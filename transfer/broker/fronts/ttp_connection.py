@@ -181,6 +181,11 @@ class TtpConnection(Outgoing):
         sink.abandon(str(error))
         self._refuse(self._number, error)
 
+    def _revoked(self, error: TransferError) -> None:
+        """The broker gives up the payload on its way."""
+        sink, self._sink = self._sink or SKIPPED, SKIPPED
+        self._stopped(sink, error)
+
     def _connect(self, header: Header, topic: bytes, meta: bytes) -> None:
         name = (decode_meta(meta) or {}).get("client", "")
         self.client = name[:255] if isinstance(name, str) else ""
@@ -208,7 +213,7 @@ class TtpConnection(Outgoing):
         message = Message(
             name, (), Front.TTP, publish_head(header.flags, header.stream_id, meta), headers_of(meta)
         )  # fmt: skip
-        passage = self._hub.begin(message, header.data_size, self, receipt)
+        passage = self._hub.begin(message, header.data_size, self, receipt, revoke=self._revoked)
         self._front.counters["published"] += 1
         return Large(passage, receipt)
 
