@@ -8,6 +8,7 @@ nulls were filled, `NAME.valid`, bool (rows), tells which rows had a value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
@@ -108,7 +109,7 @@ def row_bytes(layouts: Iterable[Layout]) -> int:
 
     size = 0
     for layout in layouts:
-        width = int(np.prod(layout.shape, dtype=np.int64)) * np.dtype(layout.dtype).itemsize
+        width = math.prod(layout.shape) * np.dtype(layout.dtype).itemsize
         size += width if layout.kind == "dense" else max(width, _GUESS)
     return size
 

@@ -69,7 +69,7 @@ def test_pieces_are_the_same_rows_as_ranges_of_frames(frame_rows, begin, length)
 
 def test_pieces_step_over_empty_frames():
     order = Order([0, 3, 0, 0, 2, 0], None, 0, row_bytes=8)
-    assert order.pieces(1, 9) == [Piece(1, 1, 3), Piece(4, 0, 2)]
+    assert order.pieces(1, 9) == [Piece(1, 1, 3), Piece(4, 0, 2, 2)]
     assert order.pieces(5, 9) == []
     assert Order([], None, 0, row_bytes=8).pieces(0, 1) == []
 

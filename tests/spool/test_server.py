@@ -204,7 +204,7 @@ def test_an_answer_is_of_one_moment(spool, monkeypatch):
     make = Answers.rows
 
     def make_late(self, *arguments):
-        made = make(self, *arguments)
+        made = yield from make(self, *arguments)
         monkeypatch.undo()
         sequence, _ = spool.store.commit("run", "job", winners)
         spool.store.log.commit(sequence)
@@ -621,7 +621,7 @@ def test_what_nobody_thought_of_ends_one_request_only(spool, monkeypatch, caplog
         context.setattr("transfer.spool.desk.summary", fails)
         with pytest.raises(InternalError, match="nobody thought"):
             ask(spool.endpoint, ListRuns())
-        context.setattr("transfer.spool.answers.join", fails)
+        context.setattr("transfer.spool.answers.cut", fails)
         with opened(spool) as client, pytest.raises(InternalError, match="nobody thought"):
             collect(client, fetch(0, 4))
         context.setattr("transfer.rows.check", fails)
@@ -697,7 +697,7 @@ def test_a_slow_reader_stops_nobody_and_takes_no_memory(tmp_path):
 
 
 def test_too_many_fetches_are_refused(spool, lines, monkeypatch):
-    monkeypatch.setattr("transfer.spool.desk._MAX_WAITING", 3)
+    monkeypatch.setattr("transfer.spool.row_requests._MAX_WAITING", 3)
     ask(spool.endpoint, Declare(run="run", job="job", delivery="committed", kind="batch"))
     line = lines()
     lease(line, "a")

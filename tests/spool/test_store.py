@@ -592,6 +592,7 @@ def test_what_a_spool_keeps_is_limited(tmp_path, monkeypatch):
 
 def test_readers_may_look_while_rows_come(tmp_path):
     """The columns of the visible frames grow in one thread and are read in another."""
+    from transfer.spool.answer_queue import whole
     from transfer.spool.answers import Answers
     from transfer.spool.protocol import Fetch
 
@@ -607,7 +608,7 @@ def test_readers_may_look_while_rows_come(tmp_path):
                 seen = entry.seen
                 rows = seen.rows
                 fetch = Fetch(epoch=0, seed=None, begin=max(0, rows - 1), rows=1, stride=0, times=1, need=0)
-                arrays, count = answers.rows(entry, fetch, seen)
+                arrays, count = whole(answers.rows(entry, fetch, seen))
                 assert count == min(rows, 1)
                 assert agrees(arrays) == [rows - 1] if count else arrays == {}
         except BaseException as error:  # noqa: BLE001 - the test's thread looks

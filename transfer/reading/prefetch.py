@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from transfer import rows as tables
 from transfer.reading.plan import Ask, Place, Plan
 from transfer.rows import Layout
-from transfer.spool.protocol import MAX_TIMES
+from transfer.spool.protocol import MAX_ROWS, MAX_TIMES
 from transfer.spool.source import FAILED, OPEN, Rows, RowSource
 from transports.errors import Again, Broken, Closed, ProtocolError
 
@@ -187,7 +187,7 @@ class Prefetcher:
         if self._row_bytes is None:
             return 1
         size = min(CHUNK_BYTES, self._limit // 4)
-        return max(1, min(MAX_TIMES, int(size / self._step_bytes())))
+        return max(1, min(MAX_TIMES, MAX_ROWS // self._plan.batch, int(size / self._step_bytes())))
 
     def _step_bytes(self) -> float:
         return self._plan.batch * (self._row_bytes or 0.0) + BATCH_BYTES

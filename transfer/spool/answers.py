@@ -1,28 +1,37 @@
-"""What a fetch brings: rows of visible frames, cut, joined or gathered as the order of the epoch says."""
+"""What a fetch brings: rows of visible frames, cut or copied as the order of the epoch says."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from transfer.rows import Layout, choose, cut, join, pick, row_bytes
+from transfer.rows import Layout, choose, cut, row_bytes
 from transfer.spool.entry import Entry, Seen
-from transfer.spool.order import Gather, Order
-from transfer.spool.protocol import AnswerTooLarge, Explain, Fetch
+from transfer.spool.order import Gather, Order, Piece, by_frame
+from transfer.spool.protocol import (
+    MAX_ANSWER,
+    MAX_EXPLAINED,
+    MAX_ROWS,
+    MIN_ROW_BYTES,
+    AnswerTooLarge,
+    Explain,
+    Fetch,
+)
+from transfer.spool.row_copy import RowCopy
 from transfer.spool.source import SEALED
 from transfer.spool.store import Store
-from transports.errors import Broken, UsageError
+from transports.errors import Broken, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.rows import Array, Arrays
+    from transfer.spool.answer_queue import Slices
     from transports.core import Pool
 
 #: orders that are kept; one of a shuffled epoch takes eight bytes a block
 _KEPT_ORDERS = 8
-#: bytes that one answer has at most
-MAX_ANSWER = 1 << 30
-#: rows that are explained at a time
-MAX_EXPLAINED = 1 << 20
+#: rows, and bytes of them, that are gathered at a time: a row takes about 80 bytes of memory while they are
+_UNIT_ROWS, _UNIT_BYTES = 1 << 18, 16 << 20
 
 
 class Answers:
@@ -34,34 +43,69 @@ class Answers:
         self._pool = pool
         self._orders: OrderedDict[tuple[int, int | None, int, int], Order] = OrderedDict()
 
-    def rows(self, entry: Entry, fetch: Fetch, seen: Seen) -> tuple[Arrays, int]:
-        """(the rows, how many), of what was seen to be visible.
+    def rows(self, entry: Entry, fetch: Fetch, seen: Seen) -> Slices:
+        """(the rows, how many), of what was seen to be visible, made in slices.
 
         Raises UsageError (no such column, for instance), AnswerTooLarge, Broken (they are not kept any more).
         """
         order = self._order(entry, fetch, entry.run.layouts or (), seen)  # whatever columns are asked for
-        ranges = _ranges(fetch, seen.rows)
-        count = sum(end - begin for begin, end in ranges)
+        count = sum(end - begin for begin, end in _ranges(fetch, seen.rows))
         if not count:
             return {}, 0
         layouts = choose(entry.run.layouts or (), fetch.columns)
-        width = row_bytes(layouts)
-        if count > 1 and count * width > MAX_ANSWER:
-            raise _too_large(count, MAX_ANSWER // width)
-        if ranges[0][0] < entry.first:
+        width = max(row_bytes(layouts), MIN_ROW_BYTES)
+        if count > MAX_ROWS or (count > 1 and count * width > MAX_ANSWER):
+            raise _too_large(count, min(MAX_ROWS, MAX_ANSWER // width))
+        self._check_kept(entry, fetch)
+        end = min(fetch.begin + fetch.rows, seen.rows)  # of the first range
+        alone = not order.shuffled and count == end - fetch.begin
+        piece = order.piece(fetch.begin, end) if alone else None
+        if piece is not None:
+            arrays = cut(self._frame(entry, fetch, piece.frame), layouts, piece.start, piece.stop)
+            _check_size(sum(array.nbytes for array in arrays.values()), count, count)
+            return arrays, count
+        yield count * width
+        copy = RowCopy(layouts, count)
+        unit = max(1, min(_UNIT_ROWS, _UNIT_BYTES // width))
+        each = _gathers if order.shuffled else _pieces
+        if copy.lengths_differ:
+            for one in each(order, fetch, seen.rows, unit):
+                if isinstance(one, Piece):
+                    copy.measure_piece(self._frame(entry, fetch, one.frame), one.start, one.stop, one.place)
+                elif one is not None:
+                    copy.measure_rows(self._frame(entry, fetch, one.frame), one.rows, one.places)
+                _check_size(copy.nbytes, copy.measured, count)
+                yield 0
+        for one in each(order, fetch, seen.rows, unit):
+            if one is not None:
+                frame = self._frame(entry, fetch, one.frame)
+                if not copy.arrays:
+                    copy.allocate(frame, self._allocate)
+                if isinstance(one, Piece):
+                    copy.copy_piece(frame, one.start, one.stop, one.place)
+                else:
+                    for _ in copy.copy_rows(frame, one.rows, one.places):
+                        yield 0
+            yield 0
+        return copy.arrays, count
+
+    def _frame(self, entry: Entry, fetch: Fetch, number: int) -> Arrays:
+        """Others may have acknowledged or deleted it since the last slice."""
+        try:
+            return self._store.frame(entry, number)
+        except TransferError:
+            self._check_kept(entry, fetch)
+            if self._store.entries.get(entry.run.name) is not entry:
+                raise Broken(f"run {entry.run.name} was deleted") from None
+            raise
+
+    @staticmethod
+    def _check_kept(entry: Entry, fetch: Fetch) -> None:
+        if fetch.begin < entry.first:
             raise Broken(
-                f"rows {ranges[0][0]:,} to {entry.first:,} of run {entry.run.name} are not kept any more",
+                f"rows {fetch.begin:,} to {entry.first:,} of run {entry.run.name} are not kept any more",
                 hint="all groups of the stream had acknowledged them; begin where your group is",
             )
-        if order.shuffled:
-            return self._gather(entry, layouts, order.grouped(ranges), count), count
-        pieces = [
-            cut(self._store.frame(entry, piece.frame), layouts, piece.start, piece.stop)
-            for begin, end in ranges
-            for piece in order.pieces(begin, end)
-        ]
-        _check_size(sum(map(_bytes, pieces)), count, count)
-        return join(pieces, layouts, self._allocate), count
 
     def explain(self, entry: Entry, asked: Explain) -> Arrays:
         """Where the rows [begin, end) of an epoch's order come from, as columns: `job` (a number),
@@ -109,29 +153,6 @@ class Answers:
         self._orders.move_to_end(key)
         return order
 
-    def _gather(self, entry: Entry, layouts: tuple[Layout, ...], groups: list[Gather], count: int) -> Arrays:
-        import numpy as np
-
-        if any(layout.kind != "dense" for layout in layouts):
-            pieces, nbytes, picked = [], 0, 0
-            for one in groups:
-                pieces.append(pick(self._store.frame(entry, one.frame), layouts, one.rows))
-                nbytes += _bytes(pieces[-1])
-                picked += len(one.rows)
-                _check_size(nbytes, picked, count)
-            back = np.argsort(np.concatenate([one.places for one in groups]))
-            return pick(join(pieces, layouts, self._allocate), layouts, back)
-        result: Arrays = {}
-        for layout in layouts:
-            for name in layout.arrays:
-                sample = self._store.frame(entry, groups[0].frame)[name]
-                result[name] = self._allocate((count, *sample.shape[1:]), sample.dtype)
-        for one in groups:
-            frame = self._store.frame(entry, one.frame)
-            for name, target in result.items():
-                target[one.places] = frame[name][one.rows]
-        return result
-
     def _allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Memory of the pool: pages that are there already."""
         import numpy as np
@@ -144,10 +165,6 @@ class Answers:
         return array
 
 
-def _bytes(piece: Arrays) -> int:
-    return sum(array.nbytes for array in piece.values())
-
-
 def _check_size(nbytes: int, rows: int, count: int) -> None:
     """Rows that are as long as each says may be more than was guessed; one is always given.
 
@@ -158,16 +175,49 @@ def _check_size(nbytes: int, rows: int, count: int) -> None:
 
 
 def _too_large(count: int, most: int) -> AnswerTooLarge:
-    hint = f"ask for less than {MAX_ANSWER} bytes at a time"
+    hint = f"ask for at most {MAX_ANSWER:,} bytes and {MAX_ROWS:,} rows at a time"
     return AnswerTooLarge(f"a fetch of {count:,} rows", hint=hint, most=max(1, min(most, count - 1)))
 
 
-def _ranges(fetch: Fetch, visible: int) -> list[tuple[int, int]]:
-    found = []
+def _ranges(fetch: Fetch, visible: int) -> Iterator[tuple[int, int]]:
     for number in range(fetch.times):
         begin = fetch.begin + number * fetch.stride
         end = min(begin + fetch.rows, visible)
         if begin >= end:
             break
-        found.append((begin, end))
-    return found
+        yield begin, end
+
+
+def _pieces(order: Order, fetch: Fetch, visible: int, unit: int) -> Iterator[Piece | None]:
+    """The rows of all ranges in an order that is not shuffled, each with its place in the answer."""
+    place = 0
+    for begin, end in _ranges(fetch, visible):
+        for first in range(begin, end, unit):
+            for piece in order.pieces(first, min(end, first + unit), place):
+                yield piece
+                place += piece.stop - piece.start
+
+
+def _gathers(order: Order, fetch: Fetch, visible: int, unit: int) -> Iterator[Gather | None]:
+    """The same of a shuffled order, about `unit` rows at a time. None: it may pause."""
+    import numpy as np
+
+    place = rows = 0
+    parts: list[tuple[Array, Array]] = []
+
+    def grouped() -> list[Gather]:
+        frames, numbers = (np.concatenate([part[n] for part in parts]) for n in (0, 1))
+        return by_frame(frames, numbers, place)
+
+    for begin, end in _ranges(fetch, visible):
+        for first in range(begin, end, unit):
+            last = min(end, first + unit)
+            parts.append(order.gather(first, last))
+            rows += last - first
+            yield None
+            if rows >= unit:
+                yield from grouped()
+                place, rows = place + rows, 0
+                parts.clear()
+    if parts:
+        yield from grouped()

@@ -18,6 +18,7 @@ from transfer.spool.entry import Entry, Seen
 from transfer.spool.group import MAX_SHARDS, Position
 from transfer.spool.protocol import raised, refusal
 from transfer.spool.reader import Reader, Sent
+from transfer.spool.row_requests import RowRequests
 from transfer.spool.source import OPEN, SEALED
 from transfer.spool.store import Store
 from transfer.spool.telling import jobs_of, summary, winners_of
@@ -38,7 +39,7 @@ Key = tuple[str, str, int, int]
 _REMEMBERED = 100_000
 #: seconds after which an attempt that is asked for must have come: its task has sent all of it before it asks
 _MISSING = 5.0
-#: fetches of one reader that may wait
+#: commits that may wait for room
 _MAX_WAITING = 256
 #: attempts that may be asked for while they are not there
 _MAX_ASKING = 100_000
@@ -72,6 +73,7 @@ class Desk:
         self._readers: dict[bytes, Reader] = {}
         #: groups by (number of the run, name), whose positions are to be kept
         self._unnoted: dict[tuple[int, str], Entry] = {}
+        self._rows = RowRequests(store, answers, answer, faults, self._delivered)
         self._lock = threading.Lock()
         #: how attempts ended: None is well. And who asked before that was known
         self._ends: OrderedDict[Key, TransferError | None] = OrderedDict()
@@ -257,48 +259,15 @@ class Desk:
         reader = self._readers.get(identity)
         if reader is None:
             raise Broken("this reader has no lease", hint="open the run first")
-        if len(reader.waiting) >= _MAX_WAITING:
-            raise UsageError(f"more than {_MAX_WAITING} fetches wait")
-        reader.waiting.append(request)
-        self._serve(identity, reader)
+        self._rows.fetch(identity, reader, request)
 
-    def serve_waiting(self) -> bool:
-        """Answers the fetches that can be answered now. Whether one waits only for its reader's connection
-        to take others."""
-        for identity, reader in [*self._readers.items()]:
-            if reader.waiting:
-                try:
-                    self._serve(identity, reader)
-                except Exception as error:  # noqa: BLE001 - of this reader; the others are served
-                    self._faults.note("a fetch", error, identity)
-        return any(reader.waiting and reader.unsent for reader in self._readers.values())
-
-    def _serve(self, identity: bytes, reader: Reader) -> None:
-        """In the order in which they were asked."""
-        entry = reader.entry
-        while reader.waiting and not reader.lags():
-            request = reader.waiting[0]
-            there = self._store.entries.get(reader.run) is entry
-            seen = entry.seen
-            if there and seen.state == OPEN and seen.rows < request.need:
-                return
-            reader.waiting.popleft()
-            arrays: Arrays = {}
-            meta: dict[str, Any] = {"id": request.id}
-            try:
-                if not there:
-                    raise Broken(f"run {reader.run} was deleted")
-                arrays, count = self._answers.rows(entry, request, seen)
-                meta |= {"count": count, "visible": seen.rows, "state": seen.state}
-            except Exception as error:  # noqa: BLE001 - of this reader
-                meta["error"] = refusal(self._faults.refusal("a fetch", error, identity))
-            sent = self._answer(identity, arrays, meta)
-            if sent is not None:
-                reader.unsent.append((sent, sum(array.nbytes for array in arrays.values())))
-            if "error" not in meta:
-                self._delivered(reader, request, seen)
+    def serve_waiting(self) -> float:
+        """Answers the requests for rows that can be answered now. Seconds until it is to be called again."""
+        return self._rows.serve_waiting(self._readers)
 
     def _delivered(self, reader: Reader, request: protocol.Fetch, seen: Seen) -> None:
+        if not any(one is reader for one in self._readers.values()):
+            return  # it went while its answer was made
         entry = reader.entry
         group = entry.groups[reader.group]
         if group.deliver(reader.shard, request, seen.rows, over=seen.state != OPEN):
@@ -309,32 +278,7 @@ class Desk:
             group.delivered = position
 
     def _read(self, identity: bytes, request: protocol.Read, _: Any) -> None:
-        entry = self._store.entry(request.run, request.run_id)
-        seen = entry.seen
-        arrays: Arrays = {}
-        count = 0
-        if request.begin < request.end:
-            rows = request.end - request.begin
-            fetch = protocol.Fetch(
-                epoch=0,
-                seed=None,
-                begin=request.begin,
-                rows=rows,
-                stride=0,
-                times=1,
-                need=0,
-                columns=request.columns,
-            )
-            arrays, count = self._answers.rows(entry, fetch, seen)
-        meta = {
-            "id": request.id,
-            "count": count,
-            "visible": seen.rows,
-            "state": seen.state,
-            "first": entry.first,
-            "run_id": entry.run_id,
-        }
-        self._answer(identity, arrays, meta)
+        self._rows.read(identity, request)
 
     def _acknowledge(self, identity: bytes, request: protocol.Acknowledge, _: Any) -> None:
         entry = self._store.entry(request.run, request.run_id)
@@ -411,6 +355,7 @@ class Desk:
             reader = self._readers.pop(identity)
             _log.info("a reader of run %s, group %s went away", reader.run, reader.group)
             self._leave(reader, None)
+        self._rows.tick(connected)
         stuck, self._stuck = self._stuck, []
         if stuck:  # room comes back when it is on the disk that it is not needed
             self._committer.when_committed(self._store.log.put(b"room", b""), lambda: None)

@@ -31,11 +31,12 @@ _BITS = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows start to stop of a frame, one after the other."""
+    """Rows start to stop of a frame, one after the other. place: of the first one in the answer."""
 
     frame: int
     start: int
     stop: int
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,8 +93,15 @@ class Order:
         self._window_ends = self._ends_of_windows()
         self._windows: dict[int, _Window] = {}
 
-    def pieces(self, begin: int, end: int) -> list[Piece]:
-        """What stands at positions [begin, end) of an order that is not shuffled. Cut off at the last row."""
+    def piece(self, begin: int, end: int) -> Piece | None:
+        """The rows at positions [begin, end) of an order that is not shuffled, if they lie in one frame."""
+        frame = int(self._ends.searchsorted(begin, "right"))
+        first = int(self._ends[frame - 1]) if frame else 0
+        return Piece(frame, begin - first, end - first) if end <= self._ends[frame] else None
+
+    def pieces(self, begin: int, end: int, place: int = 0) -> list[Piece]:
+        """What stands at positions [begin, end) of an order that is not shuffled. Cut off at the last row.
+        place: of the first row in the answer."""
         assert not self.shuffled, "a shuffled order has no pieces"
         begin, end = max(0, begin), min(end, self.rows)
         found: list[Piece] = []
@@ -102,8 +110,9 @@ class Order:
             stop = int(self._ends[frame])
             first = int(self._ends[frame - 1]) if frame else 0
             if stop > begin:
-                found.append(Piece(frame, begin - first, min(stop, end) - first))
-                begin = min(stop, end)
+                stop = min(stop, end)
+                found.append(Piece(frame, begin - first, stop - first, place))
+                begin, place = stop, place + stop - begin
             frame += 1
         return found
 
@@ -143,17 +152,9 @@ class Order:
         parts = [self.gather(begin, end) for begin, end in ranges]
         if not parts:
             return []
-        frames = np.concatenate([part[0] for part in parts])
-        rows = np.concatenate([part[1] for part in parts])
-        names, numbers = np.unique(frames, return_inverse=True)
-        # Numbers of 16 bits are sorted in linear time.
-        places = np.argsort(numbers.astype(np.uint16 if len(names) <= 1 << 16 else np.int64), kind="stable")
-        found, begin = [], 0
-        for name, count in zip(names.tolist(), np.bincount(numbers).tolist(), strict=True):
-            mine = places[begin : begin + count]
-            found.append(Gather(name, rows[mine], mine))
-            begin += count
-        return found
+        return by_frame(
+            np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+        )
 
     def _ends_of_windows(self) -> Array:
         """The position behind the last row of each window."""
@@ -192,6 +193,21 @@ class Order:
                 del self._windows[next(iter(self._windows))]
             self._windows[number] = known
         return known
+
+
+def by_frame(frames: Array, rows: Array, place: int = 0) -> list[Gather]:
+    """Rows by the frames that they come from. place: of the first one in the answer."""
+    import numpy as np
+
+    names, numbers = np.unique(frames, return_inverse=True)
+    # Numbers of 16 bits are sorted in linear time.
+    places = np.argsort(numbers.astype(np.uint16 if len(names) <= 1 << 16 else np.int64), kind="stable")
+    found, begin = [], 0
+    for name, count in zip(names.tolist(), np.bincount(numbers).tolist(), strict=True):
+        mine = places[begin : begin + count]
+        found.append(Gather(name, rows[mine], mine + place))
+        begin += count
+    return found
 
 
 def permutation(key: int, count: int) -> Array:

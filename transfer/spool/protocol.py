@@ -17,8 +17,12 @@ from transports import errors
 from transports.errors import ProtocolError, TransferError, UsageError
 
 VERSION = 1
-#: ranges that one fetch may ask for
-MAX_TIMES = 1 << 16
+#: ranges that one fetch may ask for, and the rows of all of them together
+MAX_TIMES, MAX_ROWS = 1 << 16, 1 << 24
+#: bytes that the rows of one answer have at most, unless it is one row; each counts as a few bytes at least
+MAX_ANSWER, MIN_ROW_BYTES = 1 << 30, 8
+#: rows that are explained at a time
+MAX_EXPLAINED = 1 << 18
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 #: which of the runs that had a name, one after the other; see `RunInfo`

@@ -46,8 +46,6 @@ _SYNC_AHEAD = 16 << 20
 _FULL_PAUSE = 0.5
 #: requests that are heard before others' waiting fetches are looked at
 _AT_ONCE = 1000
-#: seconds between two looks whether a reader's connection has taken what it was answered
-_PRESSED = 0.01
 #: seconds between two looks at who is still connected
 _TICK = 0.5
 #: seconds that a thread has to end
@@ -271,14 +269,14 @@ class Spool:
         poller.register(self._asked, transfer.POLLIN)
         poller.register(self._wake, transfer.POLLIN)
         due = time.monotonic() + _TICK
-        pressed = False  # an answer waits until its reader's connection has taken others
+        pause = _TICK
         while not self._closing.is_set():
             try:
                 left = max(0.0, due - time.monotonic())
-                poller.poll(int((min(left, _PRESSED) if pressed else left) * 1000))
+                poller.poll(int(min(left, pause) * 1000))
                 self._hear()
                 self._sleep_again()
-                pressed = self._desk.serve_waiting()
+                pause = self._desk.serve_waiting()
                 if time.monotonic() >= due:
                     due = time.monotonic() + _TICK
                     self._desk.tick({peer.identity for peer in self._asked.peers()})
