@@ -13,6 +13,7 @@ from transfer.broker.engine.direct_actions import (
     Admitted,
     Answer,
     Audit,
+    Deregister,
     Dispatch,
     Fault,
     Full,
@@ -24,6 +25,7 @@ from transfer.broker.engine.direct_events import (
     Accepted,
     Dispatched,
     End,
+    Facts,
     Finished,
 )
 from transfer.broker.engine.sessions import Capabilities
@@ -225,3 +227,16 @@ def test_two_messages_of_one_id_are_two_messages():
     assert [one.delivery_id for one in shop.desk.inflight] == [second]
     shop.ask(Ack("m", "w", delivery_id=second))
     assert shop.desk.books.parcels == {}
+
+
+def test_a_topic_is_awaited_for_a_while_behind_the_end_of_its_last_session():
+    shop = Shop(Rules(route_grace=5))
+    shop.register(subscriptions=("t.*",))
+    shop.ask(Deregister("w"))
+    facts = Facts("", "t.a", "m", "p")
+    assert shop.desk.admit(facts, now=shop.now) == NoRoute(awaited=True)
+    assert shop.desk.admit(facts) == NoRoute() and shop.desk.counts["unroutable"] == 1
+    assert shop.desk.admit(Facts("", "u", "m", "p"), now=shop.now) == NoRoute()
+    assert shop.desk.admit(Facts("other", "t.a", "m", "p"), now=shop.now) == NoRoute()
+    shop.seconds += 5
+    assert shop.desk.admit(facts, now=shop.now) == NoRoute()

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tests.broker.running import running
+from transfer.broker.engine.admission import Limits
 from transfer.broker.settings import AbtpEndpoints
 from transfer.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
 from transfer.clients.own import BrokerClient
@@ -159,6 +160,7 @@ def test_topics_that_keep_nothing_still_keep_direct_messages(tmp_path):
 _SERVES = """
 import sys
 from tests.broker.serving import serve
+from transfer.broker.engine.admission import Limits
 from transfer.broker.settings import AbtpEndpoints
 serve(sys.argv[1], abtp=AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"))
 """
@@ -196,3 +198,54 @@ def test_a_delayed_message_keeps_its_time_over_a_kill(tmp_path, summed_up):
         assert desk.waiting.scheduled == len(desk.books.parcels) == 1
         with pytest.raises(Again):
             worker.recv(0.2)
+
+
+def departed(broker, *subscriptions, **more):
+    """A consumer that was there a moment ago."""
+    with consumer(broker, subscriptions=subscriptions, **more) as worker:
+        assert worker.session_id
+    eventually(lambda: len(broker.direct.desk.sessions) == 0)
+
+
+def test_messages_wait_for_a_worker_that_restarts(tmp_path):
+    with abtp(tmp_path, route_grace=30.0) as broker, producer(broker) as maker:
+        departed(broker, "orders.*")
+        explicit = {"delivery_mode": "direct"}
+        names = [
+            maker.publish("orders.a", number, headers=explicit if number % 2 else {}, wait=False)
+            for number in range(6)
+        ]
+        eventually(lambda: broker.fronts["abtp"].counters["awaiting_route"] == 6)
+        with consumer(broker) as worker:
+            maker.confirm(10)
+            received = [worker.recv(10) for _ in range(6)]
+            assert [one.message_id for one in received] == names
+            for one in received:
+                worker.ack(one, confirm=True)
+            maker.publish("orders.a", "later")
+            assert worker.recv(10).payload == "later"
+
+
+def test_a_worker_that_does_not_come_back_is_waited_for_no_longer(tmp_path):
+    with abtp(tmp_path, route_grace=0.3) as broker, producer(broker) as maker:
+        departed(broker, "orders.*")
+        with pytest.raises(ProtocolError) as refused:
+            maker.publish("orders.a", 1, headers={"delivery_mode": "direct"})
+        assert refused.value.reason == "no_route"
+        assert broker.fronts["abtp"].counters["awaiting_route"] == 1
+        maker.publish("orders.a", 2, headers={})  # fan-out, at once: the grace is over
+        with pytest.raises(ProtocolError):
+            maker.publish("other", 1, headers={"delivery_mode": "direct"})
+        assert broker.fronts["abtp"].counters["awaiting_route"] == 1
+        assert broker.direct.desk.counts["unroutable"] == 3
+
+
+def test_no_more_wait_for_a_worker_than_may_be_queued(tmp_path):
+    limits = Limits(max_per_topic_queue=2, max_queued_direct=3)
+    with abtp(tmp_path, route_grace=30.0, direct=limits) as broker, producer(broker) as maker:
+        departed(broker, "orders.*", "bills")
+        for topic in ("orders.a", "orders.a", "orders.a", "bills", "bills"):
+            maker.publish(topic, 1, headers={"delivery_mode": "direct"}, wait=False)
+        counters = broker.fronts["abtp"].counters
+        eventually(lambda: counters["awaiting_route"] + counters["refused_no_route"] == 5)
+        assert counters["awaiting_route"] == 3

@@ -148,6 +148,12 @@ CHOICES = (
     ),
     Choice("direct.ack_timeout", ("ack_timeout",), values.seconds, "that a consumer has for its ACK"),
     Choice(
+        "direct.route_grace",
+        ("route_grace",),
+        values.seconds,
+        "that a message waits for a consumer that went a moment ago",
+    ),
+    Choice(
         "direct.max_inflight_per_consumer",
         ("direct", "max_inflight_per_consumer"),
         values.number(1, _HIGHEST),

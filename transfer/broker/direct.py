@@ -129,7 +129,7 @@ class Direct:
 
     def publish_direct(self, message: Message, facts: Facts, told: Told) -> Verdict:
         """See DirectDriver. Subscribers of other protocols hear of the message too."""
-        verdict = self.desk.admit(facts)
+        verdict = self.desk.admit(facts, now=self._now())
         if not isinstance(verdict, Admitted):
             return verdict
         if self._hub.durability.full:

@@ -231,7 +231,12 @@ class Broker:
             loop,
             self.hub,
             self._routes(database),
-            Rules(limits=settings.direct, retry=retry, ack_timeout=settings.ack_timeout),
+            Rules(
+                limits=settings.direct,
+                retry=retry,
+                ack_timeout=settings.ack_timeout,
+                route_grace=settings.route_grace,
+            ),
             thread,
             self.letters,
             Sessions(database),
@@ -280,7 +285,14 @@ class Broker:
             inside |= {name: folder.endpoint(name) for name in outside}
         beside = Beside(self._loop, self.settings.fast_path, self.hub.counts, self.threads)
         self._owned.callback(beside.close)
-        settings, allowed = AbtpSettings(inside["router"], inside["pub"]), self.doors.check
+        limits, allowed = self.settings.direct, self.doors.check
+        settings = AbtpSettings(
+            inside["router"],
+            inside["pub"],
+            route_grace=self.settings.route_grace,
+            awaiting=limits.max_queued_direct,
+            awaiting_of_topic=limits.max_per_topic_queue,
+        )
         front = AbtpFront(self.hub, self._loop, self.direct, settings, beside=beside, allowed=allowed)
         self._add("abtp", front)
         self.hub.direct = self.direct  # from now on somebody brings its consumers

@@ -54,7 +54,8 @@ class Settings:
     attempts: that a message gets before it is a dead letter; first_delay: seconds behind the first.
     patience: seconds that a slow receiver may hold up a large message for all. drain: seconds that a clean
     stop gives to what has begun. catalog: a file of routes, "" for none. direct: limits of direct delivery;
-    ack_timeout: seconds that a consumer has for its ACK there. security: who may come in; None: what the
+    ack_timeout: seconds that a consumer has for its ACK there; route_grace: that a message waits for one that
+    went a moment ago. security: who may come in; None: what the
     environment says. handshake: seconds that somebody has to show who he is.
     """
 
@@ -81,6 +82,7 @@ class Settings:
     announced: AnnouncedLimits = field(default_factory=AnnouncedLimits)
     catalog: str = ""
     ack_timeout: float = 30.0
+    route_grace: float = 5.0
     ttp_limits: TtpSettings = field(default_factory=TtpSettings)
     pybroker_limits: PyBrokerSettings = field(default_factory=PyBrokerSettings)
     rqueue_limits: RqueueSettings = field(default_factory=RqueueSettings)

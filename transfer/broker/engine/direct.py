@@ -66,13 +66,15 @@ class DirectDesk(Dealing):
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def admit(self, facts: Facts, destination: str = "") -> Verdict:
+    def admit(self, facts: Facts, destination: str = "", now: Now | None = None) -> Verdict:
         """Whether a message is taken, and for whom; nothing is changed but counts. destination: for this
-        consumer, whatever the routes say. Give `Admitted` to `accept` once the message's bytes are
-        kept."""
+        consumer, whatever the routes say. now: to tell whether a consumer of it went a moment ago. Give
+        `Admitted` to `accept` once the message's bytes are kept."""
         if not destination:
             found = self._choose(facts.tenant, facts.topic)
             if found is None:
+                if now is not None and self._departed.expects(facts.tenant, facts.topic, now.seconds):
+                    return NoRoute(awaited=True)
                 self.counts["unroutable"] += 1
                 return NoRoute()
             destination = found

@@ -159,7 +159,9 @@ class Full:
 
 @dataclass(frozen=True, slots=True)
 class NoRoute:
-    """Nobody was ever told to get this topic."""
+    """No consumer gets this topic. awaited: one did a moment ago, and may be restarting."""
+
+    awaited: bool = False
 
 
 Verdict = Admitted | Full | NoRoute

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from transfer.broker.engine.admission import Admission, Limit, Limits
 from transfer.broker.engine.delivery import Delivery, RetryPolicy, Status
+from transfer.broker.engine.departed import Departed
 from transfer.broker.engine.direct_actions import Action, DeadLetter, Dispatch, DropSession, Now, Persist
 from transfer.broker.engine.direct_events import (
     Books,
@@ -48,7 +49,8 @@ class Rules:
     """What the desk goes by. Times in seconds.
 
     ack_timeout: until a message that is not acknowledged is tried again. heartbeat_timeout: until a
-    silent session ends. remembered: acknowledged messages that are known, so that a second ACK is told
+    silent session ends. route_grace: for which a topic counts as one that a consumer will want again, when
+    its session has ended. remembered: acknowledged messages that are known, so that a second ACK is told
     from a stale one. most_sessions: consumers that may be registered. batch: messages that one call
     sends, retries or buries at most, so that others come to their turn.
     """
@@ -58,6 +60,7 @@ class Rules:
     ack_timeout: float = 30.0
     heartbeat_timeout: float = 30.0
     weights: Mapping[str, int] = field(default_factory=lambda: WEIGHTS)
+    route_grace: float = 0.0
     remembered: int = 8192
     most_sessions: int = 10_000
     batch: int = 256
@@ -79,6 +82,7 @@ class Dealing:
         self._routes = routes
         self._random = random
         self._acked = Acked(rules.remembered)
+        self._departed = Departed(rules.route_grace)
         #: consumers who may have something that they can be given
         self._ready: dict[ConsumerKey, None] = {}
         self._actions: list[Action] = []
@@ -209,6 +213,7 @@ class Dealing:
     def _end_session(self, session: Session, error: str, now: Now) -> None:
         self.sessions.end(session)
         self._routes.unbind(session)
+        self._departed.add(session, now.seconds)
         self._actions.append(DropSession(session.session_id))
         for number in sorted(session.inflight):
             found = self.inflight.get(number)

@@ -21,8 +21,9 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from transfer.broker.courier import DirectDriver, Sent
-from transfer.broker.engine.direct_actions import Admitted, Dispatch, Full, NoRoute, Reply
+from transfer.broker.engine.direct_actions import Admitted, Dispatch, Full, NoRoute, Register, Reply
 from transfer.broker.engine.direct_events import Facts
+from transfer.broker.fronts.abtp_awaiting import Awaiting, AwaitingRoute
 from transfer.broker.fronts.abtp_outgoing import Frames, Outgoing
 from transfer.broker.fronts.abtp_pub import PubSubscriber, envelope_of
 from transfer.broker.message import Front, Message
@@ -68,7 +69,8 @@ class AbtpSettings:
 
     unkept, unkept_bytes: what may wait for the disk; beyond it producers are throttled. peer_queue,
     sub_queue: messages that may wait in the sockets for one peer. peer_unread: those of one peer that
-    libzmq reads before the broker does.
+    libzmq reads before the broker does. route_grace: seconds that a message waits for a consumer that went a
+    moment ago; awaiting, awaiting_of_topic: how many of them, in all and of a topic.
     """
 
     router: str = ROUTER_ENDPOINT
@@ -80,6 +82,9 @@ class AbtpSettings:
     peer_queue: int = 8192
     sub_queue: int = 1000
     peer_unread: int = 256
+    route_grace: float = 5.0
+    awaiting: int = 4096
+    awaiting_of_topic: int = 256
 
 
 class AbtpFront:
@@ -111,6 +116,12 @@ class AbtpFront:
         self._scheduled = False
         self._beside = beside
         self._outgoing = Outgoing(self._send, beside)
+        grace, most, of_topic = (
+            self.settings.route_grace,
+            self.settings.awaiting,
+            self.settings.awaiting_of_topic,
+        )
+        self._awaiting = AwaitingRoute(loop, grace, most, of_topic, self._give_again)
         self._faults = PeerFaults(_log)
         self._away = False  # a large message is read beside the loop, and others come behind it
         self.connections = 0
@@ -165,6 +176,7 @@ class AbtpFront:
         for socket in (self._router, self._pub, *self._monitors):
             self._loop.remove_reader(socket.fileno())
         self._hub.fanout.leave(self.subscriber)
+        self._awaiting.close()
         self._context.destroy()
 
     # -- reading -----------------------------------------------------------------------------------------
@@ -256,6 +268,8 @@ class AbtpFront:
                     self._direct.request(peer, request)
                 except TransferError as error:
                     self._refuse(peer, Code.UNAVAILABLE, str(error), "")
+                if isinstance(request, Register):
+                    self._awaiting.retry()
 
     # -- publishing --------------------------------------------------------------------------------------
 
@@ -278,8 +292,19 @@ class AbtpFront:
         except TransferError as error:  # nothing was taken
             told(error)
 
-    def _gave(self, peer: bytes, envelope: Envelope, message: Message, told: Told) -> bool:
-        """Gives a message to direct delivery. False: no direct route is there, and none was asked for."""
+    def _give_again(self, one: Awaiting) -> None:
+        """One that waited for a route."""
+        try:
+            if not self._gave(one.peer, one.envelope, one.message, one.told, one.until):
+                self._fan_out(one.envelope, one.message, one.told)
+        except TransferError as error:  # nothing was taken
+            one.told(error)
+
+    def _gave(
+        self, peer: bytes, envelope: Envelope, message: Message, told: Told, until: float | None = None
+    ) -> bool:
+        """Gives a message to direct delivery, or holds it for that. False: no direct route is there, and none
+        was asked for. until: of one that was held before."""
         facts = Facts(
             envelope.tenant,
             envelope.topic,
@@ -297,6 +322,9 @@ class AbtpFront:
             case Full(limit):
                 self._forget(message.nbytes)
                 self._refuse(peer, limit.outcome, f"{limit} is reached", envelope.message_id)
+                return True
+            case NoRoute(awaited=True) if self._awaiting.hold(peer, envelope, message, told, until):
+                self.counters["awaiting_route"] += until is None
                 return True
             case NoRoute() if envelope.delivery_mode == "direct":
                 self._forget(message.nbytes)
