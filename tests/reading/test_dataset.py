@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ from transfer.torch import RunDataset, ShardedStream, StreamDataset
 from transports.errors import OptionError, UsageError
 
 URL = "run://spool:5570/run"
+ROOT = Path(__file__).parents[2]
 
 
 def dataset_of(run, batch_size=8, **more):
@@ -34,12 +39,76 @@ def alone(folder, batch, **more):
 
 def test_a_run_url_makes_a_run_dataset():
     dataset = dataset_of(Run(30))
-    assert type(dataset) is RunDataset and dataset.endpoint == URL
+    assert isinstance(dataset, StreamDataset) and isinstance(dataset, RunDataset) and dataset.endpoint == URL
     with dataset:
         batches = list(dataset)
     assert ids_of(batches) == list(range(30)) and all(agrees(batch) for batch in batches)
     with StreamDataset() as listening:
-        assert type(listening) is StreamDataset and listening.endpoint.startswith("tcp://")
+        assert isinstance(listening, StreamDataset) and listening.endpoint.startswith("tcp://")
+        for use in (
+            lambda: listening.epoch,
+            lambda: next(listening.one_epoch()),
+            lambda: listening.set_epoch(0),
+            listening.acknowledge,
+            lambda: pickle.dumps(listening),
+        ):
+            with pytest.raises(UsageError, match="listens"):
+                use()
+    with pytest.raises(UsageError, match="not received"):
+        _ = dataset.progress
+    for url, option in ((URL, "verify"), ("tcp://127.0.0.1:0", "epochs")):
+        with pytest.raises(OptionError, match=f"no option '{option}'"):
+            StreamDataset(url, **{option: 1})
+
+
+class Doubling(StreamDataset):
+    """A user's own."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield {"id": 2 * batch["id"]}
+
+
+def test_a_subclass_reads_runs_and_goes_to_workers(tmp_path):
+    dataset = Doubling(URL, 16, source=run_in_folder(tmp_path, 64))
+    assert isinstance(dataset, StreamDataset)
+    with pickle.loads(pickle.dumps(dataset)) as copy:  # as a worker that is spawned is given it
+        assert type(copy) is Doubling and ids_of(copy) == list(range(0, 128, 2))
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    assert ids_of(loader) == list(range(0, 128, 2))
+
+
+_TYPED = """
+from torch.utils.data import IterableDataset
+from transfer.torch import RunDataset, ShardedStream, StreamDataset
+
+for b1 in StreamDataset("run://h:1/a", 64, epochs=3):
+    reveal_type(b1)
+for b2 in StreamDataset("run://h:1/a", 64, columns=("id", "x")):
+    reveal_type(b2)
+reveal_type(next(StreamDataset("run://h:1/a").one_epoch()))
+for b3 in StreamDataset(batch_size=4, verify=False):
+    reveal_type(b3)
+for b4 in ShardedStream("run://h:1/a", 64, columns=["x"], rank=0, world_size=2):
+    reveal_type(b4)
+for b5 in RunDataset("run://h:1/a", 64, shuffle=7):
+    reveal_type(b5)
+StreamDataset("run://h:1/a", epoch=3)
+"""
+
+
+@pytest.mark.slow
+def test_types_of_batches(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "program.py").write_text(_TYPED)
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), str(tmp_path / "program.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    text = done.stdout + done.stderr
+    found = re.findall('Revealed type is "(.*)"', text)
+    dicts, tuples = "dict[str, Any]", "tuple[Any, ...]"
+    short = [one.replace("builtins.", "") for one in found]
+    assert short == [dicts, tuples, dicts, dicts, tuples, dicts], text
+    assert text.count("error:") == 2 and 'keyword argument "epoch"' in text, text
 
 
 def test_tensors_are_writable_views_without_a_warning():

@@ -146,7 +146,11 @@ def _write(workers: int, folder: Path, url: str, watcher: Watcher) -> Written:
 
 
 def _train(
-    dataset: RunDataset, data: digits.Digits, rows: int, epochs: int, watcher: Watcher
+    dataset: RunDataset[tuple[torch.Tensor, ...]],
+    data: digits.Digits,
+    rows: int,
+    epochs: int,
+    watcher: Watcher,
 ) -> Iterator[Epoch]:
     """Each epoch has all rows in an order of its own; after it the spool is told that they are done with."""
     trainer = Trainer(epochs)

@@ -9,14 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transfer.torch.dataset import RunSummary, StreamDataset
+    from transfer.torch.dataset import StreamDataset
+    from transfer.torch.eager import RunSummary
     from transfer.torch.runs import RunDataset
     from transfer.torch.sharded import ShardedStream
 
 __all__ = ["RunDataset", "RunSummary", "ShardedStream", "StreamDataset"]
 _HOMES = {
     "RunDataset": "runs",
-    "RunSummary": "dataset",
+    "RunSummary": "eager",
     "ShardedStream": "sharded",
     "StreamDataset": "dataset",
 }

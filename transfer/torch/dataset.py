@@ -1,50 +1,41 @@
-"""`StreamDataset`: batches of tensors straight from a PULL socket, each row exactly once."""
+"""`StreamDataset`: batches of tensors of a run in a spool, or straight from Spark's tasks."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
-import torch
-from torch.utils.data import IterableDataset, get_worker_info
-
-from transfer.torch.receiver import MessageSource, RunReader, SocketSource
-from transfer.torch.runs import RUN_SCHEME, RunDataset
-from transfer.torch.slicing import Batch, Slicer
-from transports.errors import Again, OptionError, ProtocolError, TransferError, UsageError
+from transfer.torch.eager import EagerReader, RunSummary
+from transfer.torch.runs import RUN_SCHEME, BatchT, RunDataset, RunOptions, Tensors, TensorTuple
+from transports.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from transfer.reading import RowStream
+    from transfer.spool.source import RowSource
+    from transfer.torch.receiver import MessageSource
+
+__all__ = ["RunSummary", "StreamDataset"]
 
 
-@dataclass(slots=True)
-class RunSummary:
-    """What one run brought. `rows` are those handed to the training loop, `sent_rows` those that Spark
-    says it sent: the two are equal, or the iteration has raised. Bytes are those of the columns."""
+class StreamOptions(RunOptions, total=False):
+    """The further arguments of a `StreamDataset`. `verify` is of one that listens."""
 
-    run: str = ""
-    rows: int = 0
-    sent_rows: int = 0
-    frames: int = 0
-    batches: int = 0
-    nbytes: int = 0
-    partitions: int = 0
-    attempts: int = 0
-    duplicate_rows: int = 0
-    stray_frames: int = 0
-    dropped_rows: int = 0
-    seconds: float = 0.0
-    transports: str = ""
-    peers: dict[str, str] = field(default_factory=dict)
+    verify: bool
+    source: Callable[[], RowSource] | MessageSource | None
 
 
-class StreamDataset(IterableDataset[Any]):
-    """The rows of a Spark write, as batches of torch tensors. One iteration is one run.
+#: those of a data set that listens
+_EAGER = ("drop_last", "timeout", "verify", "source")
 
-    With a URL `run://host:port/NAME` a `RunDataset` is made instead: it reads a run that a spool keeps, takes
-    all of that class's arguments, and can be resumed inside a run. What follows is about one that listens.
+
+class StreamDataset(RunDataset[BatchT]):
+    """The rows of a Spark write, as batches of torch tensors.
+
+        dataset = StreamDataset("run://spool:5570/digits", 256, epochs=3, shuffle=7)
+
+    With a URL `run://host:port/NAME` it reads a run that a spool keeps: see `RunDataset`. With another
+    endpoint, or none, it listens for rows that Spark pushes straight to it (`delivery=eager`), and one
+    iteration is one run. What follows is about that.
 
     `endpoint`: where to listen; port 0 takes a free one, and the attribute `endpoint` then tells
     which. `batch_size`: rows in a batch; None yields the frames as they were sent. `columns`: yield a
@@ -60,149 +51,120 @@ class StreamDataset(IterableDataset[Any]):
     without a DataLoader. Not thread-safe, except that `close` may be called from another thread.
     """
 
-    def __new__(cls, endpoint: str = "", *args: Any, **options: Any) -> Any:
-        """A run in a spool is read by a `RunDataset`, which takes more than this class does."""
-        if cls is StreamDataset and endpoint.startswith(RUN_SCHEME):
-            return RunDataset(endpoint, *args, **options)
-        return super().__new__(cls)
+    @overload
+    def __init__(
+        self: StreamDataset[Tensors],
+        endpoint: str = ...,
+        batch_size: int | None = ...,
+        *,
+        columns: None = ...,
+        **options: Unpack[StreamOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: StreamDataset[TensorTuple],
+        endpoint: str = ...,
+        batch_size: int | None = ...,
+        *,
+        columns: Sequence[str],
+        **options: Unpack[StreamOptions],
+    ) -> None: ...
 
     def __init__(
         self,
         endpoint: str = "tcp://127.0.0.1:0",
-        *,
         batch_size: int | None = None,
+        *,
         columns: Sequence[str] | None = None,
-        drop_last: bool = False,
-        timeout: float | None = 600.0,
-        verify: bool = True,
-        source: MessageSource | None = None,
+        **options: Any,
     ) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise OptionError(f"batch_size is at least 1, not {batch_size}")
-        self._columns = tuple(columns) if columns is not None else None
-        self._drop_last = drop_last
-        self._slicer = Slicer(batch_size) if batch_size is not None else None
-        self._source = source if source is not None else SocketSource(endpoint)
-        self._reader = RunReader(self._source, timeout=timeout, verify=verify)
-        self._current = RunSummary()
-        self._began = 0.0
-        #: summaries of the runs that were read whole, oldest first
-        self.runs: list[RunSummary] = []
-        self.endpoint = self._source.endpoint
+        self._eager: EagerReader | None = None
+        if endpoint.startswith(RUN_SCHEME):
+            _check_options(options, "verify", known=False)
+            super().__init__(endpoint, batch_size, columns=columns, **options)
+            return
+        _check_options(options, *_EAGER, known=True)
+        self._eager = EagerReader(endpoint, batch_size=batch_size, columns=columns, **options)
+        self.endpoint = self._eager.endpoint
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __iter__(self) -> Iterator[BatchT]:
+        """The batches of all epochs that are left; of one that listens those of the current run, or of the
+        next one."""
+        return super().__iter__() if self._eager is None else iter(self._eager)
 
     def close(self) -> None:
-        """Stops listening. Tasks that still send fail; an iteration elsewhere raises Closed."""
-        self._source.close()
+        """Gives the lease back, or stops listening: tasks that still send fail. An iteration elsewhere raises
+        Closed."""
+        if self._eager is None:
+            super().close()
+        else:
+            self._eager.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._eager is not None:
+            raise UsageError("a StreamDataset that listens cannot be copied to another process")
+        return super().__getstate__()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch; of one that listens the runs that were read whole.
+
+        Those have no position inside a run: one that was cut off by a crash fails in Spark, and is delivered
+        from its first row when it is written again.
+        """
+        return super().state_dict() if self._eager is None else self._eager.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state. Raises OptionError for one that this release cannot read."""
+        if self._eager is None:
+            super().load_state_dict(state)
+        else:
+            self._eager.load_state_dict(dict(state))
+
+    # --- what one alone of the two has ---------------------------------------------------------------
+
+    @property
+    def stream(self) -> RowStream:
+        """See `RunDataset.stream`."""
+        self._of_a_run()
+        return super().stream
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `RunDataset.set_epoch`."""
+        self._of_a_run()
+        super().set_epoch(epoch)
+
+    def acknowledge(self, state: Mapping[str, Any] | None = None) -> None:
+        """See `RunDataset.acknowledge`."""
+        self._of_a_run()
+        super().acknowledge(state)
+
+    @property
+    def runs(self) -> list[RunSummary]:
+        """Of one that listens: summaries of the runs that were read whole, oldest first."""
+        return self._listening().runs
 
     @property
     def progress(self) -> RunSummary:
-        """The counts of the run that is being read; also safe to look at from another thread."""
-        return self._current
+        """Of one that listens: the counts of the run that is being read, for any thread."""
+        return self._listening().progress
 
-    def __iter__(self) -> Iterator[Any]:
-        """Batches of the current run, or of the next one; ends when the run is complete."""
-        if get_worker_info() is not None:
+    def _of_a_run(self) -> None:
+        if self._eager is not None:
             raise UsageError(
-                "a StreamDataset owns a socket and cannot be read in a DataLoader's worker process",
-                hint="Use num_workers=0: rows arrive decoded, so workers have nothing to do.",
+                "a StreamDataset that listens has no epochs and no position",
+                hint="Write to a spool, and read run://HOST:PORT/NAME.",
             )
-        while True:
-            try:
-                batch = self._next_batch()
-            except Again:
-                raise  # the run goes on with the next iteration
-            except TransferError:
-                self._reset()
-                raise
-            if batch is None:
-                return
-            yield batch
 
-    def _next_batch(self) -> Any:
-        """A full batch; at the end of the run the rest, then None."""
-        while True:
-            batch = self._slicer.take() if self._slicer is not None else None
-            if batch is not None:
-                return self._hand_out(batch)
-            if self._reader.ledger is not None and self._reader.ledger.complete and self._began:
-                return self._last_batch()
-            arrays = self._reader.read()
-            self._began = self._began or time.monotonic()
-            if arrays is None:
-                continue
-            frame = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            self._current.frames += 1
-            self._current.nbytes += sum(array.nbytes for array in arrays.values())
-            if self._slicer is None:
-                return self._hand_out(frame)
-            self._slicer.push(frame)
+    def _listening(self) -> EagerReader:
+        if self._eager is None:
+            raise UsageError("a run in a spool is not received", hint="`stream` has its counters.")
+        return self._eager
 
-    def _last_batch(self) -> Any:
-        rest = self._slicer.rest() if self._slicer is not None else None
-        if rest is not None and not self._drop_last:
-            return self._hand_out(rest)
-        if rest is not None:
-            self._current.dropped_rows = len(next(iter(rest.values())))
-        self._close_books()
-        return None
 
-    def _hand_out(self, batch: Batch) -> Any:
-        self._current.batches += 1
-        self._current.rows += len(next(iter(batch.values())))
-        if self._columns is None:
-            return batch
-        missing = [name for name in self._columns if name not in batch]
-        if missing:
-            raise OptionError(
-                f"the run has no column {missing[0]!r}", hint=f"It has: {', '.join(sorted(batch))}."
-            )
-        return tuple(batch[name] for name in self._columns)
-
-    def _close_books(self) -> None:
-        """The last comparison: what the training loop got against what Spark says it sent."""
-        ledger, summary = self._reader.ledger, self._current
-        assert ledger is not None
-        summary.run = ledger.run
-        summary.sent_rows = ledger.committed_rows
-        summary.partitions = ledger.partitions_ended
-        summary.attempts = ledger.counts.attempts
-        summary.duplicate_rows = ledger.counts.duplicate_rows
-        summary.stray_frames = ledger.counts.stray_frames
-        summary.transports = self._reader.transports
-        summary.peers = self._reader.peers
-        summary.seconds = time.monotonic() - self._began
-        self._reset()
-        if summary.rows + summary.dropped_rows != summary.sent_rows:
-            reason = "lost_rows" if summary.rows < summary.sent_rows else "doubled_rows"
-            raise ProtocolError(
-                reason, f"run {summary.run}: {summary.sent_rows:,} rows sent, {summary.rows:,} handed out"
-            )
-        self.runs.append(summary)
-
-    def _reset(self) -> None:
-        if self._slicer is not None:
-            self._slicer.clear()
-        self._current = RunSummary()
-        self._began = 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        """The runs that were read whole. A trainer that loads it is not given them again.
-
-        It holds no position inside a run: a run that was cut off by a crash fails in Spark, and is
-        delivered from its first row when it is written again.
-        """
-        return {"version": 1, "committed": self._reader.committed}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises OptionError for a state that this release cannot read."""
-        if state.get("version") != 1:
-            raise OptionError(f"a StreamDataset state of version {state.get('version')!r} is unknown")
-        self._reader.remember([str(run) for run in state["committed"]])
+def _check_options(options: Mapping[str, Any], *names: str, known: bool) -> None:
+    """known: these are all there are; else these are not among them."""
+    for option in options:
+        if (option in names) != known:
+            kind = "one that listens" if known else "a run in a spool"
+            raise OptionError(f"StreamDataset has no option {option!r} for {kind}")

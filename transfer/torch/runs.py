@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -25,7 +25,27 @@ if TYPE_CHECKING:
 RUN_SCHEME = "run://"
 
 
-class RunDataset(IterableDataset[Any]):
+#: a batch without `columns`, and with
+Tensors = dict[str, torch.Tensor]
+TensorTuple = tuple[torch.Tensor, ...]
+BatchT = TypeVar("BatchT", bound=Tensors | TensorTuple)
+
+
+class RunOptions(TypedDict, total=False):
+    """The further arguments of a data set that reads a run, but for `columns` and `source`."""
+
+    group: str
+    epochs: int | None
+    shuffle: int | None
+    drop_last: bool
+    rank: int
+    world_size: int
+    seat: tuple[int, int] | None
+    prefetch_bytes: int
+    timeout: float | None
+
+
+class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
     """The rows of a run, as batches of torch tensors, in the order of `transfer.reading.RowStream`.
 
         dataset = StreamDataset("run://spool:5570/digits", 256, epochs=3, shuffle=7)
@@ -48,6 +68,28 @@ class RunDataset(IterableDataset[Any]):
     Tensors are writable views of what was received. Errors: those of `RowStream`. Not thread-safe, except
     that `close` may be called from another thread.
     """
+
+    @overload
+    def __init__(
+        self: RunDataset[Tensors],
+        url: str,
+        batch_size: int | None = ...,
+        *,
+        columns: None = ...,
+        source: Callable[[], RowSource] | None = ...,
+        **options: Unpack[RunOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: RunDataset[TensorTuple],
+        url: str,
+        batch_size: int | None = ...,
+        *,
+        columns: Sequence[str],
+        source: Callable[[], RowSource] | None = ...,
+        **options: Unpack[RunOptions],
+    ) -> None: ...
 
     def __init__(
         self,
@@ -165,7 +207,7 @@ class RunDataset(IterableDataset[Any]):
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[BatchT]:
         """The batches of all epochs that are left, or of the one that `set_epoch` named.
 
         Left early, the next iteration in this process goes on.
@@ -174,7 +216,7 @@ class RunDataset(IterableDataset[Any]):
             self._rewind(self._only)
         yield from self._batches(self._only)
 
-    def one_epoch(self) -> Iterator[Any]:
+    def one_epoch(self) -> Iterator[BatchT]:
         """The batches that are left of the epoch, then those of the next. Without a DataLoader's workers."""
         yield from self._batches(self.stream.state_dict()["epoch"])
 
@@ -195,7 +237,7 @@ class RunDataset(IterableDataset[Any]):
         self._stream, self._state = None, None
         self.stream.seek(epoch)
 
-    def _batches(self, epoch: int | None) -> Iterator[Any]:
+    def _batches(self, epoch: int | None) -> Iterator[BatchT]:
         stream = self.stream
         for batch in stream if epoch is None else stream.one_epoch(epoch):
             yield self._tensors(batch)

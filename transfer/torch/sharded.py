@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 import torch.distributed as dist
 
-from transfer.torch.runs import RunDataset
+from transfer.torch.dataset import StreamDataset, StreamOptions
+from transfer.torch.runs import BatchT, Tensors, TensorTuple
 from transports.errors import OptionError, UsageError
 
 #: the dimension of a mesh along which ranks have other rows, if none is named
 DATA = "dp"
 
 
-class ShardedStream(RunDataset):
+class ShardedStream(StreamDataset[BatchT]):
     """The rows of a run for this rank: `RunDataset` with rank and size as torch.distributed has them.
 
         stream = ShardedStream("run://spool:5570/digits", 64, epochs=3, shuffle=7)                # DDP
@@ -28,6 +29,30 @@ class ShardedStream(RunDataset):
 
     Raises UsageError when torch.distributed is not initialised, or this rank is not in the mesh.
     """
+
+    @overload
+    def __init__(
+        self: ShardedStream[Tensors],
+        url: str,
+        batch_size: int | None = ...,
+        *,
+        columns: None = ...,
+        mesh: Any = ...,
+        mesh_dim: str | Sequence[str] | None = ...,
+        **options: Unpack[StreamOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ShardedStream[TensorTuple],
+        url: str,
+        batch_size: int | None = ...,
+        *,
+        columns: Sequence[str],
+        mesh: Any = ...,
+        mesh_dim: str | Sequence[str] | None = ...,
+        **options: Unpack[StreamOptions],
+    ) -> None: ...
 
     def __init__(
         self,
