@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -312,3 +313,18 @@ def test_a_row_check_tells_values_and_types_apart():
     ]
     assert len({row_check(*row) for row in rows}) == len(rows)
     assert row_check("é", 1, None) == row_check("é", 1, None)
+
+
+def test_a_crash_while_the_file_was_made_is_taken_back(tmp_path):
+    """It has no write-ahead log then, but a journal, and one who only reads cannot take that back."""
+    making = sqlite3.connect(tmp_path / "making.db", isolation_level=None)
+    making.execute("PRAGMA cache_size = 1")
+    making.execute("BEGIN IMMEDIATE")
+    making.execute("CREATE TABLE half (value)")
+    making.executemany("INSERT INTO half VALUES (?)", [(bytes(4000),)] * 20)
+    for suffix in ("", "-journal"):
+        shutil.copy(tmp_path / f"making.db{suffix}", tmp_path / f"state.db{suffix}")
+    making.close()
+    assert (tmp_path / "state.db-journal").stat().st_size
+    for _ in range(2):
+        Database(tmp_path / "state.db").close()

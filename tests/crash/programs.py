@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.crash import log_programs
+from tests.crash import broker_programs, log_programs, spool_programs
 
-ALL = {**log_programs.PROGRAMS}
+ALL = {**log_programs.PROGRAMS, **spool_programs.PROGRAMS, **broker_programs.PROGRAMS}

@@ -1,4 +1,4 @@
-"""What the log keeps after crashes: recorded programs, and the states that a crash may leave of them.
+"""What log, spool and broker keep after crashes: recorded programs, and the states that one may leave.
 
 See `disk.py` for what a crash may do, and `explore.py` to make the state of a fault again.
 """
@@ -11,8 +11,12 @@ import pytest
 
 from tests.crash import explore, programs, recorder
 
-#: programs of the short form
-SHORT = ("log_appends", "log_blobs", "log_discards", "log_compaction", "log_killed")
+#: programs of the short form, and states of each
+SHORT = {
+    30: ("log_appends", "log_blobs", "log_discards", "log_compaction", "log_killed"),
+    15: ("spool_jobs", "spool_streams"),
+    10: ("broker_letters",),
+}
 #: states of each program in the long one
 LONG = 150
 
@@ -33,8 +37,11 @@ def run(library, *arguments, timeout=300.0):
 
 @pytest.mark.timeout(120)
 def test_what_was_acknowledged_is_there_after_any_crash(library) -> None:
-    found = run(library, *SHORT, "--states", "30")
-    assert sum(report["states"] for report in found["reports"]) >= 150
+    states = 0
+    for each, names in SHORT.items():
+        found = run(library, *names, "--states", str(each))
+        states += sum(report["states"] for report in found["reports"])
+    assert states >= 150
 
 
 @pytest.mark.slow

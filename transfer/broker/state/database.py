@@ -168,7 +168,17 @@ def _connect(path: Path, *, mode: str = "rwc") -> sqlite3.Connection:
 
 def _inspect(path: Path) -> None:
     """Looks at a file without changing it: its write-ahead log stays where it is, too."""
-    connection = _connect(path, mode="ro")
+    try:
+        _inspect_in(path, "ro")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+        # A crash came while the file was made, before it had a write-ahead log: SQLite takes that back first.
+        _inspect_in(path, "rw")
+
+
+def _inspect_in(path: Path, mode: str) -> None:
+    connection = _connect(path, mode=mode)
     try:
         version = _pragma(connection, "user_version")
         known = _pragma(connection, "application_id")

@@ -1,0 +1,268 @@
+"""Programs of the broker: its own front, groups, dead letters small and large, purges with their audit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.broker.asking import ask, until
+from tests.broker.running import FREE, running
+from tests.crash.log_programs import payload
+from tests.crash.program import Mark, Program
+from transfer.broker import server
+from transfer.broker.checking import check
+from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.server import Broker
+from transfer.broker.state.audit import Audit
+from transfer.broker.state.database import Database
+from transfer.broker.state.dead_letters import DeadLetters
+from transfer.broker.state.operations import Operator
+from transfer.clients.own import BrokerClient, Consumer
+from transfer.log import Log
+
+#: beyond what a letter keeps in the database
+_LARGE = 70_000
+_OWN = {"own": OwnSettings(FREE, "", ""), "ttp": None, "pybroker": None, "rqueue": None, "first_delay": 0.01}
+_END = b"the end"
+
+
+@dataclass
+class Model:
+    """What was published to each topic, what of it is done with, dead letters, and how many were purged."""
+
+    published: dict[str, list[bytes]] = field(default_factory=dict)
+    done: set[bytes] = field(default_factory=set)
+    letters: set[bytes] = field(default_factory=set)
+    purged: int = 0
+
+    def take(self, step: tuple[Any, ...]) -> None:
+        kind, *rest = step
+        if kind == "publish":
+            self.published.setdefault(rest[0], []).append(body(*rest[1:]))
+        elif kind == "ack":
+            self.done.add(body(*rest))
+        elif kind == "dead":
+            self.done.add(body(*rest))
+            self.letters.add(body(*rest))
+        else:
+            self.letters.discard(body(*rest))
+            self.purged += 1
+
+
+def body(number: int, size: int) -> bytes:
+    return b"%d " % number + payload(number, size)
+
+
+@contextmanager
+def small_segments() -> Iterator[None]:
+    """Logs that are written fast."""
+    real = server.Log
+    server.Log = partial(Log, segment_bytes=1 << 16)  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        server.Log = real  # type: ignore[misc]
+
+
+class Driver:
+    """One program that publishes to a topic and takes from it for the group "g"."""
+
+    def __init__(self, broker: Broker, client: BrokerClient, mark: Mark, topic: str) -> None:
+        self._broker = broker
+        self._client = client
+        self._mark = mark
+        self._topic = topic
+        self._consumer: Consumer | None = None
+
+    @contextmanager
+    def _step(self, *step: Any) -> Iterator[None]:
+        self._mark(("try", step))
+        yield
+        self._mark(("ack",))
+
+    def publish(self, number: int, size: int = 10) -> None:
+        with self._step("publish", self._topic, number, size):
+            self._client.publish(self._topic, body(number, size))
+
+    def recv(self) -> Any:
+        if self._consumer is None:
+            self._consumer = self._client.consume(self._topic, "g", begin="old")
+        return self._consumer.recv(20)
+
+    def ack(self, number: int, size: int = 10) -> None:
+        message = self.recv()
+        assert bytes(message.data) == body(number, size)
+        with self._step("ack", number, size):
+            assert self._consumer is not None
+            self._consumer.ack(message, wait=True)
+
+    def die(self, number: int, size: int = 10) -> None:
+        message = self.recv()
+        assert bytes(message.data) == body(number, size)
+        before = self._broker.letters.count()
+        with self._step("dead", number, size):
+            assert self._consumer is not None
+            self._consumer.nack(message, "cannot", retry=False)
+            until(self._broker.letters.count, before + 1)
+
+    def purge(self, offset: int, number: int, size: int = 10) -> None:
+        said = {"actor": "me", "reason": "why", "ids": [f"{self._topic}/g/{offset}"], "confirm": "PURGE"}
+        with self._step("purge", number, size):
+            status, text = ask(self._broker.ports["http"], "/api/admin/dlq/purge", method="POST", body=said)
+            assert status == 200 and json.loads(text)["purged"] == 1, text
+
+
+class BrokerProgram(Program):
+    """steps: with a function that runs a broker on the folder."""
+
+    def __init__(self, name: str, steps: Callable[[Callable[[], Any], Mark], None]) -> None:
+        super().__init__(name)
+        self._steps = steps
+
+    def prepare(self, folder: Path) -> None:
+        (folder / "data").mkdir()
+
+    def run(self, folder: Path, mark: Mark) -> None:
+        with small_segments():
+            self._steps(lambda: running(folder / "data", **_OWN, http=0), mark)
+
+    def check(self, folder: Path, marks: list[Any], mark: Mark) -> None:
+        steps, acknowledged = _steps_of(marks)
+        with small_segments():
+            seen = self._read(folder / "data")
+            count = _matching(seen, steps, acknowledged)
+            report = check(folder / "data")
+            assert report.whole, [part.problems for part in report.parts]
+            mark(("seen", count))
+
+    def _read(self, folder: Path) -> Model:
+        """What a broker gives: as a model whose `done` is what it does not deliver."""
+        seen = Model()
+        with running(folder, **_OWN) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+            for name, topic in list(broker.hub.store.topics.items()):
+                messages = broker.hub.store.read(topic, 0)
+                found = [bytes(message.payload) for message in messages]
+                del messages
+                if not found:
+                    continue
+                seen.published[name] = [one for one in found if one != _END]
+                client.publish(name, _END)
+                consumer = client.consume(name, "g", begin="old")
+                came = []
+                while not came or came[-1] != _END:
+                    message = consumer.recv(20)
+                    came.append(bytes(message.data))
+                    if came[-1] == _END:
+                        consumer.ack(message, wait=True)
+                assert len(set(came)) == len(came), f"{came} came twice"
+                seen.done |= set(seen.published[name]) - set(came)
+            for letter in broker.letters.all():
+                assert not broker.letters.problem(letter), broker.letters.problem(letter)
+                whole = broker.letters.begin(letter, 1 << 20)
+                seen.letters.add(bytes(whole))
+        seen.purged = _purged(folder)
+        return seen
+
+
+def _purged(folder: Path) -> int:
+    """How many purges the audit has, when those are in it that a crash came into."""
+    database = Database(folder / "state.db")
+    try:
+        with Audit(folder / "audit", 0) as audit:
+            Operator(DeadLetters(database), audit, lambda *_: None, clock=lambda: 0)
+            return sum("purge" in event.action.operation for event in audit.events())
+    finally:
+        database.close()
+
+
+def _matching(seen: Model, steps: list[tuple[Any, ...]], acknowledged: int) -> int:
+    model, first, found = Model(), "", -1
+    for count in range(len(steps) + 1):
+        if count:
+            model.take(steps[count - 1])
+        if count >= acknowledged:
+            names = ("published", "done", "letters", "purged")
+            difference = [name for name in names if getattr(seen, name) != getattr(model, name)]
+            found = found if difference else count
+            first = first or ", ".join(
+                f"{name}: {_short(getattr(seen, name))}, not {_short(getattr(model, name))}"
+                for name in difference
+            )
+    assert found >= 0, f"{first}, after {acknowledged} of {len(steps)} steps were acknowledged"
+    return found
+
+
+def _short(what: Any) -> Any:
+    if isinstance(what, dict):
+        return {key: _short(value) for key, value in what.items()}
+    return what if isinstance(what, int) else [one[:6] for one in what]
+
+
+def _steps_of(marks: list[Any]) -> tuple[list[tuple[Any, ...]], int]:
+    steps: list[tuple[Any, ...]] = []
+    acknowledged = 0
+    for kind, *rest in marks:
+        if kind == "try":
+            steps.append(rest[0])
+        elif kind == "ack":
+            acknowledged = len(steps)
+        else:
+            acknowledged = rest[0]
+            del steps[acknowledged:]
+    return steps, acknowledged
+
+
+# -- the programs --------------------------------------------------------------------------------------------
+
+
+def _groups(brokers: Callable[[], Any], mark: Mark) -> None:
+    """Messages of several sizes, acknowledged in order, over several segments and two brokers."""
+    for begin in (0, 100):
+        with brokers() as broker, BrokerClient(broker.endpoints["requests"]) as client:
+            driver = Driver(broker, client, mark, "orders")
+            for number in range(begin, begin + 8):
+                driver.publish(number, 10 if number % 3 else 30_000)
+            for number in range(begin, begin + 8):
+                driver.ack(number, 10 if number % 3 else 30_000)
+
+
+def _letters(brokers: Callable[[], Any], mark: Mark) -> None:
+    """Dead letters, in the database and in files of their own, that are purged."""
+    with brokers() as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        driver = Driver(broker, client, mark, "orders")
+        for number in range(6):
+            driver.publish(number, _LARGE if number % 2 else 10)
+        driver.die(0)
+        driver.die(1, _LARGE)
+        driver.ack(2)
+        driver.purge(1, 1, _LARGE)
+        driver.die(3, _LARGE)
+        driver.purge(0, 0)
+        driver.publish(7)
+    with brokers() as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        driver = Driver(broker, client, mark, "orders")
+        driver.die(4)
+        driver.ack(5, _LARGE)
+        driver.purge(3, 3, _LARGE)
+
+
+def _topics(brokers: Callable[[], Any], mark: Mark) -> None:
+    """Several topics, each with a group, in one broker."""
+    with brokers() as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        drivers = [Driver(broker, client, mark, f"topic{number}") for number in range(3)]
+        for number in range(9):
+            drivers[number % 3].publish(number, 2000)
+        for number in range(6):
+            (drivers[number % 3].die if number % 2 else drivers[number % 3].ack)(number, 2000)
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {
+    "broker_groups": lambda: BrokerProgram("broker_groups", _groups),
+    "broker_letters": lambda: BrokerProgram("broker_letters", _letters),
+    "broker_topics": lambda: BrokerProgram("broker_topics", _topics),
+}
