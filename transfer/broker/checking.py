@@ -70,15 +70,16 @@ def check(folder: Path, read: Read = lambda _: None) -> Report:
 
 def _log(folder: Path, read: Read) -> Part:
     try:
-        log = Log(folder)
+        log = Log(folder, damaged="serve")
     except LogInUse as error:
         raise LogInUse(f"a broker runs on {folder.parent}", hint="end it first") from error
     except LogDamaged as error:
         return Part("log", "it cannot be opened", (_text(error),))
     with log:
         verified = log.verify(read)
-    more = len(verified.damages) - _TOLD
-    problems = (*verified.damages[:_TOLD], *((f"and {more} more",) if more > 0 else ()))
+        damages = [*dict.fromkeys((*(one.text for one in log.damage), *verified.damages))]
+    more = len(damages) - _TOLD
+    problems = (*damages[:_TOLD], *((f"and {more} more",) if more > 0 else ()))
     found = f"{verified.records} records and {verified.blobs} large payloads, {verified.nbytes} bytes"
     return Part("log", found, problems)
 

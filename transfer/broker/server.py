@@ -201,7 +201,7 @@ class Broker:
         self.folder.mkdir(parents=True, exist_ok=True)
         room = log_room(settings.retention_bytes, self.folder / LOG)
         retention = Retention(bytes=room, age=settings.retention_age)
-        log = self._owned.enter_context(Log(self.folder / LOG, retention=retention))
+        log = self._owned.enter_context(Log(self.folder / LOG, retention=retention, damaged="serve"))
         database = Database(self.folder / STATE)
         self._owned.callback(database.close)
         self.letters = DeadLetters(database)

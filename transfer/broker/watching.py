@@ -176,6 +176,10 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
 # -- tables ----------------------------------------------------------------------------------------------
 
 
+#: damage of the log that is told
+_DAMAGE = 20
+
+
 def overview_told(broker: Broker) -> dict[str, Json]:
     """The broker as a whole. seconds: since its loop began to count, to make rates of two looks."""
     hub = broker.hub
@@ -194,6 +198,8 @@ def overview_told(broker: Broker) -> dict[str, Json]:
         "events": dict(sorted(_events(broker).items())),
         "log_bytes": hub.store.log.disk_bytes,
         "log_full": hub.full,
+        "log_damage": [one.text for one in hub.store.log.damage[:_DAMAGE]],
+        "log_quarantined": hub.store.log.quarantined,
         "unsynced_bytes": hub.durability.unsynced,
         "loop_late": broker.late,
     }

@@ -83,6 +83,7 @@ def inspect_run(address: str, timeout: float, *, as_json: bool) -> None:
         ("run", run["name"]),
         ("id", run["run_id"]),
         ("state", run["state"]),
+        *([("damage", run["damage"])] if run["damage"] else []),
         ("kind", f"{run['kind']}, delivery {run['delivery']}"),
         ("created", created.isoformat(sep=" ", timespec="seconds")),
         ("rows", f"{run['rows']:,} in {run['frames']:,} frames of {run['partitions']:,} partitions"),

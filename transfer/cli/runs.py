@@ -73,3 +73,35 @@ def lineage(
     from transfer.cli.asking import show_lineage
 
     show_lineage(run, timeout, group, step=step, parquet=parquet, as_json=json)
+
+
+@app.command()
+def verify(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="[run://]HOST:PORT[/NAME] | FOLDER",
+            help="A spool or one of its runs, or a folder on which no spool runs.",
+        ),
+    ] = _HERE,
+    timeout: Timeout = _PATIENCE,
+    json: options.Json = False,
+) -> None:
+    """Read all rows with their checksums; status 1 if some are damaged."""
+    from transfer.cli.salvaging import verify_runs
+
+    raise typer.Exit(verify_runs(what, timeout, as_json=json))
+
+
+@app.command()
+def salvage(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a spool; it is not changed.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="NEWFOLDER", help="Where a spool with the whole runs is made.")
+    ],
+    json: options.Json = False,
+) -> None:
+    """Copy the runs that are whole into a new folder; status 1 if others are left out."""
+    from transfer.cli.salvaging import salvage_runs
+
+    raise typer.Exit(salvage_runs(folder, out, as_json=json))

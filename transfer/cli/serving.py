@@ -101,8 +101,8 @@ def _opened(
         text, _, _ = str(error).partition("\n  hint: ")
         raise LogDamaged(
             f"{folder} is damaged, and nothing was changed: {text}",
-            hint="restore the folder, or begin with an empty one and write the runs again; what can be saved "
-            "of this one, `transfer.log.Log(folder, repair=True)` saves",
+            hint="restore the folder, or begin with an empty one and write the runs again; what is whole of "
+            "this one, `transfer runs salvage` copies",
         ) from error
 
 

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from transfer.spool.address import parse
 from transfer.spool.link import Link
-from transfer.spool.protocol import Ask, DeleteRun, Explain, InspectRun, Lineage, ListRuns
-from transports.errors import OptionError
+from transfer.spool.protocol import Ask, DeleteRun, Explain, InspectRun, Lineage, ListRuns, Read
+from transports.errors import LogDamaged, OptionError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from transfer.rows import Arrays
 
+#: bytes of rows that are read at a time to verify them
+_VERIFIED = 4 << 20
 #: rows whose origin is asked for at a time
 _CHUNK = 1 << 17
 #: what says where a row comes from: of which task's frame it is which row
@@ -94,6 +96,23 @@ class SpoolAdmin:
         for which UsageError is raised else. run_id: only the run with this id, else Broken is raised."""
         found = self._ask(DeleteRun(run=run, force=force, run_id=run_id))
         return found["rows"], found["bytes"]
+
+    def verify(self, run: Mapping[str, Any]) -> str:
+        """Reads all rows of a run: what of them is damaged, or "". run: its summary."""
+        if run["damage"]:
+            return str(run["damage"])
+        begin, end = run["first"], run["rows"]
+        step = max(1, _VERIFIED * (end - begin) // max(1, run["bytes"]))
+        while begin < end:
+            ask = Read(run=run["name"], run_id=run["run_id"], begin=begin, end=min(begin + step, end))
+            try:
+                _, meta = self._link.ask(ask)
+            except LogDamaged as error:
+                return str(error).partition("\n  hint: ")[0]
+            if not meta["count"]:
+                return f"rows {begin:,} to {end:,} are not there"
+            begin += meta["count"]
+        return ""
 
     def lineage(self, run: str, group: str = "default") -> list[Steps]:
         """The steps that the group has acknowledged, in their order, each told once."""

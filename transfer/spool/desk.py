@@ -214,6 +214,7 @@ class Desk:
         if request.run not in self._store.entries and not request.run_id:
             return {"missing": True}
         entry = self._store.entry(request.run, request.run_id)
+        entry.check_whole()
         alone = True
         for other, reader in [*self._readers.items()]:
             if (reader.run, reader.group) != (request.run, request.group) or other == identity:
@@ -338,6 +339,7 @@ class Desk:
 
     def _explain(self, identity: bytes, request: protocol.Explain, _: Any) -> None:
         entry = self._store.entry(request.run, request.run_id)
+        entry.check_whole()
         self._answer(
             identity, self._answers.explain(entry, request), {"id": request.id, "jobs": entry.run.names}
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
 from transfer.spool.group import Group
 from transfer.spool.ledger import Run
-from transfer.spool.source import OPEN
+from transfer.spool.source import DAMAGED, OPEN
 from transports.errors import LogDamaged
 
 _RUN_TOPIC, _LINEAGE_TOPIC = "run/", "lineage/"
@@ -49,6 +49,7 @@ class Entry:
     sequence: int = 0  # of the record that committed a job last, or deleted the run
     groups: dict[str, Group] = field(default_factory=dict)
     touched: float = 0.0
+    damage: str = ""  # what of it is damaged: no row of it is read or written
 
     @property
     def rows(self) -> int:
@@ -56,7 +57,16 @@ class Entry:
 
     @property
     def state(self) -> str:
-        return self.seen.state
+        return DAMAGED if self.damage else self.seen.state
+
+    def check_whole(self) -> None:
+        """Raises LogDamaged, if some of it is damaged."""
+        if self.damage:
+            raise LogDamaged(
+                f"run {self.run.name} is damaged: {self.damage}",
+                hint="restore the spool's folder, or write the run again: transfer runs delete makes its "
+                "name free; transfer runs salvage copies the other runs",
+            )
 
     @property
     def topic(self) -> str:
@@ -131,6 +141,12 @@ def number_of(topic: str) -> int | None:
 def run_key(entry: Entry) -> bytes:
     """The key of its state."""
     return RUN_KEY + str(entry.number).encode()
+
+
+def run_group_keys(entry: Entry, state: Iterable[bytes]) -> list[bytes]:
+    """The keys of all its groups."""
+    prefix = GROUP_KEY + f"{entry.number}/".encode()
+    return [key for key in state if key.startswith(prefix)]
 
 
 def group_key(entry: Entry, group: str) -> bytes:

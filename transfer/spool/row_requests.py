@@ -110,6 +110,7 @@ class RowRequests:
             request: protocol.Read = taker.waiting.popleft()
             try:
                 entry = self._store.entry(request.run, request.run_id)
+                entry.check_whole()
             except TransferError as error:
                 self._say(identity, request, {"error": refusal(error)})
                 continue

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from transfer.spool.protocol import Fetch
 
 OPEN, SEALED, FAILED = "open", "sealed", "failed"
+#: of a run of which the spool's folder has lost something
+DAMAGED = "damaged"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,15 @@ from transfer.spool.protocol import Delivery, IfComplete, Kind
 from transfer.spool.replay import INDEX, keep_attempt, layouts_of, replay
 from transfer.spool.source import SEALED
 from transfer.spool.stored import decode, encode
-from transports.errors import Broken, LogDamaged, LogFull, OptionError, ProtocolError, UsageError
+from transports.errors import (
+    Broken,
+    LogDamaged,
+    LogFull,
+    OptionError,
+    ProtocolError,
+    TransferError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from transfer.rows import Array, Arrays
@@ -59,7 +67,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("transfer.spool")
 
 #: what holds a run's messages in the log until it is deleted
-_HOLD = "spool"
+HOLD = "spool"
 #: frames whose arrays are kept at hand; each is a mapping of a file, of which a process has about 65,000
 _KEPT_FRAMES = 2048
 _BATCH = 4096
@@ -80,7 +88,8 @@ class Store:
         self.lock = threading.RLock()
         self._owns_log = isinstance(where, Path)
         if isinstance(where, Path):
-            self.log = Log(where, retention=Retention(bytes=retention_bytes, acknowledged=True))
+            retention = Retention(bytes=retention_bytes, acknowledged=True)
+            self.log = Log(where, retention=retention, damaged="serve")
         else:
             self.log = where
         self.entries: dict[str, Entry] = {}
@@ -127,9 +136,10 @@ class Store:
                 self._number = max(self._number + 1, time.time_ns())
                 run_id = secrets.token_hex(16)
                 entry = Entry(Run(run, delivery, kind), self._number, time.time(), run_id)
-                self.log.acknowledge(entry.topic, _HOLD, 0)
+                self.log.acknowledge(entry.topic, HOLD, 0)
                 self._put(entry)
                 self.entries[run] = entry
+            entry.check_whole()
             jobs = entry.run.jobs
             if len(jobs) >= MAX_JOBS and job not in jobs:
                 raise UsageError(
@@ -151,7 +161,7 @@ class Store:
         """
         with self.lock:
             entry = self.entries.get(message.run)
-            if entry is None:
+            if entry is None or entry.damage:
                 return None
             entry.touched = time.time()
             run = entry.run
@@ -203,6 +213,7 @@ class Store:
                     hint="was it deleted, or the spool's folder deleted or changed? Nothing was delivered; "
                     "write the run again",
                 )
+            entry.check_whole()
             if not entry.run.check_commit(job, winners, if_complete):
                 return entry.sequence, True
             table = {name: _integers(column) for name, column in to_table(winners).items()}
@@ -347,7 +358,11 @@ class Store:
             if arrays is not None:
                 self._frames.move_to_end(key)
                 return arrays
-        found = self.log.read(entry.topic, offset, limit=1)
+        try:
+            found = self.log.read(entry.topic, offset, limit=1)
+        except LogDamaged as error:
+            self._is_damaged(entry, error)
+            raise
         if not found or found[0].offset != offset or found[0].discarded:
             raise LogDamaged(f"rows of run {entry.run.name} are not in the log any more")
         arrays, _ = decode(found[0].body, found[0].blob)
@@ -413,10 +428,12 @@ class Store:
         for topic in self.log.topics:  # a crash came while a run was made, or after it was deleted
             of_run = number_of(topic)
             if of_run is not None and of_run not in numbers:
-                self.log.drop(topic)
+                if self.log.damage:  # or damage took what tells of it
+                    _log.error("topic %s of the spool's log belongs to no run, and is kept", topic)
+                else:
+                    self.log.drop(topic)
         for entry in numbers.values():
-            if not (entry.tidy and self._read_index(entry)):
-                self._replay(entry)
+            self._recover_run(entry)
             entry.seen, entry.touched = Seen(entry.run.visible.rows, entry.run.state), time.time()
         for key, value in state.items():
             if key.startswith(GROUP_KEY):
@@ -424,6 +441,30 @@ class Store:
                 if int(number) in numbers:
                     numbers[int(number)].groups[group] = group_from_json(value)
         self._number = max(numbers, default=0)
+
+    def _recover_run(self, entry: Entry) -> None:
+        """Its books, or the reason why there are none: the other runs are served all the same."""
+        try:
+            if self.log.range(entry.topic)[0] > 0:
+                raise LogDamaged("its first messages are not in the log any more")
+            if not (entry.tidy and self._read_index(entry)):
+                self._replay(entry)
+            self._check_messages(entry)
+        except (TransferError, ValueError, KeyError, IndexError) as error:
+            self._is_damaged(entry, error)
+
+    def _check_messages(self, entry: Entry) -> None:
+        """Raises LogDamaged if the log has named messages that the run's readers need."""
+        named = [one for one in self.log.damage if one.topic == entry.topic]
+        if named:
+            offsets = entry.run.visible.offsets
+            for one in named:
+                if any(one.begin <= offset < one.end for offset in offsets):
+                    raise LogDamaged(one.text)
+
+    def _is_damaged(self, entry: Entry, error: Exception) -> None:
+        entry.damage = str(error).partition("\n  hint: ")[0] or repr(error)
+        _log.error("run %s is damaged, and is not served: %s", entry.run.name, entry.damage)
 
     def _read_index(self, entry: Entry) -> bool:
         if entry.index < 0:

@@ -20,6 +20,7 @@ def summary(entry: Entry) -> dict[str, Any]:
         "name": run.name,
         "run_id": entry.run_id,
         "state": entry.state,
+        "damage": entry.damage,
         "kind": run.kind,
         "delivery": run.delivery,
         "rows": entry.rows,

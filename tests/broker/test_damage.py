@@ -1,0 +1,34 @@
+"""A broker whose log is damaged in one topic serves the others, and says what is damaged."""
+
+from __future__ import annotations
+
+from tests.broker.running import running
+from transfer.broker.checking import check
+from transfer.broker.server import LOG
+from transfer.broker.watching import overview_told
+from transfer.clients.own import BrokerClient
+from transfer.log.record import Kind, scan
+from transfer.log.segment import SUFFIX
+
+
+def test_a_damaged_message_of_one_topic_keeps_no_other_from_being_delivered(tmp_path, caplog):
+    with running(tmp_path) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        for number in range(10):
+            client.publish("whole", b"whole %d" % number)
+            client.publish("damaged", b"damaged %d" % number * 100)
+    (path,) = (tmp_path / LOG).glob(f"*{SUFFIX}")
+    records = list(scan(memoryview(path.read_bytes()), 0))
+    one = next(one for one in records if one.kind == Kind.MESSAGE and b"damaged 4" in bytes(one.body))
+    with path.open("r+b") as file:
+        file.seek(one.position)  # the head too
+        file.write(bytes(200))
+    report = check(tmp_path)
+    assert not report.whole and any("'topic/damaged' are lost" in text for text in report.parts[0].problems)
+    with running(tmp_path) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        assert any("'topic/damaged' are lost" in text for text in overview_told(broker)["log_damage"])
+        consumer = client.consume("whole", "g", begin="old")
+        assert [bytes(consumer.recv().data) for _ in range(10)] == [b"whole %d" % at for at in range(10)]
+        consumer = client.consume("damaged", "g", begin="old")
+        found = [bytes(consumer.recv().data)[:9] for _ in range(9)]
+        assert found == [b"damaged %d" % at for at in range(10) if at != 4]
+    caplog.clear()  # its records keep the errors, and those the log's memory

@@ -1,0 +1,132 @@
+"""A spool of which a part is damaged serves the runs that are whole, and names the others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from transfer.cli.runs import app
+from transfer.log.record import Kind, scan
+from transfer.log.segment import BLOBS, SUFFIX
+from transfer.spool.admin import SpoolAdmin
+from transfer.spool.protocol import Acknowledge, OpenRun, Read
+from transfer.spool.server import Spool
+from transports.errors import LogDamaged
+
+from .sending import WIDE, agrees, ask, write
+
+SIZES = [[8, 8], [8, 8]]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three sealed runs."""
+    with Spool(tmp_path / "spool") as spool:
+        for name in ("one", "two", "three"):
+            write(spool.endpoint, name, SIZES, WIDE)
+    return tmp_path / "spool"
+
+
+def overwrite(path, position, data):
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def damage(folder, what):
+    """Of run "two": a row in a blob, a frame's record, or the beginning of its records."""
+    (path,) = folder.glob(f"*{SUFFIX}")
+    with path.open("rb") as file:
+        records = list(scan(memoryview(file.read()), int(path.stem)))
+    frames = [one for one in records if one.kind == Kind.MESSAGE and b'"two"' in bytes(one.body)]
+    frames = [one for one in frames if one.flags] if what != "beginning" else frames
+    if what == "rows":
+        (blobs,) = folder.glob(f"*{BLOBS}")
+        overwrite(blobs, int.from_bytes(frames[2].body[8:16], "little") + 30_000, b"damaged")
+    else:
+        overwrite(path, frames[2 if what == "record" else 0].position + 60, b"damaged")
+
+
+def states(endpoint):
+    with SpoolAdmin(endpoint.replace("tcp://", "run://")) as admin:
+        return {run["name"]: (run["state"], bool(run["damage"])) for run in admin.overview()["runs"]}
+
+
+def rows_of(endpoint, run):
+    arrays, _ = ask(endpoint, Read(run=run, begin=0, end=100))
+    return agrees(arrays, WIDE)
+
+
+WHOLE = ("sealed", False)
+
+
+@pytest.mark.parametrize("what", ["rows", "record"])
+def test_the_runs_that_are_whole_are_served_and_the_other_is_named(folder, tmp_path, what):
+    damage(folder, what)
+    run = CliRunner()
+    with Spool(folder) as spool:
+        for name in ("one", "three"):
+            assert rows_of(spool.endpoint, name) == list(range(32))
+        found = run.invoke(app, ["verify", spool.endpoint.replace("tcp://", ""), "--json"])
+        told = {one["name"]: one for one in map(json.loads, found.output.splitlines())}
+        assert found.exit_code == 1
+        assert {name: bool(one["damage"]) for name, one in told.items()} == {
+            "one": False, "two": True, "three": False
+        }  # fmt: skip
+        assert states(spool.endpoint) == {"one": WHOLE, "two": ("damaged", True), "three": WHOLE}
+        for request in (
+            Read(run="two", begin=0, end=1),
+            OpenRun(run="two", group="g", shard=0, shards=1, token="t"),
+        ):
+            with pytest.raises(LogDamaged, match="run two is damaged"):
+                ask(spool.endpoint, request)
+        with pytest.raises(LogDamaged, match="run two is damaged"):
+            write(spool.endpoint, "two", SIZES, WIDE)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    found = run.invoke(app, ["salvage", str(folder), "--out", str(tmp_path / "new")])
+    assert found.exit_code == 1 and "two" in found.output
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("spool", "new")] == []
+    with Spool(tmp_path / "new") as spool:
+        assert states(spool.endpoint) == {"one": WHOLE, "three": WHOLE}
+        for name in ("one", "three"):
+            assert rows_of(spool.endpoint, name) == list(range(32))
+        write(spool.endpoint, "two", SIZES, WIDE)
+        assert rows_of(spool.endpoint, "two") == list(range(32))
+    found = run.invoke(app, ["verify", str(tmp_path / "new")])
+    assert found.exit_code == 0, found.output
+
+
+def test_what_cannot_be_opened_is_salvaged_up_to_the_damage(folder, tmp_path):
+    """Here the word that "three" is sealed."""
+    (path,) = folder.glob(f"*{SUFFIX}")
+    records = list(scan(memoryview(path.read_bytes()), int(path.stem)))
+    last = next(one for one in reversed(records) if one.kind == Kind.STATE and b'"three"' in bytes(one.body))
+    overwrite(path, last.position + 60, b"damaged")
+    before = path.read_bytes()
+    with pytest.raises(LogDamaged, match="not known what"):
+        Spool(folder)
+    found = CliRunner().invoke(app, ["salvage", str(folder), "--out", str(tmp_path / "new")])
+    assert found.exit_code == 1
+    assert path.read_bytes() == before
+    with Spool(tmp_path / "new") as spool:
+        assert rows_of(spool.endpoint, "one") == rows_of(spool.endpoint, "two") == list(range(32))
+
+
+def test_groups_and_lineage_are_salvaged(folder, tmp_path):
+    with Spool(folder) as spool:
+        _, opened = ask(spool.endpoint, OpenRun(run="one", group="g", shard=0, shards=1, token="t"))
+        request = Acknowledge(
+            run="one", run_id=opened["run_id"], group="g", epoch=0, row=8, steps=[[0, 1, 0, 0, 8, 1, 0]],
+            shard=0, count=1, shards=1,
+        )  # fmt: skip
+        ask(spool.endpoint, request)
+    found = CliRunner().invoke(app, ["salvage", str(folder), "--out", str(tmp_path / "new"), "--json"])
+    assert found.exit_code == 0, found.output
+    with Spool(tmp_path / "new") as spool, SpoolAdmin(spool.endpoint.replace("tcp://", "run://")) as admin:
+        assert admin.inspect("one")["groups"]["g"]["acknowledged"] == [0, 8]
+        assert [one.rows for one in admin.lineage("one", "g")] == [8]
+    found = CliRunner().invoke(app, ["salvage", str(folder), "--out", str(tmp_path / "new")])
+    assert found.exit_code and "not empty" in str(found.exception)
