@@ -48,6 +48,7 @@ from transfer.broker.store import Store
 from transfer.broker.upkeep import Upkeep
 from transfer.broker.volume import log_room
 from transfer.log import Log, Retention, undisturbed
+from transfer.log.segment import make_folder
 from transports.address import format_host
 from transports.errors import NotSupported, TransferError
 
@@ -198,7 +199,7 @@ class Broker:
 
     def _open(self) -> None:
         settings, loop = self.settings, self._loop
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         room = log_room(settings.retention_bytes, self.folder / LOG)
         retention = Retention(bytes=room, age=settings.retention_age)
         log = self._owned.enter_context(Log(self.folder / LOG, retention=retention, damaged="serve"))

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from transfer.log.segment import full_disk_told, make_folder
 from transports.errors import LogInUse, UsageError
 
 #: bytes of a topic's or group's name at most
@@ -15,7 +16,8 @@ MAX_NAME = 1024
 
 def lock(folder: Path) -> int:
     """Makes the folder a log's own until the descriptor is closed. Raises LogInUse."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with full_disk_told():
+        make_folder(folder)
     fd = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -449,6 +449,20 @@ def full_disk_told() -> Iterator[None]:
         raise InternalError(f"the log's folder cannot be written: {error}") from error
 
 
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it that are not there. Their names are on the disk: else a power cut
+    takes the folder, with all that was synced in it. Raises OSError."""
+    if folder.is_dir():
+        with os.scandir(folder) as names:
+            if next(names, None) is not None:
+                return  # an empty one may be of a process that ended before its name was synced
+    else:
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+    with suppress(PermissionError):  # to look into the one above is not always allowed
+        sync_folder(folder.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """New and removed names are on the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

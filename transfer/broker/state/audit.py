@@ -30,7 +30,7 @@ from transfer.broker.state.chain import (
     time_text,
 )
 from transfer.broker.state.verification import HEAD, Head, Verdict, examine, name_of, readable
-from transfer.log.segment import full_disk_told, sync_folder
+from transfer.log.segment import full_disk_told, make_folder, sync_folder
 from transports.errors import Closed, LogInUse
 
 _log = logging.getLogger("transfer.broker")
@@ -57,7 +57,7 @@ class Audit:
         self._head = Head(1)
         self._time = ""
         with full_disk_told():
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             self._head_fd = _locked(self.folder / HEAD)
         try:
             self.found = self._settle(now_ms)

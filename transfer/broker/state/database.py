@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+from transfer.log.segment import make_folder
 from transports.errors import (
     Closed,
     InternalError,
@@ -68,7 +69,7 @@ class Database:
         self.path = Path(path)
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         with _translated(self.path):
             if self.path.exists() and self.path.stat().st_size:
                 _inspect(self.path)

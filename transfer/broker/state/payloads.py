@@ -17,6 +17,7 @@ from pathlib import Path
 
 from transfer.broker.message import Buffer
 from transfer.broker.state.letter import Filed
+from transfer.log.segment import make_folder, sync_folder
 from transports.core import crc32c
 from transports.errors import InternalError, LogDamaged, LogFull
 
@@ -48,13 +49,12 @@ class Payloads:
         name = uuid.uuid4().hex + _SUFFIX
         with _told(self.folder):
             if not self.folder.is_dir():
-                self.folder.mkdir(exist_ok=True)
-                _sync_folder(self.folder.parent)
+                make_folder(self.folder)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             fd = os.open(self.folder / name, flags, 0o640)
             try:
                 check = _write(fd, large(), nbytes)
-                _sync_folder(self.folder)
+                sync_folder(self.folder)
             except BaseException:
                 self.remove([name])
                 raise
@@ -153,14 +153,6 @@ def _write(fd: int, parts: Iterable[Buffer], nbytes: int) -> int:
         raise LogDamaged(f"a payload of {nbytes} bytes, of which {written} are there")
     os.fsync(fd)
     return check
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextmanager
