@@ -35,6 +35,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "transfer_silent_peers_total": Family("counter", "Peers given up because they were silent.", ("socket",)),
     "transfer_handshake_failures_total": Family("counter", "Peers refused, or that refused us.", ("reason",)),
     "transfer_protocol_errors_total": Family("counter", "Connections ended for invalid bytes.", ("reason",)),
+    "transfer_spool_removals_total": Family(
+        "counter", "What a spool removed because nothing had used it for too long.", ("reason",)
+    ),
+    "transfer_spool_removed_bytes_total": Family(
+        "counter",
+        "Bytes that a spool removed because nothing had used them for too long.",
+        ("reason",),
+    ),
     "transfer_fallback_total": Family(
         "counter", "Peers reached by a lesser transport than wished.", ("from", "to", "reason")
     ),

@@ -43,10 +43,22 @@ def test_list_is_a_table_of_all_runs(spool, run):
     code, output, said = run("runs", "list", spool)
     assert code == 0, said
     head, half, one = lines_of(output)
-    assert head == ["name", "state", "kind", "delivery", "rows", "bytes", "partitions", "groups"]
-    assert half == ["half", "open", "batch", "committed", "0", "320", "B", "0", "-"]
-    assert one[:8] == ["one", "sealed", "batch", "committed", "100", "1.6", "kB", "2"]
-    assert " ".join(one[8:]) == "a: 52 behind, b: done"
+    assert head == [
+        "name",
+        "state",
+        "kind",
+        "delivery",
+        "rows",
+        "kept",
+        "staged",
+        "partitions",
+        "idle",
+        "groups",
+    ]
+    assert half[:10] == ["half", "open", "batch", "committed", "0", "0", "B", "320", "B", "0"]
+    assert (half[11], half[12:]) == ("s", ["-"])
+    assert one[:9] == ["one", "sealed", "batch", "committed", "100", "1.6", "kB", "-", "2"]
+    assert " ".join(one[11:]) == "a: 52 behind, b: done"
     assert "on the disk: " in said
 
 
@@ -72,7 +84,7 @@ def test_inspect_tells_columns_groups_readers_and_jobs(spool, run):
     assert ["rows", "100", "in", "11", "frames", "of", "2", "partitions"] in lines
     assert ["id", "dense", "int64"] in lines and ["x", "dense", "float32", "2"] in lines
     (group,) = (line for line in lines if line[:1] == ["default"])
-    assert group[1:5] == ["epoch", "0,", "row", "48"] and group[-3:] == ["52", "1", "0"]
+    assert group[1:5] == ["epoch", "0,", "row", "48"] and group[9:13] == ["52", "1", "0", "-"]
     assert ["live", "0", "of", "1"] in lines
 
     send_run(f"{spool}/half", [list(range(20))], done=False)
@@ -103,6 +115,27 @@ def test_delete_of_a_run_that_is_read_needs_force(spool, run):
         assert code == 2 and "has 1 readers" in said and "--force" in said
         code, output, _ = run("runs", "delete", f"{spool}/one", "--yes", "--force", "--json")
     assert code == 0 and json.loads(output) == {"deleted": "one", "rows": 100, "bytes": 1600}
+
+
+def test_groups_and_forget_group(spool, run):
+    train(f"{spool}/one", 6, group="a")
+    with RowStream(f"{spool}/one", 8, group="b", timeout=20) as rows:
+        next(iter(rows))
+        head, a, b = lines_of(run("runs", "groups", f"{spool}/one")[1])
+        words = "name acknowledged delivered rows behind shards never came holds idle readers"
+        assert head == words.split()
+        assert a[:5] == ["a", "epoch", "0,", "row", "48"] and a[-1] == "0"
+        assert b[0] == "b" and b[-1] == "1"
+        code, _, said = run("runs", "forget-group", f"{spool}/one", "b", "--yes")
+        assert code == 2 and "has 1 readers" in said and "--force" in said
+        code, output, _ = run("runs", "forget-group", f"{spool}/one", "b", "--yes", "--force", "--json")
+        assert (code, json.loads(output)) == (0, {"forgotten": "b", "run": "one", "bytes": 0})
+    code, _, said = run("runs", "forget-group", f"{spool}/one", "a", stdin=b"n\n")
+    assert code == 1 and said.endswith("(52 rows behind, holds 0 B)? [y/N] transfer: nothing was changed\n")
+    assert run("runs", "forget-group", f"{spool}/one", "a", stdin=b"y\n")[0] == 0
+    assert run("runs", "groups", f"{spool}/one", "--json")[:2] == (0, b"")
+    code, _, said = run("runs", "forget-group", f"{spool}/one", "a", "--yes")
+    assert code == 2 and "run one has no group 'a'" in said
 
 
 @pytest.mark.parametrize("shuffle", [None, 7])

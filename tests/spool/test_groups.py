@@ -7,11 +7,15 @@ from contextlib import contextmanager
 
 import pytest
 
+from transfer.spool.admin import SpoolAdmin
+from transfer.spool.ages import Ages
 from transfer.spool.client import RunClient
-from transfer.spool.protocol import Fetch, InspectRun, ListRuns
+from transfer.spool.protocol import Declare, Fetch, InspectRun, ListRuns
 from transfer.spool.server import Spool
+from transfer.spool.source import FAILED
+from transports.errors import Broken, OptionError, UsageError
 
-from .sending import ask, write
+from .sending import ask, commit, push, write
 
 
 @contextmanager
@@ -80,3 +84,59 @@ def test_what_is_acknowledged_again_is_young_again(tmp_path):
         with reading(spool, "run", "group") as client:
             client.acknowledge(0, 4, [])
         assert entry.touched == pytest.approx(time.time(), abs=60)
+
+
+def test_a_group_that_is_forgotten_lets_go_of_a_streams_rows(tmp_path):
+    with Spool(tmp_path) as spool, SpoolAdmin(spool.url()) as admin:
+        winner = push(spool.endpoint, "run", "job", 0, 0, 0, [4, 4], kind="stream")
+        commit(spool.endpoint, "run", "job", [winner])
+        with reading(spool, "run", "quick") as quick, reading(spool, "run", "slow") as slow:
+            quick.acknowledge(0, 8, [])
+            slow.acknowledge(0, 4, [])
+            groups = admin.groups("run")
+            assert [(name, one["held_bytes"], one["behind"]) for name, one in groups.items()] == [
+                ("quick", 0, 0),
+                ("slow", 32, 4),
+            ]
+            with pytest.raises(UsageError, match="has 1 readers"):
+                admin.forget_group("run", "slow")
+            slow.request(Fetch(epoch=0, seed=None, begin=8, rows=4, stride=0, times=1, need=12))
+            assert admin.forget_group("run", "slow", force=True) == 32
+            with pytest.raises(Broken, match="was forgotten"):
+                slow.collect(20.0)
+        with pytest.raises(OptionError, match="there are: quick"):
+            admin.forget_group("run", "slow")
+        assert admin.overview()["runs"][0]["kept_bytes"] == 0
+    with Spool(tmp_path) as spool:
+        assert [*spool.store.entry("run").groups] == ["quick"]
+
+
+def test_a_group_that_was_given_up_is_told_which_rows_are_gone(tmp_path):
+    with Spool(tmp_path) as spool:
+        winner = push(spool.endpoint, "run", "job", 0, 0, 0, [4, 4], kind="stream")
+        commit(spool.endpoint, "run", "job", [winner])
+        with reading(spool, "run", "slow") as slow:
+            slow.acknowledge(0, 4, [])
+        entry = spool.store.entry("run")
+        entry.groups["slow"].given_up = True
+        with reading(spool, "run", "slow"):  # nothing of it is gone yet
+            assert not entry.groups["slow"].given_up
+        entry.groups["slow"].given_up = True
+        spool.store.trim_to(entry, 8)
+        refused = pytest.raises(Broken, match="its rows 4 to 8 are not kept any more")
+        with refused as caught, reading(spool, "run", "slow"):
+            pass
+        assert "forget-group" in caught.value.hint
+
+
+def test_what_was_removed_is_counted(tmp_path):
+    with Spool(tmp_path, ages=Ages(staged=0.05)) as spool:
+        ask(spool.endpoint, Declare(run="run", job="job", delivery="committed", kind="batch"))
+        push(spool.endpoint, "run", "job", 0, 0, 0, [4])
+        deadline = time.monotonic() + 20
+        while spool.store.entry("run").run.state != FAILED:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        counts = spool._context.tally.ended()
+        assert counts["transfer_spool_removals_total", ("staged",)] == 1
+        assert counts["transfer_spool_removed_bytes_total", ("staged",)] == 32

@@ -47,9 +47,8 @@ def test_it_takes_no_lease_and_moves_nobody(spool):
         for _ in range(2):
             assert read(spool, 3, 10)[0] == list(range(3, 10))
         _, told = ask(spool.endpoint, InspectRun(run="run"))
-        assert told["groups"] == {
-            "group": {"acknowledged": None, "delivered": None, "shards": 1, "absent": 0}
-        }
+        group = told["groups"]["group"]
+        assert (group["acknowledged"], group["delivered"], group["shards"]) == (None, None, 1)
         assert len(told["readers"]) == 1
         reader.request(Fetch(epoch=0, seed=None, begin=0, rows=10, stride=0, times=1, need=10))
         assert reader.collect(10.0).count == 10

@@ -53,6 +53,7 @@ from transports.address import format_host
 from transports.errors import NotSupported, TransferError
 
 if TYPE_CHECKING:
+    from transfer.spool.ages import Ages
     from transfer.spool.server import Spool
 
 _log = logging.getLogger("transfer.broker")
@@ -246,7 +247,7 @@ class Broker:
         self._owned.callback(Upkeep(log, threads=self.threads).close)
         self._open_fronts()
         if settings.spool is not None:
-            self._open_spool(log, settings.spool)
+            self._open_spool(log, settings.spool, settings.spool_ages)
         if settings.http is not None:
             self._open_http(settings.http)
         loop.call_later(_TICK, self._tick, loop.time() + _TICK)
@@ -338,13 +339,13 @@ class Broker:
         if settings.abtp is not None:
             self._open_abtp(settings.abtp)
 
-    def _open_spool(self, log: Log, endpoint: str) -> None:
+    def _open_spool(self, log: Log, endpoint: str, ages: Ages) -> None:
         """Rows of Spark's tasks on their way to training, in the same log. It has threads of its own."""
         from transfer.spool.address import rows_beside
         from transfer.spool.server import Spool  # needs numpy and msgspec
 
         self.spool = spool = Spool(
-            log, endpoint, rows_beside(endpoint), security=self.context.credentials.security
+            log, endpoint, rows_beside(endpoint), ages=ages, security=self.context.credentials.security
         )
         self._owned.callback(spool.close)
         self.endpoints["spool"] = spool.endpoint

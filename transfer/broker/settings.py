@@ -12,6 +12,7 @@ from transfer.broker.fronts.pybroker import PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueSettings
 from transfer.broker.fronts.ttp import TtpSettings
 from transfer.broker.volume import VolumeShare
+from transfer.spool.ages import Ages
 from transports.security.settings import Security
 
 #: where each front listens unless it is told otherwise
@@ -45,7 +46,8 @@ class Settings:
     """All of it. host: where the seeds' fronts listen. A port None: that front is off; 0: a free port.
 
     own: endpoints of transfer's own sockets, None: off. spool: the endpoint of the spool for Spark's rows and
-    training, which shares the log; None: off. http_host: None: `host`. token: what operators have
+    training, which shares the log; None: off. spool_ages: after which times
+    it removes what nothing uses. http_host: None: `host`. token: what operators have
     to say over HTTP; None: they have to be on this machine. keep: topics keep their messages; transient:
     all but these. most_topics: names that may be known. retention_bytes, retention_age: what the log may
     take, and for how many seconds a message is kept; what a group has not done with is never removed.
@@ -67,6 +69,7 @@ class Settings:
     abtp: AbtpEndpoints | None = field(default_factory=AbtpEndpoints)
     http: int | None = HTTP_PORT
     spool: str | None = SPOOL_ENDPOINT
+    spool_ages: Ages = field(default_factory=Ages)
     http_host: str | None = None
     token: str | None = field(default=None, repr=False)
     keep: bool = True

@@ -221,7 +221,7 @@ def serve(kept: Kept, *, json: options.Json = False) -> None:
         kept.bind,
         kept.rows_bind,
         retention_bytes=kept.retention_bytes,
-        retention_age=kept.retention_age,
+        ages=(kept.retention_age, kept.staged_age, kept.failed_age, kept.group_age, kept.unread_age),
         metrics=kept.metrics,
         as_json=json,
     )

@@ -39,8 +39,8 @@ def list_runs(address: str, timeout: float, *, as_json: bool) -> None:
         for run in runs:
             print(json.dumps(run | {"groups": _groups(run)}))
         return
-    head = ("name", "state", "kind", "delivery", "rows", "bytes", "partitions", "groups")
-    show_table(head, [_line(run) for run in runs], right={"rows", "bytes", "partitions"})
+    head = ("name", "state", "kind", "delivery", "rows", "kept", "staged", "partitions", "idle", "groups")
+    show_table(head, [_line(run) for run in runs], right={"rows", "kept", "staged", "partitions", "idle"})
     if not runs:
         print("no runs")
     print(f"on the disk: {show_size(found['disk_bytes'])}", file=sys.stderr)
@@ -49,20 +49,34 @@ def list_runs(address: str, timeout: float, *, as_json: bool) -> None:
 
 
 def _line(run: dict[str, Any]) -> list[str]:
-    groups = [
-        f"{name}: {group['behind']:,} behind" if group["behind"] else f"{name}: done"
-        for name, group in _groups(run).items()
-    ]
+    groups = [f"{name}: {_progress(group)}" for name, group in _groups(run).items()]
     return [
         run["name"],
         run["state"],
         run["kind"],
         run["delivery"],
         f"{run['rows']:,}",
-        show_size(run["bytes"]),
+        show_size(run["kept_bytes"]),
+        show_size(run["staged_bytes"]) if run["staged_bytes"] else "-",
         str(run["partitions"]),
+        _age(run["idle"]),
         ", ".join(groups) or "-",
     ]
+
+
+def _progress(group: dict[str, Any]) -> str:
+    if group["given_up"]:
+        return "given up"
+    held = f", holds {show_size(group['held_bytes'])}" if group["held_bytes"] else ""
+    return f"{group['behind']:,} behind{held}" if group["behind"] else "done"
+
+
+def _age(seconds: float) -> str:
+    """`3 d`, `12 h`, `5 min`, `7 s`."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _groups(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -87,26 +101,15 @@ def inspect_run(address: str, timeout: float, *, as_json: bool) -> None:
         ("kind", f"{run['kind']}, delivery {run['delivery']}"),
         ("created", created.isoformat(sep=" ", timespec="seconds")),
         ("rows", f"{run['rows']:,} in {run['frames']:,} frames of {run['partitions']:,} partitions"),
-        ("bytes", show_size(run["bytes"])),
-        ("staged rows", f"{run['staged_rows']:,}"),
+        ("bytes", f"{show_size(run['kept_bytes'])} kept, of {show_size(run['bytes'])}"),
+        ("staged rows", f"{run['staged_rows']:,}, {show_size(run['staged_bytes'])}"),
+        ("idle", _age(run["idle"])),
         ("stray frames", f"{run['stray_frames']:,}"),
     ):
         print(f"{word:<13} {text}")
     columns = [[c["name"], c["kind"], c["dtype"], "×".join(map(str, c["shape"]))] for c in _columns(run)]
     _show_part("columns", ("name", "kind", "type", "shape of a row"), columns)
-    groups = [
-        [
-            name,
-            _place(group["acknowledged"]),
-            _place(group["delivered"]),
-            f"{group['behind']:,}",
-            str(group["shards"]),
-            str(group["absent"]),
-        ]
-        for name, group in run["groups"].items()
-    ]
-    head = ("name", "acknowledged", "delivered", "rows behind", "shards", "never came")
-    _show_part("groups", head, groups)
+    _show_part("groups", _GROUP_HEAD, [_group_line(*one) for one in run["groups"].items()])
     readers = [[one["group"], f"{one['shard']} of {one['shards']}"] for one in run["readers"]]
     _show_part("readers", ("group", "shard"), readers)
     jobs = [
@@ -114,6 +117,48 @@ def inspect_run(address: str, timeout: float, *, as_json: bool) -> None:
         for name, job in run["jobs"].items()
     ]
     _show_part("jobs that write", ("name", "attempts", "ended", "rows"), jobs)
+
+
+_GROUP_HEAD = ("name", "acknowledged", "delivered", "rows behind", "shards", "never came", "holds", "idle")
+
+
+def _group_line(name: str, group: dict[str, Any]) -> list[str]:
+    held = "given up" if group["given_up"] else show_size(group["held_bytes"]) if group["held_bytes"] else "-"
+    places = [_place(group["acknowledged"]), _place(group["delivered"])]
+    shards = [str(group["shards"]), str(group["absent"])]
+    return [name, *places, f"{group['behind']:,}", *shards, held, _age(group["idle"])]
+
+
+def list_groups(address: str, timeout: float, *, as_json: bool) -> None:
+    """The groups of a run."""
+    with asked(address, timeout) as (spool, name):
+        groups = spool.groups(name)
+    if as_json:
+        for group, told in groups.items():
+            print(json.dumps({"name": group} | told))
+        return
+    lines = [[*_group_line(group, told), str(told["readers"])] for group, told in groups.items()]
+    show_table((*_GROUP_HEAD, "readers"), lines, right={"rows behind", "holds", "idle", "readers"})
+    if not groups:
+        print("no groups")
+
+
+def forget_group(address: str, group: str, timeout: float, *, sure: bool, force: bool, as_json: bool) -> int:
+    """Asks whether it is meant, unless `sure`; 1 if it is not. Raises OptionError if there is no such group,
+    UsageError if it is being read."""
+    with asked(address, timeout) as (spool, name):
+        told = spool.groups(name).get(group)
+        if told is not None and not sure:
+            what = f"{told['behind']:,} rows behind, holds {show_size(told['held_bytes'])}"
+            if not confirmed(f"Forget group {group} of run {name} ({what})?"):
+                print("transfer: nothing was changed", file=sys.stderr)
+                return EXIT_ERROR
+        nbytes = spool.forget_group(name, group, force=force)
+    if as_json:
+        print(json.dumps({"forgotten": group, "run": name, "bytes": nbytes}))
+    else:
+        print(f"forgot group {group} of run {name}: {show_size(nbytes)} are given back")
+    return 0
 
 
 def delete_run(address: str, timeout: float, *, sure: bool, force: bool, as_json: bool) -> int:

@@ -48,6 +48,15 @@ def parse_age(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
+def parse_age_or_none(text: str) -> float | None:
+    """The same, or None for `none`. Raises BadParameter."""
+    return None if text.strip().lower() == "none" else parse_age(text)
+
+
+def _age(text: str) -> Any:
+    return typer.Option(parser=parse_age_or_none, metavar="TIME", help=f"{text}; 'none': never.")
+
+
 Files = Annotated[
     list[Path] | None,
     typer.Argument(
@@ -217,6 +226,10 @@ class Kept:
             parser=parse_age, metavar="TIME", help="Delete runs so old that all their groups have read (7d)."
         ),
     ] = None
+    staged_age: Annotated[Any, _age("Drop rows of a job that has sent nothing for so long")] = "1d"
+    failed_age: Annotated[Any, _age("Delete runs that failed so long ago")] = "7d"
+    group_age: Annotated[Any, _age("Hold no rows for a group that has not read for so long")] = "30d"
+    unread_age: Annotated[Any, _age("Delete runs that no group reads after so long")] = "90d"
     metrics: Annotated[
         str | None, typer.Option(metavar="[HOST:]PORT", help="Serve metrics over HTTP there.")
     ] = None

@@ -57,6 +57,29 @@ def delete(
 
 
 @app.command()
+def groups(run: Run, timeout: Timeout = _PATIENCE, json: options.Json = False) -> None:
+    """List the groups of a run: positions, readers, and the bytes that a stream keeps for each."""
+    from transfer.cli.asking import list_groups
+
+    list_groups(run, timeout, as_json=json)
+
+
+@app.command("forget-group")
+def forget_group(
+    run: Run,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group, as `groups` prints it.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if readers of it are connected.")] = False,
+    timeout: Timeout = _PATIENCE,
+    json: options.Json = False,
+) -> None:
+    """Remove a group from a run: its positions, and the rows that a stream keeps for it alone."""
+    from transfer.cli.asking import forget_group as forget
+
+    raise typer.Exit(forget(run, group, timeout, sure=yes, force=force, as_json=json))
+
+
+@app.command()
 def lineage(
     run: Run,
     group: Annotated[str, typer.Option("--group", "-g", help="Whose steps.")] = "default",

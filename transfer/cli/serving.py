@@ -43,18 +43,20 @@ def serve(
     rows_bind: str | None,
     *,
     retention_bytes: int | None,
-    retention_age: float | None,
+    ages: tuple[float | None, ...],
     metrics: str | None,
     as_json: bool,
 ) -> int:
-    """Serves until SIGTERM (0) or Ctrl-C (130). Raises InternalError when its log or one of its threads
-    failed: start it again."""
+    """Serves until SIGTERM (0) or Ctrl-C (130). ages: the fields of `Ages`, in their order.
+
+    Raises InternalError when its log or one of its threads failed: start it again.
+    """
     endpoint = _endpoint("--bind", bind)
     rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else rows_beside(endpoint)
     ended = threading.Event()
     with logged(), _ended_by(signal.SIGTERM, ended):
         try:
-            with _opened(folder, endpoint, rows_endpoint, retention_bytes, retention_age, metrics) as spool:
+            with _opened(folder, endpoint, rows_endpoint, retention_bytes, ages, metrics) as spool:
                 _announce(spool, folder, as_json)
                 while not ended.wait(_LOOK):
                     if spool.failure is not None:
@@ -71,12 +73,13 @@ def _opened(
     endpoint: str,
     rows_endpoint: str,
     retention_bytes: int | None,
-    retention_age: float | None,
+    ages: tuple[float | None, ...],
     metrics: str | None,
 ) -> Spool:
     """Raises what the spool raises, told with what to do about it."""
     try:
         import_module("numpy")  # used with the first rows only, which is too late to miss it
+        from transfer.spool.ages import Ages
         from transfer.spool.server import Spool
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("transfer", "transports", "patterns"):
@@ -90,7 +93,7 @@ def _opened(
             endpoint,
             rows_endpoint,
             retention_bytes=retention_bytes,
-            retention_age=retention_age,
+            ages=Ages(*ages),
             metrics_port=metrics,
         )
     except LogInUse as error:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from transfer.spool.address import parse
 from transfer.spool.link import Link
-from transfer.spool.protocol import Ask, DeleteRun, Explain, InspectRun, Lineage, ListRuns, Read
+from transfer.spool.protocol import (
+    Ask,
+    DeleteRun,
+    Explain,
+    ForgetGroup,
+    InspectRun,
+    Lineage,
+    ListRuns,
+    Read,
+)
 from transports.errors import LogDamaged, OptionError
 
 if TYPE_CHECKING:
@@ -113,6 +122,26 @@ class SpoolAdmin:
                 return f"rows {begin:,} to {end:,} are not there"
             begin += meta["count"]
         return ""
+
+    def groups(self, run: str) -> dict[str, Any]:
+        """The run's groups by name, each with its positions (`acknowledged`, `delivered`), the rows that it
+        has never acknowledged (`behind`), its `readers` of this moment, seconds without activity (`idle`),
+        the bytes that a stream keeps since it has not acknowledged them (`held_bytes`), and `given_up`."""
+        found = self.inspect(run)
+        for name, group in found["groups"].items():
+            group["readers"] = sum(reader["group"] == name for reader in found["readers"])
+            group["behind"] = behind(found, name)
+        groups: dict[str, Any] = found["groups"]
+        return dict(sorted(groups.items()))
+
+    def forget_group(self, run: str, group: str, *, force: bool = False) -> int:
+        """The group's positions are gone, and a stream keeps no rows for it: the bytes that are given back.
+
+        A reader of this name begins as a new group does. Raises OptionError: there is no such group;
+        UsageError: it is being read, unless `force`.
+        """
+        found: int = self._ask(ForgetGroup(run=run, group=group, force=force))["bytes"]
+        return found
 
     def lineage(self, run: str, group: str = "default") -> list[Steps]:
         """The steps that the group has acknowledged, in their order, each told once."""

@@ -15,14 +15,15 @@ from transfer.runs import Begin, End, Rows, Winner
 from transfer.spool import protocol
 from transfer.spool.answers import Answers
 from transfer.spool.entry import Entry, Seen
-from transfer.spool.group import MAX_SHARDS, Position
+from transfer.spool.expiry import Expiry
+from transfer.spool.group import MAX_SHARDS, Group, Position
 from transfer.spool.protocol import raised, refusal
 from transfer.spool.reader import Reader, Sent
 from transfer.spool.row_requests import RowRequests
-from transfer.spool.source import OPEN, SEALED
+from transfer.spool.source import OPEN
 from transfer.spool.store import Store
 from transfer.spool.telling import jobs_of, summary, winners_of
-from transports.errors import Broken, LogFull, TransferError, UsageError
+from transports.errors import Broken, LogFull, OptionError, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.peer_faults import PeerFaults
@@ -61,7 +62,7 @@ class Desk:
         port: int,
         faults: PeerFaults,
         *,
-        retention_age: float | None,
+        expiry: Expiry,
     ) -> None:
         self._store = store
         self._answers = answers
@@ -69,7 +70,7 @@ class Desk:
         self._answer = answer
         self._port = port
         self._faults = faults
-        self._retention_age = retention_age
+        self._expiry = expiry
         self._readers: dict[bytes, Reader] = {}
         #: groups by (number of the run, name), whose positions are to be kept
         self._unnoted: dict[tuple[int, str], Entry] = {}
@@ -96,6 +97,7 @@ class Desk:
             protocol.ListRuns: self._list,
             protocol.InspectRun: self._inspect,
             protocol.DeleteRun: self._delete,
+            protocol.ForgetGroup: self._forget_group,
             protocol.Explain: self._explain,
             protocol.Lineage: self._lineage,
         }
@@ -231,13 +233,16 @@ class Desk:
             else:
                 alone = False
         group = self._store.group(entry, request.group)
+        _check_kept(entry, request.group, group)
+        came_back = group.given_up
+        group.used, group.given_up = self._store.now(), False
         if not group.settled:
             group.before, group.settled = group.delivered, True
         if request.run_id:
             changed = group.rejoin(request.shard, request.shards, request.delivered)
         else:
             changed = group.join(request.shard, request.shards, alone=alone)
-        if changed:
+        if changed or came_back:
             group.noted = self._store.note(entry, request.group)
         self._readers[identity] = Reader(
             entry, request.run, request.group, request.shard, request.shards, request.token
@@ -279,6 +284,7 @@ class Desk:
             group.delivered = position
 
     def _read(self, identity: bytes, request: protocol.Read, _: Any) -> None:
+        self._store.entry(request.run, request.run_id).touched = self._store.now()
         self._rows.read(identity, request)
 
     def _acknowledge(self, identity: bytes, request: protocol.Acknowledge, _: Any) -> None:
@@ -306,7 +312,7 @@ class Desk:
     def _list(self, identity: bytes, request: protocol.ListRuns, _: Any) -> dict[str, Any]:
         with self._store.lock:
             return {
-                "runs": [summary(entry) for entry in self._store.entries.values()],
+                "runs": [summary(entry, self._store.now()) for entry in self._store.entries.values()],
                 "disk_bytes": self._store.log.disk_bytes,
                 "full": self.full,
             }
@@ -314,7 +320,7 @@ class Desk:
     def _inspect(self, identity: bytes, request: protocol.InspectRun, _: Any) -> dict[str, Any]:
         with self._store.lock:
             entry = self._store.entry(request.run)
-            found = summary(entry)
+            found = summary(entry, self._store.now())
             found["columns"] = row_layouts.to_json(entry.run.layouts or ())
             found["readers"] = [
                 {"group": reader.group, "shard": reader.shard, "shards": reader.shards}
@@ -336,6 +342,38 @@ class Desk:
             rows, nbytes = self._store.delete(request.run)
         gone = {"rows": rows, "bytes": nbytes}
         self._committer.when_committed(entry.sequence, lambda: self._say(identity, request, gone))
+
+    def _forget_group(self, identity: bytes, request: protocol.ForgetGroup, _: Any) -> None:
+        with self._store.lock:
+            entry = self._store.entry(request.run)
+            if request.group not in entry.groups:
+                names = ", ".join(sorted(entry.groups)[:5]) or "none"
+                raise OptionError(
+                    f"run {request.run} has no group {request.group!r}", hint=f"there are: {names}"
+                )
+            readers = [
+                one
+                for one, reader in self._readers.items()
+                if reader.entry is entry and reader.group == request.group
+            ]
+            if readers and not request.force:
+                raise UsageError(
+                    f"group {request.group!r} of run {request.run} has {len(readers)} readers",
+                    hint="they will fail if it goes; forget it with --force if that is meant",
+                )
+            for one in readers:
+                self._end_lease(one)
+            before = entry.bytes_from(0)
+            sequence = self._store.forget(entry, request.group)
+            gone = {"bytes": before - entry.bytes_from(0)}
+        self._committer.when_committed(sequence, lambda: self._say(identity, request, gone))
+
+    def _end_lease(self, identity: bytes) -> None:
+        """This reader has no group any more; what it waits for is refused."""
+        reader = self._readers.pop(identity)
+        error = refusal(Broken(f"group {reader.group!r} of run {reader.run} was forgotten"))
+        for request in reader.waiting:
+            self._answer(identity, {}, {"id": request.id, "error": error})
 
     def _explain(self, identity: bytes, request: protocol.Explain, _: Any) -> None:
         entry = self._store.entry(request.run, request.run_id)
@@ -365,12 +403,14 @@ class Desk:
             if identity in connected:
                 self._retry(identity, request, winners)
         self._look_for_missing()
-        if self._retention_age is not None:
-            self._retire(time.time() - self._retention_age)
+        self._expiry.look({(reader.entry.number, reader.group) for reader in self._readers.values()})
 
     def _leave(self, reader: Reader, used: Position | None) -> None:
         """The group's positions are kept soon: once for all readers that go together."""
-        group = reader.entry.groups[reader.group]
+        group = reader.entry.groups.get(reader.group)
+        if group is None:
+            return  # it was forgotten meanwhile
+        group.used = self._store.now()
         group.settled = False  # who comes next is told what this one was sent
         group.leave(reader.shard, used)
         self._unnoted[reader.entry.number, reader.group] = reader.entry
@@ -379,7 +419,7 @@ class Desk:
         """Positions of groups that were not kept yet are; also when the desk is closed."""
         unnoted, self._unnoted = self._unnoted, {}
         for (_, group), entry in unnoted.items():
-            if self._store.entries.get(entry.run.name) is entry:
+            if self._store.entries.get(entry.run.name) is entry and group in entry.groups:
                 self._store.note(entry, group)
 
     def _retry(self, identity: bytes, request: protocol.CommitJob, winners: list[Winner]) -> None:
@@ -409,17 +449,16 @@ class Desk:
             for identity, number, _ in asking:
                 self._answer(identity, {}, {"id": number, "error": refusal(error)})
 
-    def _retire(self, before: float) -> None:
-        with self._store.lock:
-            for entry in [*self._store.entries.values()]:
-                read = bool(entry.groups) and all(
-                    group.acknowledged is not None and group.acknowledged >= (0, entry.rows)
-                    for group in entry.groups.values()
-                )
-                idle = not any(reader.run == entry.run.name for reader in self._readers.values())
-                if entry.state == SEALED and read and idle and entry.touched < before:
-                    _log.info("run %s is old and was read by all its groups: it is deleted", entry.run.name)
-                    self._store.delete(entry.run.name)
+
+def _check_kept(entry: Entry, name: str, group: Group) -> None:
+    """Raises Broken: the group was given up, and rows that it has not read were given back."""
+    row = group.acknowledged[1] if group.acknowledged is not None else 0
+    if entry.run.kind == "stream" and row < entry.first:
+        raise Broken(
+            f"group {name!r} of run {entry.run.name} was given up after a long silence: its rows {row:,} to "
+            f"{entry.first:,} are not kept any more",
+            hint=f"to begin at row {entry.first:,}: transfer runs forget-group, or another group",
+        )
 
 
 def _not_there(run: str, partition: int) -> Broken:

@@ -30,6 +30,8 @@ class Seen(NamedTuple):
 class Entry:
     """A run with what readers may see of it: `seen`, as it is on the disk. It changes in another thread.
 
+    touched: when it was last written or read; active: the same of its jobs that write; both as `noted` in the
+    log, now and then. released: a time, and how many rows a stream without groups had then; they go later.
     number: unlike all others, those of runs that are gone and had this name too; run_id: so too, and unlike
     those of other spools. index: the offset of its
     index, or -1. tidy: what a sealed run does not need was given back. aborted: jobs whose abort a full disk
@@ -41,7 +43,6 @@ class Entry:
     created: float
     run_id: str
     seen: Seen = field(default_factory=Seen)
-    nbytes: int = 0
     first: int = 0  # rows before it were acknowledged by all groups and are not kept
     index: int = -1
     tidy: bool = False
@@ -50,6 +51,9 @@ class Entry:
     groups: dict[str, Group] = field(default_factory=dict)
     touched: float = 0.0
     damage: str = ""  # what of it is damaged: no row of it is read or written
+    active: dict[str, float] = field(default_factory=dict)
+    noted: tuple[float, dict[str, float]] = (0.0, {})
+    released: tuple[float, int] | None = None
 
     @property
     def rows(self) -> int:
@@ -67,6 +71,16 @@ class Entry:
                 hint="restore the spool's folder, or write the run again: transfer runs delete makes its "
                 "name free; transfer runs salvage copies the other runs",
             )
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its rows, visible or staged, also those that are not kept any more."""
+        return self.run.visible_bytes + self.run.staged_bytes
+
+    def bytes_from(self, row: int) -> int:
+        """Of the visible rows from this one on, as far as they are kept: what they have on average."""
+        kept = self.rows - max(row, self.first)
+        return self.run.visible_bytes * kept // self.rows if kept > 0 else 0
 
     @property
     def topic(self) -> str:
@@ -102,6 +116,9 @@ def state_of(entry: Entry) -> tuple[bytes, bytes]:
         "index": entry.index,
         "tidy": entry.tidy,
         "aborted": entry.aborted,
+        "touched": entry.touched,
+        "active": entry.active,
+        "released": entry.released,
     }
     return run_key(entry), json.dumps(value).encode()
 
@@ -127,6 +144,9 @@ def entry_of(key: bytes, value: bytes) -> Entry:
         index=told["index"],
         tidy=told["tidy"],
         aborted=told["aborted"],
+        touched=told.get("touched", 0.0),
+        active=told.get("active", {}),
+        released=tuple(told["released"]) if told.get("released") else None,
     )
 
 

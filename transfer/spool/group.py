@@ -40,6 +40,9 @@ class Group:
     delivered: up to which rows were sent to any of them, see `RunInfo`. before: what it was when the first of
     the readers came that read now, one after the other or together; settled: whether it tells of them. It is
     not when a reader has gone since. noted: the record that keeps that this group and its shards are there.
+
+    used: when it last read or acknowledged; used_noted: what of that is in the log. given_up: that is
+    so long ago that no rows are kept for it.
     """
 
     begun: Position | None = None
@@ -49,6 +52,9 @@ class Group:
     before: Position | None = None
     settled: bool = False
     noted: int = 0
+    used: float = 0.0
+    used_noted: float = 0.0
+    given_up: bool = False
 
     @property
     def acknowledged(self) -> Position | None:
@@ -148,6 +154,8 @@ def group_to_json(group: Group) -> bytes:
         "begun": group.begun,
         "shards": group.shards,
         "positions": {str(n): [one.acknowledged, one.delivered] for n, one in group.positions.items()},
+        "used": group.used,
+        "given_up": group.given_up,
     }
     return json.dumps(value).encode()
 
@@ -161,7 +169,14 @@ def group_from_json(value: bytes) -> Group:
     if version == 1:
         return Group(_position(told["acknowledged"]), _position(told["delivered"]))
     positions = {int(n): Shard(*map(_position, one)) for n, one in told["positions"].items()}
-    return Group(_position(told["begun"]), _position(told["delivered"]), told["shards"], positions)
+    return Group(
+        _position(told["begun"]),
+        _position(told["delivered"]),
+        told["shards"],
+        positions,
+        used=told.get("used", 0.0),
+        given_up=told.get("given_up", False),
+    )
 
 
 def _position(value: list[int] | None) -> Position | None:

@@ -47,6 +47,7 @@ class Attempt:
     layouts: tuple[Layout, ...] = ()
     places: list[Place] = field(default_factory=list)
     rows: int = 0
+    nbytes: int = 0
     crc: int = 0
     ended: End | None = None
     kept: bool = False
@@ -111,13 +112,19 @@ class Job:
     def offsets(self) -> list[int]:
         return [place.offset for attempt in self.attempts.values() for place in attempt.places]
 
+    @property
+    def nbytes(self) -> int:
+        """Of what its attempts have staged."""
+        return sum(attempt.nbytes for attempt in self.attempts.values())
+
 
 class Run:
     """One run. Not thread-safe. All methods raise UsageError, ProtocolError or NotATensor for what may not
     be.
 
     done: jobs that were committed, in order; of a stream the last of them. names: of all jobs with rows that
-    are visible, for lineage. strays: frames that came for nobody, dropped.
+    are visible, for lineage. strays: frames that came for nobody, dropped. visible_bytes: of all rows that
+    became visible.
     """
 
     def __init__(self, name: str, delivery: Delivery, kind: Kind) -> None:
@@ -131,8 +138,14 @@ class Run:
         self.done: dict[str, None] = {}
         self.names: list[str] = []
         self.strays = 0
+        self.visible_bytes = 0
         #: in mode "partition": whose rows of a partition are visible. A stream has each partition once a job
         self._taken: dict[tuple[str, int], Taken] = {}
+
+    @property
+    def staged_bytes(self) -> int:
+        """Of rows that are not visible."""
+        return sum(job.nbytes for job in self.jobs.values())
 
     # -- what a job does ---------------------------------------------------------------------------------
 
@@ -191,7 +204,7 @@ class Run:
             )
         return True
 
-    def rows(self, message: Rows, offset: int) -> bool:
+    def rows(self, message: Rows, offset: int, nbytes: int = 0) -> bool:
         """A frame was kept there. False: its job ended meanwhile, and it is not needed."""
         attempt = self._attempt(message)
         if attempt is None:
@@ -199,6 +212,7 @@ class Run:
         attempt.crc = chain(attempt.crc, message.sequence, message.rows, message.crc)
         attempt.places.append(Place(offset, message.rows))
         attempt.rows += message.rows
+        attempt.nbytes += nbytes
         return True
 
     def check_end(self, message: End) -> bool:
@@ -230,7 +244,7 @@ class Run:
         key = self._key(message.job, message.partition)
         if key in self._taken:
             unneeded = [place.offset for place in attempt.places]
-            attempt.places = []
+            attempt.places, attempt.nbytes = [], 0
             return unneeded
         self.layouts = self.layouts or job.layouts
         self._taken[key] = Taken(message.job, message.attempt, message.rows, message.crc)
@@ -358,6 +372,8 @@ class Run:
         number = len(self.names) - 1
         for attempt in attempts:
             self.visible.add(number, attempt.partition, attempt.number, attempt.places)
+            self.visible_bytes += attempt.nbytes
+            attempt.nbytes = 0  # not staged any more
 
     def _key(self, job: str, partition: int) -> tuple[str, int]:
         return (job if self.kind == "stream" else ""), partition

@@ -190,6 +190,17 @@ class DeleteRun(Ask, frozen=True, kw_only=True, tag="delete"):
     run_id: RunId = ""
 
 
+class ForgetGroup(Ask, frozen=True, kw_only=True, tag="forget_group"):
+    """The group's positions are gone, and a stream keeps no rows for it: `{"bytes": that are given back}`.
+
+    force: though somebody reads for it.
+    """
+
+    run: Name
+    group: Name
+    force: bool = False
+
+
 class Explain(Ask, frozen=True, kw_only=True, tag="explain"):
     """Where the rows [begin, end) of an epoch's order come from: see `Answers.explain`; `{"jobs": names}`."""
 
@@ -210,7 +221,7 @@ class Lineage(Ask, frozen=True, kw_only=True, tag="lineage"):
 
 Request = (
     Declare | Ended | CommitJob | AbortJob | OpenRun | Fetch | Read | Acknowledge | Release
-    | ListRuns | InspectRun | DeleteRun | Explain | Lineage
+    | ListRuns | InspectRun | DeleteRun | ForgetGroup | Explain | Lineage
 )  # fmt: skip
 
 

@@ -34,9 +34,8 @@ def replay(entry: Entry, messages: Iterable[Any]) -> list[int]:
             run.declare(event.job, run.delivery, run.kind)
             run.begin(event, layouts_of(event))
         elif isinstance(event, Rows):
-            if run.rows(event, message.offset):
-                entry.nbytes += nbytes_of(message.body)
-            else:  # its job ended while it was written
+            if not run.rows(event, message.offset, nbytes_of(message.body)):
+                # Its job ended while it was written.
                 unneeded.append(message.offset)
         elif isinstance(event, End):
             unneeded += run.end(event)

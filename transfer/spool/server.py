@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,8 +18,10 @@ from transfer.log.group_committer import GroupCommitter
 from transfer.peer_faults import PeerFaults
 from transfer.runs import Begin, End, Rows, fits, from_meta as message_of
 from transfer.spool.address import RunAddress
+from transfer.spool.ages import Ages
 from transfer.spool.answers import Answers
 from transfer.spool.desk import Desk
+from transfer.spool.expiry import Expiry
 from transfer.spool.message_receiver import MessageReceiver
 from transfer.spool.protocol import from_meta as request_of, refusal
 from transfer.spool.store import Store
@@ -58,8 +61,8 @@ class Spool:
     endpoint: where it is asked, by readers and writers. rows_endpoint: where tasks push rows; by default
     the same host and a free port. Port 0 takes a free one; the attributes tell which. retention_bytes: what
     its folder may take (a log has limits of its own); beyond that writers wait. retention_age: seconds
-    after which a sealed run goes that all its groups have read. metrics_port, security: as a Context has
-    them.
+    after which a sealed run goes that all its groups have read. ages: after which times other things go that
+    nothing uses (by default: `Ages()`). metrics_port, security: as a Context has them.
 
     Raises AddressInUse, LogInUse, LogDamaged. `close` ends it; rows that were acknowledged are kept.
     """
@@ -72,6 +75,7 @@ class Spool:
         *,
         retention_bytes: int | None = None,
         retention_age: float | None = None,
+        ages: Ages | None = None,
         metrics_port: int | str | None = None,
         security: Security | None = None,
     ) -> None:
@@ -106,6 +110,9 @@ class Spool:
                 self.store.log, "transfer-spool-sync", self._committed, self._failed
             )
             port = int(self.rows_endpoint.rpartition(":")[2])
+            ages = ages or Ages()
+            if retention_age is not None:
+                ages = replace(ages, retention=retention_age)
             answers = Answers(self.store, self._context.pool)
             self._desk = Desk(
                 self.store,
@@ -114,7 +121,7 @@ class Spool:
                 self._answer,
                 port,
                 self.faults,
-                retention_age=retention_age,
+                expiry=Expiry(self.store, ages, self._removed),
             )
             for name, work in (("rows", self._receive_rows), ("desk", self._serve_desk)):
                 thread = threading.Thread(
@@ -190,6 +197,10 @@ class Spool:
     def _committed(self, sequence: int) -> None:
         self.store.kept(sequence)
         self._wake_up()
+
+    def _removed(self, reason: str, nbytes: int) -> None:
+        counts = {"transfer_spool_removals_total": 1, "transfer_spool_removed_bytes_total": nbytes}
+        self._context.tally.add(((name, (reason,)), count) for name, count in counts.items())
 
     def _failed(self, error: TransferError) -> None:
         """Nothing can be kept any more: all who wait see that their connections end."""

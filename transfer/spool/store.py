@@ -14,7 +14,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,9 @@ class Store:
         self._frames: OrderedDict[tuple[int, int], Arrays] = OrderedDict()
         self._booked: deque[Booked] = deque()
         self._number = 0
+        began = time.time() - time.monotonic()
+        #: the time of day, of a clock that nobody sets
+        self.now: Callable[[], float] = lambda: began + time.monotonic()
         try:
             self._recover()
         except BaseException:
@@ -135,7 +138,7 @@ class Store:
                     raise UsageError(f"there are {MAX_RUNS} runs", hint="delete some: transfer runs delete")
                 self._number = max(self._number + 1, time.time_ns())
                 run_id = secrets.token_hex(16)
-                entry = Entry(Run(run, delivery, kind), self._number, time.time(), run_id)
+                entry = Entry(Run(run, delivery, kind), self._number, self.now(), run_id, touched=self.now())
                 self.log.acknowledge(entry.topic, HOLD, 0)
                 self._put(entry)
                 self.entries[run] = entry
@@ -147,11 +150,13 @@ class Store:
                 )
             wanted = entry.run.declare(job, delivery, kind, if_complete)
             if wanted:
-                if job in entry.aborted:
-                    entry.aborted.remove(job)
+                new = job not in entry.active
+                entry.active[job] = self.now()
+                if new or job in entry.aborted:
+                    entry.aborted = [one for one in entry.aborted if one != job]
                     self._put(entry)
                 self._book(entry, self._booked[-1].sequence if self._booked else None)
-            entry.touched = time.time()
+            entry.touched = self.now()
             return wanted
 
     def receive(self, message: Begin | Rows | End, arrays: Mapping[str, Array]) -> int | None:
@@ -163,8 +168,9 @@ class Store:
             entry = self.entries.get(message.run)
             if entry is None or entry.damage:
                 return None
-            entry.touched = time.time()
             run = entry.run
+            if message.job in run.jobs:
+                entry.touched = entry.active[message.job] = self.now()
             if isinstance(message, Begin):
                 layouts = layouts_of(message)
                 if not run.check_begin(message, layouts):
@@ -185,10 +191,9 @@ class Store:
             if self.entries.get(message.run) is not entry:
                 self.log.drop(entry.topic)  # deleted meanwhile; this made its topic anew
                 return None
-            if not run.rows(message, offset):
+            if not run.rows(message, offset, nbytes):
                 self._discard(entry, [offset])
                 return None
-            entry.nbytes += nbytes
         return sequence
 
     def _receive_end(self, entry: Entry, message: End) -> int | None:
@@ -219,11 +224,13 @@ class Store:
             table = {name: _integers(column) for name, column in to_table(winners).items()}
             sequence = self._event(entry, Commit(run, job), table)
             unneeded = entry.run.commit(job, winners)
+            entry.touched = self.now()
+            entry.active = {name: last for name, last in entry.active.items() if name in entry.run.jobs}
             if entry.run.state == SEALED:
                 entry.tidy = not unneeded
                 try:
                     self._keep_index(entry)
-                    sequence = self.log.put(*state_of(entry))
+                    sequence = self._put(entry)
                 except LogFull:
                     pass  # it is committed; without an index its books are found again by all of its events
             entry.sequence = sequence
@@ -240,7 +247,8 @@ class Store:
                 sequence = self._event(entry, Abort(run, job))
             except LogFull:  # its rows are what has to go
                 entry.aborted.append(job)
-                sequence = self.log.put(*state_of(entry))
+                sequence = self._put(entry)
+            entry.active.pop(job, None)
             self._discard(entry, entry.run.abort(job))
             self._book(entry, sequence)
             return sequence
@@ -318,13 +326,14 @@ class Store:
                     self.log.append(entry.lineage, body)
                 except LogFull:  # what is acknowledged makes room, and must not wait for it
                     _log.warning("the disk is full: the lineage of group %s, run %s, has a gap", group, run)
-            entry.touched = time.time()
+            entry.touched = found.used = self.now()
+            found.given_up = False
             found.acknowledge(position, *lease)
             if found.delivered is None or found.delivered < position:
                 found.delivered = position
             sequence = self.note(entry, group)
             if entry.run.kind == "stream":
-                self._trim(entry)
+                self.trim(entry)
             return sequence
 
     def group(self, entry: Entry, name: str) -> Group:
@@ -333,12 +342,33 @@ class Store:
         if group is None:
             if len(entry.groups) >= MAX_GROUPS:
                 raise UsageError(f"run {entry.run.name} has {MAX_GROUPS} groups")
-            group = entry.groups[name] = Group((0, entry.first) if entry.first else None)
+            group = entry.groups[name] = Group((0, entry.first) if entry.first else None, used=self.now())
         return group
 
     def note(self, entry: Entry, group: str) -> int:
         """The group's positions are kept, with whatever is kept next."""
-        return self.log.put(group_key(entry, group), group_to_json(entry.groups[group]))
+        found = entry.groups[group]
+        found.used_noted = found.used
+        return self.log.put(group_key(entry, group), group_to_json(found))
+
+    def forget(self, entry: Entry, group: str) -> int:
+        """The group's positions are gone, and no rows are kept for it. The sequence to wait for."""
+        with self.lock:
+            del entry.groups[group]
+            sequence = self.log.remove(group_key(entry, group))
+            if entry.run.kind == "stream":
+                self.trim(entry)
+            return sequence
+
+    def note_activity(self, entry: Entry, coarse: float) -> None:
+        """When the run, its jobs and its groups were active is kept, if what is kept is so much older."""
+        touched, active = entry.noted
+        late = any(last - active.get(job, 0.0) > coarse for job, last in entry.active.items())
+        if late or entry.touched - touched > coarse or entry.active.keys() != active.keys():
+            self._put(entry)
+        for name, group in entry.groups.items():
+            if group.used - group.used_noted > coarse:
+                self.note(entry, name)
 
     def lineage(self, entry: Entry, group: str) -> list[list[int]]:
         """What was recorded for a group, the oldest first."""
@@ -372,9 +402,14 @@ class Store:
                 self._frames.popitem(last=False)
         return arrays
 
-    def _trim(self, entry: Entry) -> None:
+    def trim(self, entry: Entry) -> None:
         """A stream's frames that all groups have acknowledged are not kept."""
-        rows = min(group.acknowledged[1] if group.acknowledged else 0 for group in entry.groups.values())
+        live = [group for group in entry.groups.values() if not group.given_up]
+        if live:
+            self.trim_to(entry, min(group.acknowledged[1] if group.acknowledged else 0 for group in live))
+
+    def trim_to(self, entry: Entry, rows: int) -> None:
+        """A stream's frames that end before this row are not kept."""
         visible = entry.run.visible
         low = bisect_right(visible.ends, entry.first)
         high = bisect_right(visible.ends, min(rows, entry.rows))
@@ -399,8 +434,9 @@ class Store:
         for begin, end in consecutive(sorted(offsets)):
             self.log.discard(entry.topic, begin, end)
 
-    def _put(self, entry: Entry) -> None:
-        self.log.put(*state_of(entry))
+    def _put(self, entry: Entry) -> int:
+        entry.noted = entry.touched, dict(entry.active)
+        return self.log.put(*state_of(entry))
 
     def _keep_index(self, entry: Entry) -> None:
         """A message with all that the books of a sealed run say."""
@@ -411,7 +447,7 @@ class Store:
             "layouts": row_layouts.to_json(run.layouts or ()),
             "done": list(run.done),
             "names": run.names,
-            "bytes": entry.nbytes,
+            "bytes": run.visible_bytes,
         }
         body, blob = encode(arrays, meta)
         entry.index = self.log.append(entry.topic, body, blob=blob or None)[1]
@@ -433,13 +469,18 @@ class Store:
                 else:
                     self.log.drop(topic)
         for entry in numbers.values():
+            entry.noted = entry.touched, dict(entry.active)
+            entry.touched = entry.touched or self.now()  # a release before this one did not note it
             self._recover_run(entry)
-            entry.seen, entry.touched = Seen(entry.run.visible.rows, entry.run.state), time.time()
+            entry.seen = Seen(entry.run.visible.rows, entry.run.state)
+            entry.active = {job: entry.active.get(job, entry.touched) for job in entry.run.jobs}
         for key, value in state.items():
             if key.startswith(GROUP_KEY):
                 number, _, group = key[len(GROUP_KEY) :].decode().partition("/")
                 if int(number) in numbers:
-                    numbers[int(number)].groups[group] = group_from_json(value)
+                    found = group_from_json(value)
+                    found.used_noted, found.used = found.used, found.used or self.now()
+                    numbers[int(number)].groups[group] = found
         self._number = max(numbers, default=0)
 
     def _recover_run(self, entry: Entry) -> None:
@@ -478,7 +519,7 @@ class Store:
             column.frombytes(arrays[name].tobytes())
         run.layouts = row_layouts.from_json(meta["layouts"]) or None
         run.done, run.names = dict.fromkeys(meta["done"]), meta["names"]
-        run.state, entry.nbytes = SEALED, meta["bytes"]
+        run.state, run.visible_bytes = SEALED, meta["bytes"]
         return True
 
     def _replay(self, entry: Entry) -> None:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.runs import WINNER_COLUMNS, Winner, from_table
 from transfer.spool.entry import Entry
+from transfer.spool.group import Group
 from transports.errors import ProtocolError
 
 if TYPE_CHECKING:
     from transfer.rows import Array
 
 
-def summary(entry: Entry) -> dict[str, Any]:
-    """A run in few words, with its groups."""
+def summary(entry: Entry, now: float) -> dict[str, Any]:
+    """A run in few words, with its groups. now: of the store's clock."""
     run = entry.run
     return {
         "name": run.name,
@@ -28,6 +29,9 @@ def summary(entry: Entry) -> dict[str, Any]:
         "frames": len(run.visible.ends),
         "partitions": len(set(zip(run.visible.jobs, run.visible.partitions, strict=True))),
         "bytes": entry.nbytes,
+        "kept_bytes": entry.bytes_from(0),
+        "staged_bytes": run.staged_bytes,
+        "idle": max(0.0, now - entry.touched),
         "staged_rows": sum(a.rows for job in run.jobs.values() for a in job.attempts.values()),
         "stray_frames": run.strays,
         "created": entry.created,
@@ -37,6 +41,9 @@ def summary(entry: Entry) -> dict[str, Any]:
                 "delivered": group.delivered,
                 "shards": group.shards,
                 "absent": group.absent,
+                "idle": max(0.0, now - group.used),
+                "held_bytes": _held(entry, group),
+                "given_up": group.given_up,
             }
             for name, group in entry.groups.items()
         },
@@ -53,6 +60,13 @@ def jobs_of(entry: Entry) -> dict[str, Any]:
         }
         for name, job in entry.run.jobs.items()
     }
+
+
+def _held(entry: Entry, group: Group) -> int:
+    """The bytes that a stream keeps since this group has not acknowledged them. Of a batch all are kept."""
+    if entry.run.kind != "stream" or group.given_up:
+        return 0
+    return entry.bytes_from(group.acknowledged[1] if group.acknowledged is not None else 0)
 
 
 def winners_of(arrays: Mapping[str, Array]) -> list[Winner]:
