@@ -18,7 +18,7 @@ from transports.errors import LogDamaged
 if TYPE_CHECKING:
     from transfer.broker.durability import Told
     from transfer.broker.engine.direct_actions import DeadLetter as ActionLetter
-    from transfer.broker.groups import Dead
+    from transfer.broker.group_contract import Dead
     from transfer.broker.message import Message
     from transfer.broker.state.dead_letters import DeadLetters
     from transfer.broker.state.payloads import Large

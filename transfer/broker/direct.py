@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from transfer.broker.burying import keep_letter, large_of, letter_of_parcel
 from transfer.broker.courier import Sent
 from transfer.broker.direct_journal import DirectJournal
-from transfer.broker.durability import tell
+from transfer.broker.durability import together
 from transfer.broker.engine.direct import DirectDesk, Rules
 from transfer.broker.engine.direct_actions import (
     Action,
@@ -406,10 +406,10 @@ class Direct:
         except InternalError as error:
             self._hub.durability.failed(error)
             self._events, self._then = [], []
-            _told_all(then)(error)
+            together(then)(error)
             return
         self._events, self._then = [], []
-        self._hub.durability.when_kept(sequence, _told_all(then) if then else None)
+        self._hub.durability.when_kept(sequence, together(then) if then else None)
 
     def _snapshot(self) -> None:
         """What was not written yet stands in it too: a log that is full takes no events."""
@@ -419,7 +419,7 @@ class Direct:
             _log.warning("direct delivery leaves no snapshot: %s", error)
             return
         then, self._events, self._then = self._then, [], []
-        self._hub.durability.when_kept(sequence, _told_all(then) if then else None)
+        self._hub.durability.when_kept(sequence, together(then) if then else None)
 
     def _set_alarm(self) -> None:
         left = self.desk.seconds_left(self._now())
@@ -443,11 +443,3 @@ def _words_of(letter: DeadLetter) -> dict[str, object]:
         "last_consumer": parcel.consumer_id or parcel.destination,
         "last_error": letter.error,
     }
-
-
-def _told_all(then: Sequence[Told]) -> Told:
-    def told(error: TransferError | None) -> None:
-        for one in then:
-            tell(one, error)
-
-    return told

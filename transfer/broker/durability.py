@@ -293,3 +293,13 @@ def tell(told: Told | None, error: TransferError | None) -> None:
         told(error)
     except Exception:  # noqa: BLE001 - the others are told all the same
         _log.exception("a publisher cannot be told what became of a message")
+
+
+def together(told: Sequence[Told]) -> Told:
+    """Calls all of them."""
+
+    def tell_all(error: TransferError | None) -> None:
+        for one in told:
+            tell(one, error)
+
+    return tell_all

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transfer.broker.groups import Served
+    from transfer.broker.group_contract import Served
     from transfer.broker.journal import Journal
 
 #: seconds by which what is noted may be behind, and the share of the age that it may be

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from transfer.broker.durability import tell
 from transfer.broker.engine.groups import Change, Delay, Delivery, Group, Outcome
 from transfer.broker.group_activity import GroupActivity
+from transfer.broker.group_contract import LARGE, Bury, Consumer, Dead, IsBuried, Served
 from transfer.broker.journal import Journal, Named
 from transfer.broker.noting import Notes
 from transfer.broker.topic import Recent
@@ -26,48 +27,6 @@ _log = logging.getLogger("transfer.broker")
 
 #: deliveries that go out at once, and bytes
 _AT_ONCE, _BYTES = 256, 4 << 20
-#: payloads of so many bytes are not checked for who reads them in pieces
-LARGE = 8 << 20
-
-
-class Consumer(Protocol):
-    """Whoever takes messages of a group, on some connection. in_pieces: it reads payloads of LARGE bytes and
-    more by itself, piece by piece, and checks them; those of its messages are not to be looked at."""
-
-    in_pieces: bool
-
-    def deliver(self, messages: Sequence[tuple[Delivery, Message | None]]) -> None:
-        """Messages that are the consumer's until it acknowledges them. None: retention or damage took it; the
-        consumer should acknowledge it all the same."""
-
-    def removed(self, error: TransferError) -> None:
-        """It is no member any more, for this reason: what it holds is not its own."""
-
-
-class Dead(NamedTuple):
-    """A message that nobody could process, with the reason. failing: seconds since it failed first."""
-
-    topic: str
-    group: str
-    offset: int
-    attempts: int
-    reason: str
-    consumer: str
-    failing: float = 0.0
-
-
-class Served(NamedTuple):
-    """A group that is there."""
-
-    named: Named
-    topic: Topic
-    group: Group
-
-
-#: keeps a dead letter, then calls back with None, or with what went wrong; on the loop
-Bury = Callable[[Dead, "Message | None", "Told"], None]
-#: whether there is a dead letter of a topic's and group's message; asked at the start, and may wait
-IsBuried = Callable[[str, str, int], bool]
 
 
 class Groups:

@@ -12,7 +12,8 @@ from transfer.broker.announced import UNCOUNTED, Announced, AnnouncedLimits, Ann
 from transfer.broker.aside import Aside
 from transfer.broker.durability import Durability, Told, tell
 from transfer.broker.fanout import Fanout
-from transfer.broker.groups import Bury, Groups, IsBuried
+from transfer.broker.group_contract import Bury, IsBuried
+from transfer.broker.groups import Groups
 from transfer.broker.log_holders import held_by
 from transfer.broker.message import Front, Written
 from transfer.broker.passage import Passage, Publisher, takes

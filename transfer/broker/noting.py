@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from transfer.broker.durability import tell
+from transfer.broker.durability import together
 from transports.errors import LogFull, TransferError
 
 if TYPE_CHECKING:
@@ -118,12 +118,12 @@ class Notes:
         except TransferError as error:
             self._durability.failed(error)
             self._changed, self._told = {}, []
-            _all(told)(error)
+            together(told)(error)
             return
         self._changed, self._told = {}, []
         for group in changed.values():
             group.changes = []
-        self._durability.when_kept(sequence, _all(told) if told else None)
+        self._durability.when_kept(sequence, together(told) if told else None)
 
     def _write(self, changed: dict[int, Group]) -> int:
         try:
@@ -136,11 +136,3 @@ class Notes:
     def _summarize(self) -> int:
         self._since_summary = 0
         return self._journal.summarize(self._books())
-
-
-def _all(told: Sequence[Told]) -> Told:
-    def tell_all(error: TransferError | None) -> None:
-        for one in told:
-            tell(one, error)
-
-    return tell_all

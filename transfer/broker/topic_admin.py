@@ -15,7 +15,7 @@ from transfer.broker.state.requests import check_who
 from transports.errors import Again, InternalError, StateError, TransferError, UsageError
 
 if TYPE_CHECKING:
-    from transfer.broker.groups import Served
+    from transfer.broker.group_contract import Served
     from transfer.broker.hub import Hub
     from transfer.broker.state.audit import Audit
     from transfer.broker.state.dead_letters import DeadLetters

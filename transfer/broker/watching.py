@@ -13,7 +13,7 @@ from transfer.broker.fronts.own import OwnFront
 from transfer.families import Family
 
 if TYPE_CHECKING:
-    from transfer.broker.groups import Served
+    from transfer.broker.group_contract import Served
     from transfer.broker.hub import Hub
     from transfer.broker.server import Broker
     from transfer.broker.state.chain import Json

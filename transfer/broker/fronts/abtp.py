@@ -116,11 +116,8 @@ class AbtpFront:
         self._scheduled = False
         self._beside = beside
         self._outgoing = Outgoing(self._send, beside)
-        grace, most, of_topic = (
-            self.settings.route_grace,
-            self.settings.awaiting,
-            self.settings.awaiting_of_topic,
-        )
+        grace, most = self.settings.route_grace, self.settings.awaiting
+        of_topic = self.settings.awaiting_of_topic
         self._awaiting = AwaitingRoute(loop, grace, most, of_topic, self._give_again)
         self._faults = PeerFaults(_log)
         self._away = False  # a large message is read beside the loop, and others come behind it

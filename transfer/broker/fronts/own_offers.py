@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
-from transfer.broker.groups import LARGE
+from transfer.broker.group_contract import LARGE
 from transfer.broker.message import Front, Message
 from transfer.protocols.own import Op
 from transfer.protocols.own_pieces import PIECE, Place

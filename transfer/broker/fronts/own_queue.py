@@ -14,7 +14,7 @@ from transports.errors import Again, Closed, LogFull, ProtocolError, TransferErr
 
 if TYPE_CHECKING:
     from transfer.broker.engine.groups import Delivery
-    from transfer.broker.groups import Served
+    from transfer.broker.group_contract import Served
     from transfer.broker.hub import Hub
     from transfer.broker.message import Message
     from transfer.tracker import Tracker

@@ -44,7 +44,7 @@ from transports.wire import SocketType
 
 if TYPE_CHECKING:
     from transfer.broker.engine.groups import Delivery
-    from transfer.broker.groups import Served
+    from transfer.broker.group_contract import Served
     from transfer.broker.hub import Hub
     from transfer.broker.message import Message
     from transports.core_contract import Frame
