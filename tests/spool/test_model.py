@@ -1,0 +1,472 @@
+"""The whole spool against a model: whatever writers, readers and crashes do, each rank has its rows, once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from transfer.log import Log
+from transfer.reading import RowStream
+from transfer.runs import to_table
+from transfer.spool import store as stores
+from transfer.spool.client import RunClient
+from transfer.spool.protocol import AbortJob, CommitJob, Declare, DeleteRun, Read
+from transports.errors import Again, Broken, OptionError, ProtocolError, UsageError
+
+from . import direct
+from .direct import DirectLink, DirectSpool
+from .model import BATCH, Group, Run, Try
+from .sending import Task
+
+#: where the folders are: the disk is not what is tested here
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+SIZES = st.lists(st.integers(1, 12), max_size=3)
+NAMES, EPOCHS = ("a", "b"), 2
+
+
+class Reader:
+    """A rank that trains. at: where its next step begins. began: where it began."""
+
+    def __repr__(self):
+        return f"rank {self.rank} of {self.name}, {self.run}, at {self.at}"
+
+    def __init__(self, run, group, rank, stream, seed):
+        self.run, self.name, self.rank, self.stream, self.seed = run, group, rank, stream, seed
+        self.at = self.began = position_of(stream)
+        self.link = stream._source._link
+
+    @property
+    def group(self):
+        return self.run.groups[self.name]
+
+
+def position_of(stream):
+    state = stream.state_dict()
+    return state["epoch"], state["row"]
+
+
+class Machine(RuleBasedStateMachine):
+    """Two names, whose runs are written, read, deleted and written again."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
+        self.spool = DirectLink.spool = DirectSpool(self.folder)
+        self.runs = {}
+        self.late = []  # attempts whose jobs are over, with messages that did not come yet
+        self.readers = []
+        self.number = 0  # of jobs, attempts and rows
+
+    def teardown(self):
+        for reader in self.readers:
+            reader.stream.close()
+        self.spool.close()
+        shutil.rmtree(self.folder)
+
+    def next(self, count=1):
+        self.number += count
+        return self.number
+
+    # -- writers -----------------------------------------------------------------------------------------
+
+    def _declare(self, run, job):
+        request = Declare(run=run.name, job=job, delivery=run.delivery, kind=run.kind)
+        return self.spool.ask(request)[1]["done"]
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        kind=st.sampled_from(["batch", "stream"]),
+        delivery=st.sampled_from(["committed", "partition"]),
+        partitions=st.lists(SIZES, min_size=1, max_size=3),
+        commit=st.booleans(),
+    )
+    def write(self, name, kind, delivery, partitions, commit):
+        """A job with a task for each partition, which is through, or has a while to go."""
+        job = self._begin_job(name, kind, delivery)
+        if job is None:
+            return
+        run = self.runs[name]
+        for partition, sizes in enumerate(partitions):
+            self._push_all(self._begin_task(run, job, partition, sizes))
+        if commit:
+            winners = {one.partition: one for one in run.tries[job] if one.ended}
+            self._commit(run, job, winners, crash=False)
+
+    def _begin_job(self, name, kind, delivery):
+        """None: another job has completed the run."""
+        run = self.runs.get(name)
+        job = f"job {self.next()}"
+        if run is None:
+            run = Run(name, kind, delivery, "")
+            assert not self._declare(run, job)
+            run.run_id = self.spool.ask(Read(run=name, begin=0, end=0))[1]["run_id"]
+            self.runs[name] = run
+        elif run.state == "sealed":
+            with pytest.raises(UsageError, match="is complete"):
+                self._declare(run, job)
+            return None
+        else:
+            assert not self._declare(run, job)
+        self.spool.sync()  # else a crash takes what is told of at once: that there is such a job, or run
+        run.state = "open"
+        run.tries[job] = []
+        return job
+
+    def _jobs(self):
+        return [(run, job) for run in self.runs.values() for job in run.tries]
+
+    @precondition(lambda self: self._jobs())
+    @rule(data=st.data(), partition=st.integers(0, 2), sizes=SIZES, messages=st.sampled_from([1, 2, 9, 9]))
+    def try_again(self, data, partition, sizes, messages):
+        """Other rows than the tries before had, or the same ones, cut alike or otherwise."""
+        run, job = data.draw(st.sampled_from(self._jobs()))
+        before = [one for tries in run.tries.values() for one in tries if one.partition == partition]
+        before += [one for key, one in run.taken.items() if key == run.key(job, partition)]
+        if before and data.draw(st.booleans(), "of the same rows"):
+            again = data.draw(st.sampled_from(before))
+            first, sizes = again.task.ids[0] if again.task.ids else 0, [*again.sizes]
+            if sizes and data.draw(st.booleans(), "cut otherwise"):
+                sizes = [sum(sizes)]
+            one = self._begin_task(run, job, partition, sizes, first)
+        else:
+            one = self._begin_task(run, job, partition, sizes)
+        self._push_all(one, messages)
+
+    def _begin_task(self, run, job, partition, sizes, first=None):
+        number = self.next()
+        first = self.next(sum(sizes) + 1) if first is None else first
+        assert not self._declare(run, job)
+        one = Try(run, job, partition, Task(run.name, job, partition, number, first, sizes), tuple(sizes))
+        run.tries[job].append(one)
+        self._push(one, 1)
+        return one
+
+    def _push(self, one, messages):
+        """So many messages more; False: its end was refused."""
+        for message, arrays in one.task.messages[one.sent : one.sent + messages]:
+            self.spool.receive(message, arrays)
+            one.sent += 1
+
+    def _unfinished(self):
+        return [one for run, job in self._jobs() for one in run.tries[job] if self._left(one)]
+
+    @staticmethod
+    def _left(one):
+        return len(one.task.messages) - one.sent
+
+    @precondition(lambda self: self._unfinished())
+    @rule(data=st.data(), messages=st.sampled_from([1, 2, 9, 9]))
+    def send(self, data, messages):
+        self._push_all(data.draw(st.sampled_from(self._unfinished())), messages)
+
+    def _push_all(self, one, messages=9):
+        self._push(one, messages)
+        self.spool.committer.flush()
+        if not self._left(one):
+            key = one.run.name, one.job, one.partition, one.task.key[3]
+            one.run.ends(one)
+            assert (self.spool.desk._ends[key] is None) == one.ended
+
+    @precondition(lambda self: self.late)
+    @rule(data=st.data())
+    def send_late(self, data):
+        """Of a job that is over: it comes for nobody."""
+        one = data.draw(st.sampled_from(self.late))
+        self.late.remove(one)
+        self._push(one, 9)
+
+    @precondition(lambda self: self._jobs())
+    @rule(data=st.data(), crash=st.booleans())
+    def commit(self, data, crash):
+        run, job = data.draw(st.sampled_from(self._jobs()))
+        tries = data.draw(st.permutations([one for one in run.tries[job] if one.ended]))
+        self._commit(run, job, {one.partition: one for one in tries}, crash=crash)
+
+    def _commit(self, run, job, winners, *, crash):
+        if not winners:
+            return
+        table = to_table([one.task.winner for one in winners.values()])
+        arrays = {name: np.array(column, np.int64) for name, column in table.items()}
+        request = CommitJob(run=run.name, job=job)
+        if not run.may_commit(job, list(winners.values())):
+            with pytest.raises(ProtocolError, match="recut"):
+                self.spool.ask(request, arrays)
+            return
+        if crash:
+            assert self.spool.ask(request, arrays, commit=False) is None
+            look = Read(run=run.name, begin=0, end=0)
+            seen = self.spool.ask(look, commit=False)[1]
+            assert (seen["visible"], seen["state"]) == (run.rows, run.state), "a crash would take it back"
+            self.restart(crash=True)
+            if job not in run.tries:
+                return
+        for _ in range(2):  # its answer may be lost
+            rows = self.spool.ask(request, arrays)[1]["rows"]
+        self._over(run.tries[job])
+        if run.kind == "batch":
+            self._over([one for tries in run.tries.values() for one in tries])
+        run.commits(job, list(winners.values()))
+        assert rows == run.rows
+
+    @precondition(lambda self: self._jobs())
+    @rule(data=st.data())
+    def abort(self, data):
+        run, job = data.draw(st.sampled_from(self._jobs()))
+        self.spool.ask(AbortJob(run=run.name, job=job))
+        self._over(run.tries[job])
+        run.aborts(job)
+
+    def _over(self, tries):
+        self.late += [one for one in tries if self._left(one) and one not in self.late]
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def delete(self, data):
+        name = data.draw(st.sampled_from([*self.runs]))
+        run = self.runs.pop(name)
+        busy = run.tries or any(reader.run is run for reader in self.readers)
+        if busy:
+            with pytest.raises(UsageError, match="readers and"):
+                self.spool.ask(DeleteRun(run=name))
+        assert self.spool.ask(DeleteRun(run=name, force=True))[1]["rows"] == run.rows
+        for tries in run.tries.values():
+            self._over(tries)
+
+    # -- the machine -------------------------------------------------------------------------------------
+
+    @rule(crash=st.booleans())
+    def restart(self, crash):
+        self.spool.restart(crash=crash)
+        for run, job in self._jobs():  # tasks whose connections broke are tried again
+            run.tries[job] = [one for one in run.tries[job] if one.ended]
+            assert not self._declare(run, job)
+        self.late = []
+        for run in self.runs.values():  # that a job without tasks failed is forgotten
+            if run.state == "failed":
+                run.state = self.spool.ask(Read(run=run.name, begin=0, end=0))[1]["state"]
+                assert run.state in ("failed", "open")
+        for reader in [*self.readers]:
+            reader.link.hang_up()
+            try:
+                reader.stream._source._come_back(None)
+            except Broken:
+                assert self.runs.get(reader.run.name) is not reader.run
+                self._leave(reader, closed=False)
+
+    # -- readers -----------------------------------------------------------------------------------------
+
+    @precondition(lambda self: any(run.rows for run in self.runs.values()))
+    @rule(
+        data=st.data(),
+        group=st.sampled_from(["g", "h"]),
+        world=st.sampled_from([1, 2, 2, 3]),
+        resume=st.booleans(),
+        steps=st.integers(0, 6),
+        acknowledge=st.booleans(),
+        leave=st.sampled_from([None, None, False, True]),
+    )
+    def train(self, data, group, world, resume, steps, acknowledge, leave):
+        """A rank comes, and maybe goes."""
+        run = data.draw(st.sampled_from([run for run in self.runs.values() if run.rows]))
+        reader = self._open(data, run, group, world, resume=resume)
+        if reader is None or not self._read(reader, steps):
+            return
+        if steps:
+            self._save(reader, acknowledge=acknowledge)
+        if leave is not None:
+            self._leave(reader, closed=leave)
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data(), steps=st.integers(1, 6), acknowledge=st.booleans())
+    def train_on(self, data, steps, acknowledge):
+        reader = data.draw(st.sampled_from(self.readers))
+        if self._read(reader, steps):
+            self._save(reader, acknowledge=acknowledge)
+
+    def _open(self, data, run, group, world, *, resume):
+        """None: the lease is another's."""
+        mates = [one for one in self.readers if (one.run.name, one.name) == (run.name, group)]
+        if mates and mates[0].run is run:
+            world = run.groups[group].world
+        rank = data.draw(st.integers(0, world - 1))
+        seed = 7 if run.state == "sealed" and group == "h" else None
+        client = RunClient(f"run://127.0.0.1:1/{run.name}", timeout=0.0)
+        make = partial(
+            RowStream,
+            client,
+            BATCH,
+            group=group,
+            epochs=EPOCHS,
+            shuffle=seed,
+            rank=rank,
+            world_size=world,
+            timeout=0.0,
+        )
+        if any(one.run is not run or one.rank == rank for one in mates):
+            with pytest.raises(UsageError, match="is being read"):
+                make()
+            return None
+        stream = make()
+        assert stream.info.run_id == run.run_id
+        start = position_of(stream)
+        known = run.groups.setdefault(group, Group(world, start))
+        self._check_start(run, known, start)
+        known.world = world
+        states = [
+            state
+            for position, state in known.states
+            if state["seed"] == seed
+            and self._fits(run, position, start, world)
+            and all(self._fits(run, position, one.began, world) for one in mates)
+        ]
+        if resume and states:
+            state = data.draw(st.sampled_from(states))
+            stream.load_state_dict(state)
+            start = position_of(stream)
+            known.used |= run.share(known.origin, start, rank, world)
+        self.readers.append(Reader(run, group, rank, stream, seed))
+        return self.readers[-1]
+
+    @staticmethod
+    def _fits(run, one, other, world):
+        """Whether steps from these positions on are the same steps."""
+        rows = (one[1] - other[1]) if one[0] == other[0] else one[1]
+        return rows % (world * BATCH) == 0 and (one[0] == other[0] or other[1] % (world * BATCH) == 0)
+
+    def _check_start(self, run, group, start):
+        """Nothing is left out: all before it was done with by some rank."""
+        epoch, row = start
+        before = {
+            (one, position)
+            for one in range(epoch + 1)
+            for position in range(row if one == epoch else run.rows)
+            if (one, position) >= group.origin
+        }
+        assert before <= group.done, sorted(before - group.done)
+
+    def _read(self, reader, steps):
+        """False: the run is gone, or has failed, and so has the reader."""
+        run, stream, world = reader.run, reader.stream, reader.group.world
+        for _ in range(steps):
+            step = run.step(reader.at, reader.rank, world)
+            if step is not None and step[0][0] >= EPOCHS:
+                step = None
+            try:
+                batch = None if stream.finished else next(iter(stream), None)
+            except Again:
+                batch = None
+            except Broken:
+                gone = self.runs.get(run.name) is not run
+                assert gone or run.failed or not self._kept(run, reader.at)
+                self._leave(reader, closed=True)
+                return False
+            if batch is None:
+                assert step is None
+                return True
+            assert step is not None
+            position, (begin, end), reader.at = step
+            assert batch["id"].tolist() == run.order(reader.seed, position[0])[begin:end]
+            reader.group.used |= {(position[0], row) for row in range(begin, end)}
+        return True
+
+    def _kept(self, run, position):
+        return position >= (0, self.spool.store.entry(run.name).first)
+
+    def _save(self, reader, *, acknowledge):
+        """A checkpoint, which the group acknowledges, or not."""
+        run, group = reader.run, reader.group
+        position, state = position_of(reader.stream), reader.stream.state_dict()
+        group.states.append((position, state))
+        if not acknowledge:
+            return
+        if self.runs.get(run.name) is not run:
+            with pytest.raises(Broken, match=run.run_id):
+                reader.stream.acknowledge(state)
+            return
+        reader.stream.acknowledge(state)
+        mates = [one for one in self.readers if one.run is run and one.name == reader.name]
+        given = set.union(group.used, *(one.link.delivered for one in mates))
+        own = run.share(reader.began, position, reader.rank, group.world)
+        group.done |= {row for row in given if row < position}
+        group.done |= run.share(group.origin, reader.began, reader.rank, group.world)
+        now = self.spool.store.entry(run.name).groups[reader.name].acknowledged
+        assert now is None or now <= position
+        self._check_start(run, group, now or (0, 0))
+        assert own <= given
+        ready = len(mates) == group.world and all(
+            run.share(one.began, position, one.rank, group.world) <= one.link.delivered for one in mates
+        )
+        if ready and all(one.began <= position for one in mates):
+            assert (now or (0, 0)) == position, "what all have is done with"
+
+    def _leave(self, reader, *, closed):
+        self.readers.remove(reader)
+        if not closed:
+            reader.stream._source._closed.set()  # it cannot say that it goes
+            reader.link.hang_up()
+        reader.stream.close()
+        self.spool.tick()
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data(), closed=st.booleans())
+    def leave(self, data, closed):
+        self._leave(data.draw(st.sampled_from(self.readers)), closed=closed)
+
+    # -- always ------------------------------------------------------------------------------------------
+
+    @invariant()
+    def visible_rows_are_those_of_the_model(self):
+        for name in NAMES:
+            run = self.runs.get(name)
+            if run is None:
+                with pytest.raises(OptionError, match="there is no run"):
+                    self.spool.ask(Read(run=name, begin=0, end=0))
+                continue
+            meta = self.spool.ask(Read(run=name, run_id=run.run_id, begin=0, end=0))[1]
+            assert (meta["visible"], meta["state"]) == (run.rows, run.state)
+            first = meta["first"]
+            if first < run.rows:
+                arrays, _ = self.spool.ask(Read(run=name, run_id=run.run_id, begin=first, end=run.rows))
+                assert arrays["id"].tolist() == run.ids[first:]
+
+
+@pytest.fixture(autouse=True)
+def directly(monkeypatch):
+    direct.use(monkeypatch)
+    monkeypatch.setattr(stores, "Log", partial(Log, segment_bytes=1 << 16))
+
+
+def check(examples, steps):
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )
+
+
+def test_each_rank_has_its_rows_once():
+    check(25, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_each_rank_has_its_rows_once_long():
+    check(1000, 60)
