@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -33,6 +35,16 @@ def test_all_ways_agree_and_it_can_be_continued(data, cut, shift):
     for module in (native, twin):
         assert module.crc32c(data[cut:], module.crc32c(data[:cut])) == whole
     assert native.crc32c(data[cut:], native.crc32c(data[:cut], software=True), software=True) == whole
+
+
+@pytest.mark.parametrize("size", [3071, 3072, 3073, 3080, 6144, 6143, 9216 + 1024, 100_003])
+@pytest.mark.parametrize("begin", [0, 1, 5])
+def test_parts_that_are_summed_at_the_same_time(size, begin):
+    from transports import native
+
+    data = memoryview(random.Random(size).randbytes(size + begin))[begin:]
+    for value in (0, 1, 0xFFFFFFFF, 0x12345678):
+        assert native.crc32c(data, value) == native.crc32c(data, value, software=True)
 
 
 def test_large_ones_and_what_is_not_contiguous(core):

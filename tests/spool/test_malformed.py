@@ -45,7 +45,7 @@ SOUND = [
             OpenRun(run="there", group="group", shard=0, shards=1, token="t"),
             Fetch(epoch=0, seed=None, begin=0, rows=1, stride=1, times=1, need=1),
             Read(run="there", begin=0, end=1),
-            Acknowledge(run="there", run_id="x", group="group", epoch=0, row=0, steps=[]),
+            Acknowledge(run="there", run_id="x", group="group", shard=0, shards=1, epoch=0, row=0, steps=[]),
             Explain(run="there", epoch=0, seed=None, begin=0, end=1),
         )
     ),

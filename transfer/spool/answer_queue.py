@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from transfer.rows import Arrays
@@ -13,19 +13,18 @@ if TYPE_CHECKING:
 #: makes an answer: yields the bytes that it is about to allocate, then at each place where it may pause;
 #: returns rows and how many there are
 Slices = Generator[int, None, "tuple[Arrays, int]"]
-#: what was made, or why it could not be
-Made = Callable[["tuple[Arrays, int] | Exception"], None]
 
+T = TypeVar("T")
 #: seconds for which one answer is made before others have their turn
 _SLICE = 0.01
 #: bytes from which on an answer waits until no other one of that size is being made
 LARGE = 64 << 20
 
 
-class _Answer:
+class _Answer(Generic[T]):
     __slots__ = ("large", "made", "slices")
 
-    def __init__(self, slices: Slices, made: Made) -> None:
+    def __init__(self, slices: Generator[int, None, T], made: Callable[[T | Exception], None]) -> None:
         self.slices = slices
         self.made = made
         self.large = False
@@ -36,15 +35,15 @@ class AnswerQueue:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._running: deque[_Answer] = deque()
-        self._waiting: deque[_Answer] = deque()  # large ones, of which one is made at a time
+        self._running: deque[_Answer[Any]] = deque()
+        self._waiting: deque[_Answer[Any]] = deque()  # large ones, of which one is made at a time
 
     @property
     def busy(self) -> bool:
         """Whether `turn` has something to do."""
         return bool(self._running)
 
-    def begin(self, slices: Slices, made: Made) -> None:
+    def begin(self, slices: Generator[int, None, T], made: Callable[[T | Exception], None]) -> None:
         """Makes an answer, at once if it is small. made: called when it is there, maybe within this call."""
         answer = _Answer(slices, made)
         try:
@@ -64,7 +63,7 @@ class AnswerQueue:
         for _ in range(len(self._running)):
             self._go_on(self._running.popleft())
 
-    def _go_on(self, answer: _Answer) -> None:
+    def _go_on(self, answer: _Answer[T]) -> None:
         until = self._clock() + _SLICE
         try:
             next(answer.slices)
@@ -77,7 +76,7 @@ class AnswerQueue:
         else:
             self._running.append(answer)
 
-    def _ended(self, answer: _Answer, made: tuple[Arrays, int] | Exception) -> None:
+    def _ended(self, answer: _Answer[T], made: T | Exception) -> None:
         if answer.large and self._waiting:
             self._running.append(self._waiting.popleft())
         answer.made(made)

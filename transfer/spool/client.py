@@ -13,7 +13,7 @@ import msgspec
 
 from transfer import rows as row_layouts
 from transfer.spool.address import parse
-from transfer.spool.link import Link, check
+from transfer.spool.link import Link, changed, check, is_sound
 from transfer.spool.protocol import Acknowledge, AnswerTooLarge, Fetch, OpenRun, Release
 from transfer.spool.source import Lease, Rows, RunInfo
 from transports.errors import AddressError, Again, Broken, Closed, OptionError, TransferError, UsageError
@@ -48,6 +48,7 @@ class RunClient:
         self._came: dict[int, tuple[Arrays, dict[str, Any]]] = {}
         #: of the oldest request, if it is too large for one answer: parts that came, and how many are due
         self._parts: list[Rows] = []
+        self._doubted: set[Any] = set()  # numbers of requests whose answers were changed on their way
         self._due = 0
         self._number = 1 << 32  # apart from the numbers of the link's own requests
         self._away: float | None = None  # since when there is no spool
@@ -131,7 +132,11 @@ class RunClient:
                     raise
                 self._link.hang_up()
                 continue
+            if not is_sound(arrays, meta):
+                self._doubt(meta.get("id"))
+                continue
             self._came[meta.get("id", 0)] = arrays, meta
+        self._doubted.discard(number)
         arrays, meta = self._came.pop(number)
         try:
             check(meta)
@@ -145,6 +150,17 @@ class RunClient:
         if fetch.next is not None and meta["visible"] >= fetch.need:
             self._wanted = msgspec.structs.replace(self._wanted, delivered=fetch.next)
         return Rows(arrays, meta["count"], meta["visible"], meta["state"])
+
+    def _doubt(self, number: Any) -> None:
+        """An answer was changed on its way: it is asked for again, once, on a new connection."""
+        self._link.hang_up()
+        if number in self._doubted:
+            self._doubted.clear()
+            self._came.clear()
+            self._waiting.clear()
+            self._parts, self._due = [], 0
+            raise changed()
+        self._doubted.add(number)
 
     def _drop_oldest(self) -> None:
         """With all of its parts."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer import rows as row_layouts
 from transfer.log.group_committer import GroupCommitter
-from transfer.runs import Begin, End, Rows, Winner
+from transfer.runs import Begin, End, Rows, Winner, checksum
 from transfer.spool import protocol
 from transfer.spool.answers import Answers
 from transfer.spool.entry import Entry, Seen
@@ -378,9 +378,9 @@ class Desk:
     def _explain(self, identity: bytes, request: protocol.Explain, _: Any) -> None:
         entry = self._store.entry(request.run, request.run_id)
         entry.check_whole()
-        self._answer(
-            identity, self._answers.explain(entry, request), {"id": request.id, "jobs": entry.run.names}
-        )
+        found = self._answers.explain(entry, request)
+        meta = {"id": request.id, "jobs": entry.run.names, "crc": checksum(found)}
+        self._answer(identity, found, meta)
 
     def _lineage(self, identity: bytes, request: protocol.Lineage, _: Any) -> dict[str, Any]:
         entry = self._store.entry(request.run)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from transfer.runs import fits
 from transfer.spool.protocol import Ask, raised, to_meta
 from transports.errors import Again, Broken, Closed, HandshakeError, ProtocolError, TensorMismatch
 
@@ -102,13 +103,21 @@ class Link:
     def ask(
         self, request: Ask, arrays: Mapping[str, Array] | None = None, *, timeout: float | None = None
     ) -> tuple[Arrays, dict[str, Any]]:
-        """The answer. Raises Again (nobody answers), Closed, and what the spool refuses with."""
+        """The answer. Raises Again (nobody answers), Closed, what the spool refuses with, and
+        ProtocolError("checksum"): the rows of two answers were changed on their way."""
         seconds = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         pause = 0.05
+        doubted = False  # an answer was changed on its way
         while True:
             try:
                 found, meta = self._ask_once(request, arrays or {}, deadline)
+                if not is_sound(found, meta):
+                    if doubted:
+                        raise changed()
+                    doubted = True
+                    self.hang_up()
+                    continue
             except (Broken, Again) as error:
                 if self._line is not None and isinstance(error, Again):
                     # It is there and works on it still.
@@ -169,6 +178,21 @@ class Link:
             found, meta = line.receive(deadline - time.monotonic())
             if meta.get("id") == self._number:
                 return found, meta
+
+
+def is_sound(arrays: Arrays, meta: dict[str, Any]) -> bool:
+    """Whether the rows of an answer are as the spool sent them."""
+    crc = meta.get("crc")
+    return not arrays if crc is None else type(crc) is int and fits(arrays, crc)
+
+
+def changed() -> ProtocolError:
+    """The error for rows that were changed on their way twice."""
+    return ProtocolError(
+        "checksum",
+        "rows were changed on their way from the spool, twice",
+        hint="a network card, a proxy or memory is faulty; `checksum` on the socket guards each frame too",
+    )
 
 
 def check(meta: dict[str, Any]) -> None:

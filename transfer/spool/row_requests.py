@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from transfer.runs import checksum_in_slices
 from transfer.spool import protocol
 from transfer.spool.answer_queue import AnswerQueue, Slices
 from transfer.spool.protocol import refusal
@@ -139,20 +140,26 @@ class RowRequests:
     ) -> None:
         """Has the answer made, in turns with others."""
 
-        def made(result: tuple[Arrays, int] | Exception) -> None:
+        def made(result: tuple[Arrays, int, int] | Exception) -> None:
             taker.busy = False
             if isinstance(result, Exception):
                 error = self._faults.refusal("a fetch", result, identity)
                 self._say(identity, request, {"error": refusal(error)})
                 return
-            arrays, count = result
-            sent = self._answer(identity, arrays, {"id": request.id, "count": count, **meta})
+            arrays, count, crc = result
+            sent = self._answer(identity, arrays, {"id": request.id, "count": count, "crc": crc, **meta})
             if sent is not None:
                 taker.unsent.append((sent, sum(array.nbytes for array in arrays.values())))
             done()
 
         taker.busy = True
-        self._queue.begin(slices, made)
+        self._queue.begin(_summed(slices), made)
 
     def _say(self, identity: bytes, request: protocol.Ask, answer: dict[str, Any]) -> None:
         self._answer(identity, {}, {"id": request.id, **answer})
+
+
+def _summed(slices: Slices) -> Generator[int, None, tuple[Arrays, int, int]]:
+    """The rows, how many, and their checksum."""
+    arrays, count = yield from slices
+    return arrays, count, (yield from checksum_in_slices(arrays))

@@ -6,7 +6,7 @@
 
 static uint32_t transfer_crc_tables[8][256];
 
-static void transfer_crc_prepare(void) {
+static void transfer_crc_prepare_tables(void) {
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t value = byte;
         for (int bit = 0; bit < 8; bit++)
@@ -35,36 +35,77 @@ static uint32_t transfer_crc_software(uint32_t value, const unsigned char *at, s
     return value;
 }
 
-#if defined(__x86_64__)
-__attribute__((target("sse4.2")))
-static uint32_t transfer_crc_hardware(uint32_t value, const unsigned char *at, size_t n) {
-    uint64_t wide = value, word;
-    for (; n >= 8; at += 8, n -= 8) {
-        memcpy(&word, at, 8);
-        wide = __builtin_ia32_crc32di(wide, word);
-    }
-    value = (uint32_t)wide;
-    while (n--)
-        value = __builtin_ia32_crc32qi(value, *at++);
-    return value;
+/* One instruction waits for the one before it, but three streams of them fill the processor: three parts of
+ * TRANSFER_CRC_PART bytes are summed at the same time. transfer_crc_shift says what a sum becomes when so many
+ * zero bytes follow. */
+#define TRANSFER_CRC_PART 1024
+static uint32_t transfer_crc_shift[4][256];
+
+static void transfer_crc_prepare_shift(void) {
+    static const unsigned char zeros[TRANSFER_CRC_PART];
+    uint32_t of_bit[32];
+    for (int bit = 0; bit < 32; bit++)
+        of_bit[bit] = transfer_crc_software(1u << bit, zeros, TRANSFER_CRC_PART);
+    for (int row = 0; row < 4; row++)
+        for (int byte = 0; byte < 256; byte++) {
+            uint32_t value = 0;
+            for (int bit = 0; bit < 8; bit++)
+                value ^= byte >> bit & 1 ? of_bit[8 * row + bit] : 0;
+            transfer_crc_shift[row][byte] = value;
+        }
 }
+
+static inline uint32_t transfer_crc_behind(uint32_t value) {
+    return transfer_crc_shift[0][value & 255] ^ transfer_crc_shift[1][(value >> 8) & 255]
+         ^ transfer_crc_shift[2][(value >> 16) & 255] ^ transfer_crc_shift[3][value >> 24];
+}
+
+static void transfer_crc_prepare(void) {
+    transfer_crc_prepare_tables();
+    transfer_crc_prepare_shift();
+}
+
+#if defined(__x86_64__)
+#define TRANSFER_CRC_TARGET __attribute__((target("sse4.2")))
+#define TRANSFER_CRC_WORD(value, word) ((uint32_t)__builtin_ia32_crc32di(value, word))
+#define TRANSFER_CRC_BYTE(value, byte) __builtin_ia32_crc32qi(value, byte)
 static int transfer_crc_has_hardware(void) { return __builtin_cpu_supports("sse4.2"); }
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
 #include <arm_acle.h>
+#define TRANSFER_CRC_TARGET
+#define TRANSFER_CRC_WORD(value, word) __crc32cd(value, word)
+#define TRANSFER_CRC_BYTE(value, byte) __crc32cb(value, byte)
+static int transfer_crc_has_hardware(void) { return 1; }
+#else
+static int transfer_crc_has_hardware(void) { return 0; }
+#endif
+
+#if defined(TRANSFER_CRC_WORD)
+TRANSFER_CRC_TARGET
 static uint32_t transfer_crc_hardware(uint32_t value, const unsigned char *at, size_t n) {
-    uint64_t word;
+    uint64_t word, second, third;
+    for (; n >= 3 * TRANSFER_CRC_PART; at += 3 * TRANSFER_CRC_PART, n -= 3 * TRANSFER_CRC_PART) {
+        uint32_t b = 0, c = 0;
+        for (size_t i = 0; i < TRANSFER_CRC_PART; i += 8) {
+            memcpy(&word, at + i, 8);
+            memcpy(&second, at + TRANSFER_CRC_PART + i, 8);
+            memcpy(&third, at + 2 * TRANSFER_CRC_PART + i, 8);
+            value = TRANSFER_CRC_WORD(value, word);
+            b = TRANSFER_CRC_WORD(b, second);
+            c = TRANSFER_CRC_WORD(c, third);
+        }
+        value = transfer_crc_behind(transfer_crc_behind(value) ^ b) ^ c;
+    }
     for (; n >= 8; at += 8, n -= 8) {
         memcpy(&word, at, 8);
-        value = __crc32cd(value, word);
+        value = TRANSFER_CRC_WORD(value, word);
     }
     while (n--)
-        value = __crc32cb(value, *at++);
+        value = TRANSFER_CRC_BYTE(value, *at++);
     return value;
 }
-static int transfer_crc_has_hardware(void) { return 1; }
 #else
 static uint32_t transfer_crc_hardware(uint32_t value, const unsigned char *at, size_t n) {
     return transfer_crc_software(value, at, n);
 }
-static int transfer_crc_has_hardware(void) { return 0; }
 #endif
