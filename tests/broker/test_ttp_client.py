@@ -32,11 +32,10 @@ MIB = 1 << 20
 
 
 @contextmanager
-def clients(folder, count, **options):
-    """A broker of this front alone, and clients of it."""
-    settings = TtpSettings(most_gathered=MIB)
+def clients(folder, count, *, settings=None, **options):
+    """A broker of this front alone, and clients of it. settings: of one that keeps its topics."""
     with alone(
-        folder, lambda hub, lines: TtpFront(hub, lines, settings), durable=lambda name: False
+        folder, lambda hub, lines: TtpFront(hub, lines, settings), durable=lambda name: settings is not None
     ) as broker:
         made = [TtpClient("127.0.0.1", broker.port, timeout=10.0, **options) for _ in range(count)]
         try:
@@ -150,7 +149,7 @@ def test_a_stream_whose_source_fails_was_never_there(tmp_path):
 
 
 def test_what_the_broker_refuses_is_raised_or_kept(tmp_path):
-    with clients(tmp_path, 1) as (_, client):
+    with clients(tmp_path, 1, settings=TtpSettings(most_data=MIB)) as (_, client):
         with pytest.raises(UsageError, match="empty segment"):
             client.subscribe("a//*")
         with pytest.raises(PeerError, match="too_large"):
@@ -227,7 +226,7 @@ def test_a_broker_that_falls_silent_is_noticed():
         (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 2, ProtocolError),
         (encode_head(3, b"t", b"", 1 << 50), ProtocolError),
         (encode_head(3, b"\xff"), ProtocolError),
-        (encode_head(5, stream_id=1), ProtocolError),
+        (encode_head(5, stream_id=1), Broken),  # of a stream that began before
         (encode_head(3, b"t", b"", 10) + b"short", Broken),
         (encode_error(0, "idle", "nothing came for 60 s"), Broken),
         (b"", Broken),

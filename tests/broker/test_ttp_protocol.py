@@ -203,10 +203,13 @@ def test_interleaved_streams_are_put_together_each_by_its_id():
     ]
 
 
-def test_a_receiver_refuses_chunks_without_a_stream_and_streams_that_are_too_large():
+def test_a_receiver_leaves_out_half_streams_and_refuses_those_that_are_too_large():
     assembly = Assembly(10)
-    with pytest.raises(ProtocolError, match="no META"):
-        assembly.add(frame(Kind.CHUNK, 1, b"x"))
+    assert assembly.add(frame(Kind.CHUNK, 1, b"x")) is None
+    assert assembly.add(frame(Kind.CHUNK, 1, b"x", EOF)) is None
+    assembly.add(frame(Kind.META, 1, b"12345678"))
+    assembly.add(frame(Kind.ERROR, 1, b'{"code":"broken_off","message":""}'))
+    assert assembly.add(frame(Kind.CHUNK, 1, b"x", EOF)) is None
     assembly.add(frame(Kind.META, 1))
     assembly.add(frame(Kind.CHUNK, 1, b"123456"))
     with pytest.raises(ProtocolError, match="more than 10"):

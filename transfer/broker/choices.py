@@ -52,13 +52,13 @@ CHOICES = (
         "ttp.most_gathered",
         ("ttp_limits", "most_gathered"),
         values.size,
-        "bytes of a stream that does not say how many it has",
+        "bytes of a stream in memory",
     ),
     Choice(
         "ttp.most_gathered_together",
         ("ttp_limits", "most_gathered_together"),
         values.size,
-        "of all such streams",
+        "bytes of all streams in memory",
     ),
     Choice(
         "ttp.most_streams", ("ttp_limits", "most_streams"), values.number(1), "that a connection has open"

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from transfer.broker.engine.index import Index
+from transfer.broker.stream_passage import Streamed
 from transfer.broker.subscriber import Overflow, Subscriber
 from transports.errors import LogDamaged
 
@@ -102,9 +103,16 @@ class Fanout:
     def tell(self, topic: Topic, message: Message) -> None:
         """Offers a whole message to all who subscribed."""
         nbytes = message.nbytes
+        given = message.given if type(message) is Streamed else ()
         for subscriber in self.listeners(topic):
+            if subscriber in given:
+                if message.offset is not None:
+                    self.given(subscriber, topic, message.offset)
+                continue
             if self.is_behind(subscriber, topic):
                 continue
+            if type(message) is Streamed and subscriber.takes_frames and message.offset is None:
+                continue  # it came in the middle
             if subscriber.queued and subscriber.queued + nbytes > subscriber.limit:
                 self.left_out(subscriber, topic, message.offset)
             else:
@@ -130,6 +138,13 @@ class Fanout:
         else:
             subscriber.dropped += 1
             self._counts["dropped"] += 1
+
+    def read_from_log(self, subscriber: Subscriber, topic: Topic, offset: int) -> None:
+        """A subscriber is to read on at this message, which is kept."""
+        if not subscriber.idle and self._wants(subscriber, topic):
+            topics = self._behind.setdefault(subscriber, {})
+            if topic not in topics:
+                topics[topic] = _Behind(offset)
 
     def given(self, subscriber: Subscriber, topic: Topic, offset: int) -> None:
         """A message that came in pieces has its offset now: whoever was given them, and is behind, does not

@@ -87,9 +87,14 @@ class Store:
             self._topics[name] = topic
         return topic
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest payload that fits."""
+        return self._room // 2 if self._room is not None else 1 << 62
+
     def check_room(self, nbytes: int) -> None:
         """A payload that never fits would be waited for for ever. Raises UsageError."""
-        if self._room is not None and nbytes > self._room // 2:
+        if nbytes > self.largest:
             raise UsageError(
                 f"a payload of {nbytes} bytes, where the log takes {self._room}",
                 hint="raise the bytes of retention to twice the largest payload at least",

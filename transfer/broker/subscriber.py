@@ -35,6 +35,8 @@ class Subscriber(ABC):
     limit: int = 64 << 20
     overflow: Overflow = Overflow.SPILL
     dropped: int = 0
+    #: it is given streams frame by frame, as they come, instead of one message at their end
+    takes_frames: bool = False
 
     @property
     def idle(self) -> bool:

@@ -85,6 +85,8 @@ class Writing:
         self._opened = opened
         self._publisher = publisher
         self._written = written
+        #: the publisher that wants to know, if it said so only at the end
+        self.told: Callable[[TransferError | None], None] | None = None
         self._blob: BlobWriter | None = None
         self.nbytes = 0  # that were given
         self._pieces: deque[Buffer | None] = deque()  # that are to be written; None: the end

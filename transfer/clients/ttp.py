@@ -155,8 +155,8 @@ class TtpClient:
     ) -> None:
         """Publishes one message whose data come in chunks, none of which must be there before it is sent.
 
-        nbytes: of all chunks, if that is known; without it a broker holds the message until its end, and
-        limits it (64 MiB). flags: of each chunk. What `chunks` raises is raised; nobody receives the message.
+        nbytes: of all chunks, if that is known: it goes into the metadata. flags: of each chunk. What
+        `chunks` raises is raised; nobody receives the message.
         """
         number = next(self._numbers)
         described = {**(meta or {}), "nbytes": nbytes} if nbytes is not None else meta or {}
@@ -207,7 +207,9 @@ class TtpClient:
                 return received
 
     def recv_frame(self, timeout: float | None = None) -> Frame:
-        """The next PUBLISH, META or CHUNK as it came. Do not mix it with `recv` while streams are open."""
+        """The next PUBLISH, META or CHUNK as it came, or the ERROR `broken_off` of a stream.
+
+        Do not mix it with `recv` while streams are open."""
         return self._link.next(self.timeout if timeout is None else timeout)
 
     # -- the connection ----------------------------------------------------------------------------------

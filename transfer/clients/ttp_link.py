@@ -200,7 +200,7 @@ class Link:
             raise self._fail(error) from (self.complaints[-1] if self.complaints else None)
 
     def _sort(self, frame: Frame) -> None:
-        if frame.kind in (Kind.PUBLISH, Kind.META, Kind.CHUNK):
+        if frame.kind in (Kind.PUBLISH, Kind.META, Kind.CHUNK) or _breaks_off(frame):
             self._inbox.append(frame)
         elif frame.kind == Kind.HEARTBEAT:
             self._owed = self._owed or bool(frame.flags & WANTED)
@@ -227,6 +227,11 @@ def _connected(host: str, port: int, timeout: float) -> socket.socket:
         raise Broken(f"{host}:{port}: {error.strerror or error}") from error
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
+
+
+def _breaks_off(frame: Frame) -> bool:
+    """A stream that is received will not be finished."""
+    return frame.kind == Kind.ERROR and decode_error(bytes(frame.data))[0] == "broken_off"
 
 
 def _error_of(frame: Frame) -> TransferError:

@@ -122,16 +122,19 @@ class Assembly:
         """The message that this frame ends. Raises ProtocolError: too large, or a CHUNK without META."""
         if frame.kind == Kind.PUBLISH:
             return _received(frame.topic, frame.meta, frame.data, frame.flags, frame.stream_id)
+        if frame.kind == Kind.ERROR:
+            self._open.pop(frame.stream_id, None)
+            return None
         if frame.kind == Kind.META:
             stream, flags = _Open(frame.topic, frame.meta, bytearray()), frame.flags
         else:
             found = self._open.get(frame.stream_id)
-            if found is None:
-                raise ProtocolError("control", f"a CHUNK of stream {frame.stream_id}, which no META opened")
+            if found is None:  # it began before the subscription, or is for `recv_frame`
+                return None
             stream, flags = found[0], found[1] | frame.flags
-            if sum(len(one.data) for one, _ in self._open.values()) + len(frame.data) > self._most:
-                raise ProtocolError("too_large", f"streams of more than {self._most} bytes")
-            stream.data.extend(frame.data)
+        if sum(len(one.data) for one, _ in self._open.values()) + len(frame.data) > self._most:
+            raise ProtocolError("too_large", f"streams of more than {self._most} bytes")
+        stream.data.extend(frame.data)
         if not frame.flags & EOF:
             self._open[frame.stream_id] = stream, flags
             return None

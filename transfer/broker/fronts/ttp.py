@@ -35,9 +35,10 @@ _COUNTERS = (
 class TtpSettings:
     """The limits of the front, in bytes and seconds.
 
-    most_meta, most_data: of a frame. most_gathered: of a stream that does not say how many bytes it has;
-    most_gathered_together: of all such streams. most_streams: that one connection may have open.
-    idle: seconds of silence after which a connection ends, and a stream is given up.
+    most_meta, most_data: of a frame; most_data: of a stream that is kept, too. most_gathered: of a stream in
+    memory, or about its chunks; most_gathered_together: of all streams in memory. most_streams: that one
+    connection may have open. idle: seconds of silence after which a connection
+    ends, and a stream is given up.
     """
 
     most_meta: int = 64 << 10

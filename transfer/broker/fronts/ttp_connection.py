@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from transfer.broker.engine.grammar import Kind as Grammar, pattern
@@ -14,10 +15,11 @@ from transfer.broker.fronts.ttp_frames import (
 )
 from transfer.broker.fronts.ttp_outgoing import Outgoing
 from transfer.broker.fronts.ttp_sinks import SKIPPED, Large, Receipt, Sink
-from transfer.broker.fronts.ttp_streams import Opening, Streams
+from transfer.broker.fronts.ttp_streams import StreamLimits, Streams
 from transfer.broker.lines import Lines
 from transfer.broker.message import Buffer, Front, Message
 from transfer.protocols.ttp import (
+    EOF,
     HEADER,
     HEADER_SIZE,
     MAGIC,
@@ -60,9 +62,11 @@ class TtpConnection(Outgoing):
         self._hub = front.hub
         settings = front.settings
         self._streams = Streams(
-            front.hub, front.shared, self,
-            most=settings.most_streams, most_bytes=settings.most_data, most_gathered=settings.most_gathered,
-        )  # fmt: skip
+            front.hub,
+            front.shared,
+            self,
+            StreamLimits(settings.most_streams, settings.most_data, settings.most_gathered),
+        )
         self._sink: Sink | None = None  # of the data that are still to come
         self._number = 0  # the stream id of their frame
         self._subscriptions: set[str] = set()
@@ -217,22 +221,20 @@ class TtpConnection(Outgoing):
         self._front.counters["published"] += 1
         return Large(passage, receipt)
 
-    def _meta(self, header: Header, topic: bytes, meta: bytes) -> Sink:
+    def _stream(self, header: Header, topic: bytes, meta: bytes) -> Sink:
+        """META or CHUNK: the next frame of a stream, or its first one."""
         number = header.stream_id
-        self._front.counters["streams"] += 1
+        self._front.counters["streams" if header.kind == Kind.META else "chunks"] += 1
         try:
-            if header.data_size:
-                raise ProtocolError("length", "META has no data; CHUNKs carry them")
-            name = self._front.topics.get(topic) or self._front.topic(topic)
-            receipt = self._receipt(number, whole=False) if header.flags & WANTED else None
-            return self._streams.open(Opening(name, header.flags, number, meta, receipt), self._loop.time())
+            name = (self._front.topics.get(topic) or self._front.topic(topic)) if topic else ""
+            if header.kind == Kind.META and not topic:
+                name = self._front.topic(topic)  # which it refuses
         except TransferError as error:
-            self._streams.refuse(number, str(error))
+            if not header.flags & EOF:
+                self._streams.refuse(number, str(error))
             raise
-
-    def _chunk(self, header: Header, topic: bytes, meta: bytes) -> Sink:
-        self._front.counters["chunks"] += 1
-        return self._streams.chunk(header, topic, meta, self._loop.time())
+        receipt = partial(self._receipt, number, whole=False)
+        return self._streams.frame(header, topic, name, meta, receipt, self._loop.time())
 
     def _heartbeat(self, header: Header, topic: bytes, meta: bytes) -> None:
         self._front.counters["heartbeats"] += 1
@@ -314,8 +316,8 @@ _HANDLERS: dict[Kind, Callable[[TtpConnection, Header, bytes, bytes], Sink | Non
     Kind.CONNECT: TtpConnection._connect,
     Kind.SUBSCRIBE: TtpConnection._subscribe,
     Kind.PUBLISH: TtpConnection._publish,
-    Kind.META: TtpConnection._meta,
-    Kind.CHUNK: TtpConnection._chunk,
+    Kind.META: TtpConnection._stream,
+    Kind.CHUNK: TtpConnection._stream,
     Kind.ACK: TtpConnection._acknowledged,
     Kind.HEARTBEAT: TtpConnection._heartbeat,
     Kind.ERROR: TtpConnection._error,

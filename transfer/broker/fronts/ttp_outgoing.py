@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from transfer.broker.fronts.ttp_frames import frames_of, opening, stream_of
+from transfer.broker.fronts.ttp_frames import frames_of, opening
 from transfer.broker.line import Line
 from transfer.broker.lines import Lines
 from transfer.broker.message import Buffer, Front, Message
+from transfer.broker.stream_passage import Frame
 from transfer.broker.subscriber import Subscriber
-from transfer.protocols.ttp import EOF, Kind, encode_head
 
 if TYPE_CHECKING:
     import socket
@@ -25,17 +25,17 @@ class Outgoing(Line, Subscriber):
     """A connection that is sent frames. Between the pieces of a PUBLISH nothing else is."""
 
     queued: int = 0
+    takes_frames = True
 
     def __init__(self, lines: Lines, connection: socket.socket, peer: str) -> None:
         self._missing = -1  # bytes of a payload that come in pieces; -1: none does
-        self._chunked: int | None = None  # the stream id, if each piece goes into a CHUNK of its own
         self._behind: deque[Sequence[Buffer]] = deque()  # what waits for the end of that payload
         super().__init__(lines, connection, peer)
 
     @property
     def in_payload(self) -> bool:
         """A PUBLISH is on its way in pieces: nothing else can go between them."""
-        return self._missing >= 0 and self._chunked is None
+        return self._missing >= 0
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Whole frames: at once, or behind the payload that is on its way."""
@@ -53,29 +53,26 @@ class Outgoing(Line, Subscriber):
 
     def offer(self, message: Message) -> None:
         """See Subscriber. A frame that came by TTP goes on as it is."""
-        if message.raw is None or message.front is not _TTP:
-            frames = frames_of(message)
-            if self._chunked is not None and stream_of(message) == self._chunked:
-                self.hold(frames)  # from the log, of a publisher that had the same number
-            else:
-                self.send(frames)
+        if type(message) is Frame:
+            self.send(message.frames)
+        elif message.raw is None or message.front is not _TTP:
+            self.send(frames_of(message))
         elif self.in_payload:
             self.send((message.raw,))
         else:
             self.write(message.raw)
 
     def begin(self, message: Message, nbytes: int) -> bool:
-        """See Subscriber. A stream goes as META and CHUNKs, between which other frames may stand."""
+        """See Subscriber."""
         if self._missing >= 0:
             return False
-        self._chunked = stream_of(message)
-        self.write(opening(message, nbytes))
+        self.send(message.frames if type(message) is Frame else (opening(message, nbytes),))
         self._missing = nbytes
         return True
 
     def piece(self, data: Buffer) -> None:
         """See Subscriber."""
-        self._piece(len(data))
+        self._missing -= len(data)
         self.write(data)
 
     @property
@@ -85,18 +82,12 @@ class Outgoing(Line, Subscriber):
 
     def poured(self, data: Poured) -> None:
         """See Subscriber."""
-        self._piece(len(data))
+        self._missing -= len(data)
         self.write_poured(data)
-
-    def _piece(self, nbytes: int) -> None:
-        self._missing -= nbytes
-        if self._chunked is not None:
-            flags = 0 if self._missing else EOF
-            self.write(encode_head(Kind.CHUNK, size=nbytes, flags=flags, stream_id=self._chunked))
 
     def finish(self) -> None:
         """See Subscriber."""
-        self._missing, self._chunked = -1, None
+        self._missing = -1
         behind, self._behind = self._behind, deque()
         for frames in behind:
             self.queued -= sum(map(len, frames))

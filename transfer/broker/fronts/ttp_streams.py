@@ -1,48 +1,53 @@
-"""Streams of TTP: META opens one, CHUNKs carry its bytes, EOF ends it, and to the broker it is one message.
+"""Streams of TTP: frames with one stream id and one topic, up to the one with EOF.
 
-A stream whose metadata say how many bytes it has (`nbytes`) passes through as it comes. Any other is
-gathered, within a limit, and published at its end: nobody sees a part of it.
+Each frame goes on to TTP's subscribers at once, by its own header. To all others, and to the log, a stream is
+one message: its data together, when it has ended. Where the topic is kept it is gathered in memory at first,
+then on the disk; where it is not, in memory, and only if somebody else subscribed.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from transfer.broker.fronts.ttp_frames import Meta, cut, headers_of, stream_head
+from transfer.broker.fronts.ttp_frames import cut, headers_of, stream_head
 from transfer.broker.fronts.ttp_sinks import SKIPPED, Receipt, Sink
-from transfer.broker.message import Buffer, Front, Message
-from transfer.protocols.ttp import EOF, MOST_NUMBER, WANTED, Header
-from transports.errors import ProtocolError
+from transfer.broker.message import Buffer, Front
+from transfer.broker.stream_passage import Frame, Streamed, StreamPassage
+from transfer.protocols.ttp import EOF, MOST_NUMBER, WANTED, Header, Kind, encode_error, encode_head
+from transports.errors import ProtocolError, TransferError
 
 if TYPE_CHECKING:
     from transfer.broker.hub import Hub
     from transfer.broker.line import Line
-    from transfer.broker.passage import Passage
     from transfer.broker.pipes import Poured
+    from transfer.broker.writing import Writing
 
-#: streams that declare fewer bytes are gathered all the same: their chunks stay as they were cut
-PASSED_FROM = 64 << 10
+#: data of a frame up to so many bytes go on when they are whole
+_WHOLE = 4 << 20
+#: pieces up to so many bytes are copied: a view would hold the memory of a thousand others
+_SMALL = 4 << 10
+#: bytes that are gathered in memory before they go to the disk
+_IN_MEMORY = 1 << 20
 #: what the broker keeps of a chunk beside its data: many empty ones are not for nothing
 _CHUNK_COST = 16
 
 
-@dataclass(slots=True)
-class Opening:
-    """What a META frame says, and the receipt for the stream if its publisher wants one."""
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """streams: that one connection may have open. kept: bytes of one that is kept. gathered: bytes of one in
+    memory, and of what is said of its chunks."""
 
-    topic: str
-    flags: int
-    stream_id: int
-    meta: bytes
-    receipt: Receipt | None
+    streams: int
+    kept: int
+    gathered: int
 
 
 class Shared:
     """What all connections of the front share. used: stream ids that subscribers see at the moment.
 
-    gathered: bytes that streams have gathered together; most: how many they may.
+    gathered: bytes that streams have in memory together; most: how many they may.
     """
 
     def __init__(self, most: int) -> None:
@@ -60,249 +65,273 @@ class Shared:
         return number
 
 
-class Stream(ABC):
-    """One open stream of one publisher, and the sink of its chunks' data.
+class Stream:
+    """One open stream of one publisher, and the sink of the data of its frames. On the broker's loop.
 
-    number: its id as subscribers see it. heard: when its last chunk began.
+    number: its id as subscribers see it. heard: when its last frame began. receipt: of a publisher that wants
+    to know. ended: nothing more is taken.
     """
 
-    def __init__(self, shared: Shared, opening: Opening, now: float) -> None:
-        self.opening = opening
-        self.heard = now
-        self.number = shared.take(opening.stream_id)
-        self._shared = shared
-        self._last = bool(opening.flags & EOF)
+    def __init__(
+        self, hub: Hub, shared: Shared, publisher: Line, topic: str, header: Header, limits: StreamLimits
+    ) -> None:
+        self.topic = topic
+        self.heard = 0.0
+        self.receipt: Receipt | None = None
         self.ended = False
+        self.number = shared.take(header.stream_id)
+        self._hub, self._shared, self._publisher, self._limits = hub, shared, publisher, limits
+        self._largest = min(limits.kept, hub.store.largest)
+        self._flags, self._meta = 0, b""
+        self._cuts = bytearray()
+        self._data = bytearray()
+        self._frame_data: list[Buffer] = []
+        self._head: tuple[Buffer, ...] = ()
+        self._header = header
+        self._nbytes = self._cost = 0
+        self._writing: Writing | None = None
+        self._passage: StreamPassage
+        try:
+            self._passage = hub.begin_stream(topic, publisher, self._broken_off)
+            self._gathers = hub.gathers_stream(topic)
+        except BaseException:
+            shared.used.discard(self.number)
+            raise
+        self._kept = self._passage.topic.durable
 
-    @abstractmethod
-    def chunk(self, header: Header, meta: bytes) -> None:
-        """A CHUNK begins; its data come by `piece`, then `finish`. Raises ProtocolError if it cannot be."""
+    # -- frames ------------------------------------------------------------------------------------------
+
+    def begin(self, header: Header, topic: bytes, meta: bytes) -> None:
+        """A frame begins; its data come by `piece` or `poured`, then `finish`. Raises ProtocolError."""
+        if header.kind == Kind.META:
+            empty = header.flags & EOF and not header.data_size
+            self._flags, self._meta = header.flags if empty else header.flags & ~EOF, meta
+        if self._gathers:
+            self._charge(header, meta)
+        self._header = header
+        head = encode_head(header.kind, topic, meta, header.data_size, header.flags, self.number)
+        self._hub.join_stream(self._passage)
+        if header.data_size > _WHOLE:
+            self._passage.begin_frame(Frame(self.topic, (head,)), header.data_size)
+        else:
+            self._head = (head,)
 
     @property
     def pours(self) -> bool:
         """See Sink."""
-        return False
+        return not self._gathers and self._header.data_size > _WHOLE and self._passage.pours
 
-    @abstractmethod
     def piece(self, data: Buffer) -> None:
         """The next bytes."""
+        self._nbytes += len(data)
+        if self._head:
+            self._frame_data.append(bytes(data) if len(data) <= _SMALL else data)
+        else:
+            self._passage.piece(data)
+        if self._gathers:
+            self._gather(data)
 
     def poured(self, data: Poured) -> None:
         """The next bytes, in a pipe."""
-        self.piece(data.memory())
+        if self._gathers or self._head:
+            self.piece(data.memory())
+        else:
+            self._nbytes += len(data)
+            self._passage.poured(data)
 
     def finish(self) -> None:
-        """The end of a chunk, which may be that of the stream. Raises what the hub raises."""
-        if self._last:
+        """The end of a frame, which may be that of the stream. Raises what the hub raises."""
+        if self._head:
+            frame, self._head, self._frame_data = Frame(self.topic, (*self._head, *self._frame_data)), (), []
+            self._passage.frame(frame)
+        else:
+            self._passage.end_frame()
+        if self._header.flags & EOF:
             self._end()
-            self.complete()
-            if self.opening.receipt is not None:
-                self.opening.receipt.whole()
+            self._complete()
 
     def abandon(self, reason: str) -> None:
         """The stream will not be finished. Idempotent."""
         if not self.ended:
             self._end()
-            self.drop(reason)
-            if self.opening.receipt is not None:
-                self.opening.receipt.cancel()
+            self._data, self._cuts, self._frame_data = bytearray(), bytearray(), []
+            self._passage.abandon(reason)
+            if self._writing is not None:
+                self._writing.abandon()
+            if self.receipt is not None:
+                self.receipt.cancel()
 
-    @abstractmethod
-    def complete(self) -> None:
-        """All bytes are there."""
+    # -- one message -------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def drop(self, reason: str) -> None:
-        """No more bytes will come."""
+    def _charge(self, header: Header, meta: bytes) -> None:
+        size, cost = header.data_size, len(meta) + _CHUNK_COST
+        held = cost if self._writing is not None else cost + size
+        if self._kept and self._nbytes + size > self._largest:
+            raise ProtocolError("too_large", f"a stream of more than {self._largest} bytes")
+        too_much = self._cost + cost if self._kept else self._cost + held
+        if too_much > self._limits.gathered:
+            if self._kept:
+                raise ProtocolError("too_large", f"{self._limits.gathered} bytes about a stream's chunks")
+            self._give_up_gathering()
+            return
+        if self._shared.gathered + min(held, cost + _IN_MEMORY) > self._shared.most:
+            if self._kept:
+                raise ProtocolError("no_memory", "too many bytes of unfinished streams are held already")
+            self._give_up_gathering()
+            return
+        self._cost += cost
+        self._shared.gathered += cost
+        if header.kind == Kind.CHUNK or size:
+            its = (header.flags, meta) if header.kind == Kind.CHUNK else (header.flags & EOF, b"")
+            self._cuts += cut(its[0], size, its[1])
+
+    def _gather(self, data: Buffer) -> None:
+        if self._writing is not None:
+            self._writing.write(data)
+            return
+        self._data += data
+        self._cost += len(data)
+        self._shared.gathered += len(data)
+        if self._kept and len(self._data) > _IN_MEMORY:
+            self._writing = self._hub.write_stream(
+                self._passage, self._publisher, self._largest, self._message
+            )
+            self._writing.write(memoryview(self._data).toreadonly())
+            self._cost -= len(self._data)
+            self._shared.gathered -= len(self._data)
+            self._data = bytearray()
+
+    def _give_up_gathering(self) -> None:
+        """Nothing is kept, and it is too large for memory: subscribers of other protocols do not get it."""
+        self._gathers = False
+        self._hub.drop_stream(self._passage)
+        self._data, self._cuts = bytearray(), bytearray()
+
+    def _complete(self) -> None:
+        self._passage.nbytes = self._nbytes
+        if self._writing is not None:
+            self._writing.told = self.receipt
+            self._passage.finish()
+            self._writing.finish()
+        elif self._gathers:
+            given = self._passage.given
+            self._passage.finish()
+            message = self._message((memoryview(self._data).toreadonly(),))
+            message.given = given
+            self._hub.publish(message, self.receipt)
+        else:
+            self._passage.finish()
+            self._hub.count_stream(self._passage)
+            if self.receipt is not None:
+                self.receipt(None)
+        if self.receipt is not None:
+            self.receipt.whole()
+
+    def _message(self, parts: tuple[Buffer, ...] = ()) -> Streamed:
+        head = stream_head(self._flags, self.number, self._meta, self._cuts)
+        message = Streamed(self.topic, parts, Front.TTP, head, headers_of(self._meta))
+        message.given = frozenset()
+        return message
+
+    def _broken_off(self, reason: str) -> Frame:
+        return Frame(self.topic, (encode_error(self.number, "broken_off", reason),))
 
     def _end(self) -> None:
         self.ended = True
         self._shared.used.discard(self.number)
-
-
-class Gathered(Stream):
-    """A stream that becomes a message when it is complete. most: bytes that it may have."""
-
-    def __init__(self, hub: Hub, shared: Shared, opening: Opening, most: int, now: float) -> None:
-        super().__init__(shared, opening, now)
-        self._hub = hub
-        self._most = most
-        self._data = bytearray()
-        self._cuts = bytearray()
-        self._cost = 0
-
-    def chunk(self, header: Header, meta: bytes) -> None:
-        cost = header.data_size + len(meta) + _CHUNK_COST
-        if self._cost + cost > self._most:
-            raise ProtocolError(
-                "too_large",
-                f"a stream of more than {self._most} bytes",
-                hint='say "nbytes" in the metadata of META',
-            )
-        if self._shared.gathered + cost > self._shared.most:
-            raise ProtocolError("no_memory", "too many bytes of unfinished streams are held already")
-        self._cost += cost
-        self._shared.gathered += cost
-        self._cuts += cut(header.flags, header.data_size, meta)
-        self._last = bool(header.flags & EOF)
-
-    def piece(self, data: Buffer) -> None:
-        self._data += data
-
-    def complete(self) -> None:
-        opening = self.opening
-        head = stream_head(opening.flags, self.number, opening.meta, self._cuts)
-        payload = memoryview(self._data).toreadonly()
-        self._hub.publish(
-            Message(opening.topic, (payload,), Front.TTP, head, headers_of(opening.meta)), opening.receipt
-        )
-
-    def drop(self, reason: str) -> None:
-        """Nobody has seen any of it."""
-        self._data, self._cuts = bytearray(), bytearray()
-
-    def _end(self) -> None:
-        super()._end()
         self._shared.gathered -= self._cost
-
-
-class Passed(Stream):
-    """A stream of `nbytes` bytes that go on as they come; chunks may be cut anew on the way."""
-
-    def __init__(
-        self, hub: Hub, shared: Shared, opening: Opening, nbytes: int, publisher: Line, now: float
-    ) -> None:
-        super().__init__(shared, opening, now)
-        head = stream_head(opening.flags, self.number, opening.meta)
-        message = Message(opening.topic, (), Front.TTP, head, headers_of(opening.meta))
-        self._left = nbytes
-        try:
-            self._passage: Passage = hub.begin(message, nbytes, publisher, opening.receipt)
-        except BaseException:
-            self._end()
-            raise
-
-    def chunk(self, header: Header, meta: bytes) -> None:
-        last = bool(header.flags & EOF)
-        if meta or header.flags & ~(EOF | WANTED):
-            raise ProtocolError("flags", 'a chunk of a stream with "nbytes" has only data, and EOF')
-        if header.data_size > self._left or (last and header.data_size < self._left):
-            raise ProtocolError(
-                "length", f"{self._left} bytes of the stream are missing, not {header.data_size}"
-            )
-        self._last = last
-
-    def piece(self, data: Buffer) -> None:
-        self._left -= len(data)
-        self._passage.piece(data)
-
-    @property
-    def pours(self) -> bool:
-        return self._passage.pours
-
-    def poured(self, data: Poured) -> None:
-        self._left -= len(data)
-        self._passage.poured(data)
-
-    def complete(self) -> None:
-        self._passage.finish()
-
-    def drop(self, reason: str) -> None:
-        self._passage.abandon(reason)
+        self._cost = 0
 
 
 class Streams:
-    """The open streams of one publisher, by its own stream ids.
+    """The open streams of one publisher, by topic and its own stream ids."""
 
-    most: streams that it may have open. most_bytes, most_gathered: bytes of a stream that says how many it
-    has, and of one that does not.
-    """
-
-    def __init__(
-        self, hub: Hub, shared: Shared, publisher: Line, *, most: int, most_bytes: int, most_gathered: int
-    ) -> None:
+    def __init__(self, hub: Hub, shared: Shared, publisher: Line, limits: StreamLimits) -> None:
         self._hub = hub
         self._shared = shared
         self._publisher = publisher
-        self._most = most
-        self._most_bytes, self._most_gathered = most_bytes, most_gathered
-        self._open: dict[int, Stream] = {}
+        self._limits = limits
+        self._open: dict[tuple[str, int], Stream] = {}
+        self._topics: dict[int, str] = {}  # of the stream that began last with an id
         self._refused: dict[int, None] = {}  # what still comes of them is passed over; the oldest first
 
-    def open(self, opening: Opening, now: float) -> Sink:
-        """A META frame; a stream that is open with its id is given up.
+    def frame(
+        self, header: Header, topic: bytes, name: str, meta: bytes, receipt: Callable[[], Receipt], now: float
+    ) -> Sink:
+        """A META or CHUNK: where its data go. name: its topic, "" if it names none.
 
-        Raises ProtocolError, LogFull, UsageError, InternalError.
+        Raises ProtocolError and what the hub raises; then the stream is given up.
         """
-        number = opening.stream_id
-        self.give_up(number, "another stream began with its id")
-        if len(self._open) >= self._most:
-            raise ProtocolError("control", f"{self._most} streams are open; no more are allowed")
-        nbytes = Meta(opening.meta).get("nbytes") if b'"nbytes"' in opening.meta else None
-        if opening.flags & ~WANTED or type(nbytes) is not int or nbytes < PASSED_FROM:
-            stream: Stream = Gathered(self._hub, self._shared, opening, self._most_gathered, now)
-        elif nbytes > self._most_bytes:
-            raise ProtocolError("too_large", f"a stream of {nbytes} bytes; {self._most_bytes} are allowed")
-        else:
-            stream = Passed(self._hub, self._shared, opening, nbytes, self._publisher, now)
-        if not opening.flags & EOF:
-            self._open[number] = stream
-        return stream
-
-    def chunk(self, header: Header, topic: bytes, meta: bytes, now: float) -> Sink:
-        """A CHUNK frame: where its data go. Raises ProtocolError; then the stream is given up."""
-        number, last = header.stream_id, header.flags & EOF
-        stream = self._open.get(number)
-        if stream is None:
-            if number not in self._refused:
-                raise ProtocolError("control", f"a CHUNK of stream {number}, which no META opened")
+        number, last = header.stream_id, bool(header.flags & EOF)
+        if header.kind == Kind.META:
+            self.give_up(number, "another stream began with its id")
+        elif number in self._refused:
             if last:
                 del self._refused[number]
             return SKIPPED
-        if stream.ended:  # the hub could not go on
-            self.refuse(number, "")
-            return SKIPPED
+        name = name or self._topics.get(number, "")
+        if not name:
+            raise ProtocolError(
+                "control", f"a CHUNK of stream {number} that names no topic, and no frame did"
+            )
+        stream = self._open.get((name, number))
         try:
-            if topic and topic != stream.opening.topic.encode():
-                raise ProtocolError("topic", "a CHUNK of another topic than its META")
-            stream.chunk(header, meta)
-        except ProtocolError as error:
+            if stream is None:
+                stream = self._begin(name, header)
+            if header.flags & WANTED and stream.receipt is None:
+                stream.receipt = receipt()
+            stream.begin(header, topic, meta)
+        except TransferError as error:
             self.give_up(number, str(error))
             if not last:
                 self.refuse(number, "")
             raise
         if last:
-            del self._open[number]
+            self._forget(name, number)
         stream.heard = now
         return stream
 
+    def _begin(self, name: str, header: Header) -> Stream:
+        if len(self._open) >= self._limits.streams:
+            raise ProtocolError("control", f"{self._limits.streams} streams are open; no more are allowed")
+        stream = Stream(self._hub, self._shared, self._publisher, name, header, self._limits)
+        self._open[name, header.stream_id] = stream
+        self._topics[header.stream_id] = name
+        return stream
+
+    def _forget(self, name: str, number: int) -> Stream | None:
+        if self._topics.get(number) == name:
+            del self._topics[number]
+        return self._open.pop((name, number), None)
+
     def give_up(self, number: int, reason: str) -> None:
-        """The stream will not be finished, and another one may begin."""
+        """The streams with this id will not be finished, and another one may begin."""
         self._refused.pop(number, None)
-        stream = self._open.pop(number, None)
-        if stream is not None:
-            stream.abandon(reason)
+        for name, its in [key for key in self._open if key[1] == number]:
+            stream = self._forget(name, its)
+            if stream is not None:
+                stream.abandon(reason)
 
     def refuse(self, number: int, reason: str) -> None:
         """The stream is given up by the broker: what still comes of it is passed over."""
         self.give_up(number, reason)
         self._refused[number] = None
-        if len(self._refused) > self._most:
+        if len(self._refused) > self._limits.streams:
             del self._refused[next(iter(self._refused))]
 
     def leave(self, reason: str) -> None:
         """The publisher has gone."""
-        for number in list(self._open):
+        for _, number in list(self._open):
             self.give_up(number, reason)
 
     def touch(self, now: float) -> None:
-        """No chunk could come up to now: something else was on its way, or the publisher had to wait."""
+        """No frame could come up to now: something else was on its way, or the publisher had to wait."""
         for stream in self._open.values():
             stream.heard = now
 
     def stalled(self, before: float) -> list[int]:
-        """Gives up the streams that had no chunk since then; their ids."""
-        late = [number for number, stream in self._open.items() if stream.heard < before]
+        """Gives up the streams that had no frame since then; their ids."""
+        late = sorted({key[1] for key, stream in self._open.items() if stream.heard < before})
         for number in late:
             self.refuse(number, "its publisher sent nothing more")
         return late
