@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from transfer.spark import producer
 from transfer.spark.producer import Attempt
 from transfer.spark.session import parse_java_version
 from transports.errors import Again, Broken, NotSupported
@@ -50,6 +51,30 @@ def test_an_attempt_is_done_when_all_of_it_is_confirmed():
         tracker.answer = None
     with pytest.raises(Again):
         attempt.finish()
+
+
+def test_a_slow_receiver_holds_no_more_than_a_share_of_the_hosts_memory(monkeypatch):
+    monkeypatch.setattr(producer, "window", lambda: 1000)
+    line = Line()
+    attempt = Attempt(line, "run", "job", 2, 7, timeout=0.01)
+    attempt.send({"x": np.zeros(300)}, 300)  # larger than the window, and alone
+    line.trackers[0].answer = None
+    for _ in range(2):
+        with pytest.raises(Again, match="longer option 'ack_timeout'"):
+            attempt.send({"x": np.zeros(100)}, 100)
+    assert line.kinds == ["begin", "rows"]
+    line.trackers[1].answer = None
+    attempt.send({"x": np.zeros(100)}, 100)
+    attempt.send({"x": np.zeros(25)}, 25)
+    with pytest.raises(Again):
+        attempt.send({"x": np.zeros(1)}, 1)
+    assert line.kinds == ["begin", "rows", "rows", "rows"]
+
+
+@pytest.mark.parametrize(("cores", "share"), [(1, 256), (16, 16), (128, 8), (None, 256)])
+def test_the_share_of_a_task(monkeypatch, cores, share):
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert producer.window() == share << 20
 
 
 def test_the_receipt_tells_what_was_sent():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 
 #: milliseconds after which a blocked sender looks whether the receiver lives
 _LOOK_EVERY = 500
+#: bytes that a task of each core sends ahead of a slow receiver, all together, and one at least
+_HOST_WINDOW, _LEAST_WINDOW = 256 << 20, 8 << 20
+
+
+def window() -> int:
+    """Bytes that one task sends ahead of its receiver. On its host they are shared memory."""
+    return max(_LEAST_WINDOW, _HOST_WINDOW // (os.cpu_count() or 1))
 
 
 class Tracker(Protocol):
@@ -94,18 +102,29 @@ class SocketSender:
 class Delivery:
     """Messages to one receiver, each of them tracked until the receiver has consumed it.
 
-    `timeout`: seconds that the receiver may be behind, for each call. Methods raise Again after that,
-    and Broken as soon as the receiver died with something unconsumed.
+    `timeout`: seconds that the receiver may be behind, for each call. What it has not consumed is no more
+    than `window()` bytes, or one message. Methods raise Again after the time, and Broken as soon as the
+    receiver died with something unconsumed.
     """
 
     def __init__(self, sender: Sender, timeout: float) -> None:
         self._sender = sender
         self._timeout = timeout
-        self._waiting: deque[Tracker] = deque()
+        self._window = window()
+        self._waiting: deque[tuple[Tracker, int]] = deque()
+        self._unconfirmed = 0
 
     def send(self, arrays: Arrays, message: Message) -> None:
         """Blocks while the receiver is behind."""
         deadline = time.monotonic() + self._timeout
+        nbytes = sum(array.nbytes for array in arrays.values())
+        while self._unconfirmed and self._unconfirmed + nbytes > self._window:
+            left = min(_LOOK_EVERY / 1000, max(0.0, deadline - time.monotonic()))
+            if self._settle_oldest(left):
+                continue
+            self._check_alive()
+            if time.monotonic() >= deadline:
+                raise self._behind("the rows of a task")
         while True:
             try:
                 tracker = self._sender.send(arrays, to_meta(message))
@@ -116,7 +135,8 @@ class Delivery:
                 self._check_alive()
                 if time.monotonic() > deadline:
                     raise
-        self._waiting.append(tracker)
+        self._waiting.append((tracker, nbytes))
+        self._unconfirmed += nbytes
         self._settle(0.0)
 
     def wait(self, what: str) -> None:
@@ -126,11 +146,14 @@ class Delivery:
             # What was never given to the kernel waits for another peer, so its tracker says nothing.
             self._check_alive()
             if time.monotonic() >= deadline:
-                raise Again(
-                    f"{what}: the receiver consumed not all of it within {self._timeout:g} s",
-                    hint="A trainer that takes long steps, or a spool whose disk is full, needs a longer "
-                    "option 'ack_timeout'.",
-                )
+                raise self._behind(what)
+
+    def _behind(self, what: str) -> Again:
+        return Again(
+            f"{what}: the receiver consumed not all of it within {self._timeout:g} s",
+            hint="A trainer that takes long steps, or a spool whose disk is full, needs a longer option "
+            "'ack_timeout'.",
+        )
 
     def _check_alive(self) -> None:
         if not self._sender.alive():
@@ -139,11 +162,18 @@ class Delivery:
     def _settle(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
         while self._waiting:
-            try:
-                self._waiting[0].wait_confirmed(max(0.0, deadline - time.monotonic()))
-            except Again:
+            if not self._settle_oldest(max(0.0, deadline - time.monotonic())):
                 return False
-            self._waiting.popleft()
+        return True
+
+    def _settle_oldest(self, timeout: float) -> bool:
+        tracker, nbytes = self._waiting[0]
+        try:
+            tracker.wait_confirmed(timeout)
+        except Again:
+            return False
+        self._waiting.popleft()
+        self._unconfirmed -= nbytes
         return True
 
 
