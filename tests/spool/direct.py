@@ -17,8 +17,10 @@ from transfer.peer_faults import PeerFaults
 from transfer.reading import prefetch
 from transfer.runs import Begin, End
 from transfer.spool import client
+from transfer.spool.ages import Ages
 from transfer.spool.answers import Answers
 from transfer.spool.desk import Desk
+from transfer.spool.expiry import Expiry
 from transfer.spool.link import check
 from transfer.spool.protocol import Fetch, refusal
 from transfer.spool.store import Store
@@ -68,7 +70,8 @@ class DirectSpool:
         self.inboxes = {}
         faults = PeerFaults(logging.getLogger("transfer.spool"))
         answers = Answers(self.store, Memory)
-        self.desk = Desk(self.store, answers, self.committer, self._answer, 0, faults, retention_age=None)
+        expiry = Expiry(self.store, Ages(), lambda *_: None)
+        self.desk = Desk(self.store, answers, self.committer, self._answer, 0, faults, expiry=expiry)
 
     def restart(self, *, crash):
         """crash: what was not committed is lost; connections are lost either way."""
