@@ -25,9 +25,9 @@ class Fault:
 
     kind, in a task: "kill" (its worker, -9), "executor" (the Java above it, -9), "raise", "wait" (for ever),
     "copy" (another attempt sends all of it first, and Spark never hears of that), "none" (only the attempts
-    are counted: see `attempts`). At the commit: "repeat",
-    "late" (an attempt goes on after it), "spool" (the process whose id is in the folder is killed before it),
-    "lost" (it raises when all is done).
+    are counted: see `attempts`), "slow" (each frame takes `frame` milliseconds more). At the commit:
+    "repeat", "late" (an attempt goes on after it), "spool" (the process whose id is in the folder is killed
+    before it), "lost" (it raises when all is done).
     """
 
     folder: str
@@ -81,6 +81,8 @@ def attempts(folder):
 def harmed(iterator, fault, partition):
     frame = 0
     for frame, batch in enumerate(iterator):
+        if fault.kind == "slow":
+            time.sleep(fault.frame / 1000)
         fault.harm(frame, partition)
         yield batch
     fault.harm(BEFORE_END, partition)
@@ -93,7 +95,8 @@ class FaultyWriter(TransferWriter):
 
     def write(self, iterator):
         task, _ = current_task()
-        Path(self._fault.folder, f"attempt-{task.partition}-{task.attempt}").touch()
+        if self._fault.kind == "none":
+            Path(self._fault.folder, f"attempt-{task.partition}-{task.attempt}").touch()
         if self._fault.kind == "copy":
             batches = [*iterator]
             self.plan.send(iter(batches), Task(task.partition, COPY + task.attempt, 1))

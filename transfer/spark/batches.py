@@ -6,6 +6,7 @@ wants as int32; bits for booleans, which are bytes in a tensor; and bits that te
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +84,10 @@ def batches(
 def _spark_type(layout: Layout) -> Any:
     from pyspark.sql import types
 
-    if layout.kind in ("string", "binary"):
-        return types.StringType() if layout.kind == "string" else types.BinaryType()
+    if layout.kind == "string":
+        return types.StringType()
+    if layout.kind == "binary" or _is_bytes(layout):
+        return types.BinaryType()
     word = _WORDS.get(layout.dtype)
     if word is None:
         raise NotATensor(
@@ -95,6 +98,11 @@ def _spark_type(layout: Layout) -> Any:
     for _ in range(len(layout.shape) + (layout.kind == "ragged")):
         kind = types.ArrayType(kind, containsNull=False)
     return kind
+
+
+def _is_bytes(layout: Layout) -> bool:
+    """Whether a row is a block of bytes, such as an image."""
+    return layout.kind == "dense" and layout.dtype == "uint8" and bool(layout.shape)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -125,10 +133,14 @@ def _values(arrays: Arrays, layout: Layout) -> int:
 
 
 def _column(arrays: Arrays, layout: Layout, kind: Any, rows: int) -> Any:
+    import numpy as np
     import pyarrow as pa
 
     values = arrays[layout.name]
     valid = _bits(arrays[layout.name + VALID]) if layout.nulls else None
+    if _is_bytes(layout):
+        ends = np.arange(rows + 1, dtype=np.int32) * np.int32(math.prod(layout.shape))
+        return pa.Array.from_buffers(kind, rows, [valid, _buffer(ends), _buffer(values)])
     if layout.kind == "dense":
         return _nested(values, kind, valid)
     offsets = _buffer(arrays[layout.name + OFFSETS].astype("int32"))

@@ -94,6 +94,8 @@ class ColumnReader:
                 array, arrays[column.name + OFFSETS] = _bytes(values, column)
             elif column.kind == "ragged":
                 array, arrays[column.name + OFFSETS] = _ragged(values, column, self._shapes.get(column.name))
+            elif column.kind == "bytes":
+                array = _dense_bytes(values, column, self._shapes.get(column.name))
             else:
                 array = _dense(values, column, column.depth, self._shapes.get(column.name))
             arrays[column.name] = self._checked(array, column, len(values))
@@ -130,8 +132,7 @@ def _dense(values: Any, column: Column, depth: int, known: Shape | None) -> Arra
         _refuse_nulls(values, column, inside)
         return _filled(values, column, depth, known)
     if not depth:
-        numbers: Array = values.to_numpy(zero_copy_only=column.dtype != "bool")
-        return numbers
+        return _numbers(values, column)
     if column.kind == "vector":
         values = _vectors(values, column)
     flat, length = _flatten(values, column)
@@ -140,12 +141,74 @@ def _dense(values: Any, column: Column, depth: int, known: Shape | None) -> Arra
     return below.reshape((len(values), length, *below.shape[1:]))
 
 
+def _numbers(values: Any, column: Column) -> Array:
+    """Numbers without nulls, a view where they are numbers already."""
+    import numpy as np
+    import pyarrow as pa
+
+    if not column.source:
+        numbers: Array = values.to_numpy(zero_copy_only=column.dtype != "bool")
+        return numbers
+    if column.source == "timestamp":
+        return values.cast(pa.timestamp("us", values.type.tz)).view("int64").to_numpy()  # type: ignore[no-any-return]
+    if column.source == "date":
+        return values.view("int32").to_numpy()  # type: ignore[no-any-return]
+    if column.dtype == "float64":
+        return values.cast("float64").to_numpy()  # type: ignore[no-any-return]
+    # Decimals are 128 bits, the low half first: they fit if the high half is but the sign.
+    halves = np.frombuffer(values.buffers()[1], "<i8", 2 * len(values), 16 * values.offset).reshape(-1, 2)
+    large = halves[:, 1] != halves[:, 0] >> 63
+    if large.any():
+        raise _Refused(
+            f"column {column.name!r} has {large.sum()} decimal(s) whose digits do not fit int64",
+            "Use the option decimals='float64', or cast the column to a decimal of 18 digits.",
+            int(large.argmax()),
+        )
+    return np.ascontiguousarray(halves[:, 0])
+
+
+def _dense_bytes(values: Any, column: Column, known: Shape | None) -> Array:
+    """Bytes of one length in all rows, a view: (rows, *shape). A null is zeros."""
+    import numpy as np
+
+    if values.null_count:
+        _refuse_nulls(values, column, inside=False)
+    valid = _valid(values)
+    data, offsets = _bytes(values, column)
+    lengths = np.diff(offsets)
+    kept = lengths[valid]
+    if known is None and not len(kept):
+        if len(values):
+            raise _unknown(column, f"all {len(values)} values are null")
+        return np.empty((0, 0), np.uint8)
+    shape = (int(kept[0]),) if known is None else known
+    size = int(np.prod(shape, dtype=np.int64))
+    other = valid & (lengths != size)
+    if other.any():
+        raise _Refused(
+            f"column {column.name!r} has {other.sum()} value(s) of other than {_lengths(shape)} bytes, "
+            f"{kept.min()} to {kept.max()}",
+            "Leave it out of the option 'dense': it travels as bytes with offsets then.",
+            int(other.argmax()),
+        )
+    if valid.all():
+        return data.reshape((len(values), *shape))
+    whole = np.zeros((len(values), *shape), np.uint8)
+    whole[valid] = data.reshape((len(kept), *shape))
+    return whole
+
+
 def _filled(values: Any, column: Column, depth: int, known: Shape | None) -> Array:
     """The same where some values are null: those become zeros, False or NaN throughout."""
     import numpy as np
 
     fill = {"f": float("nan"), "b": False}.get(column.dtype[0], 0)
     if not depth:
+        if column.source:
+            whole = np.full(len(values), fill, column.dtype)
+            with _rows_of(lambda row: int(np.flatnonzero(_valid(values))[row])):
+                whole[_valid(values)] = _numbers(values.drop_null(), column)
+            return whole
         numbers: Array = values.fill_null(fill).to_numpy(zero_copy_only=column.dtype != "bool")
         return numbers
     kept = values.drop_null()

@@ -6,9 +6,10 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from transfer.runs import MAX_NAME
-from transfer.spark.schema import NULLS
+from transfer.spark.schema import DATES, DECIMALS, NULLS, TIMESTAMPS, Column, Conversions, check_schema
 from transfer.spool.address import SCHEME, parse
 from transports.errors import AddressError, OptionError
 
@@ -35,7 +36,9 @@ class WriteOptions:
     is for `transfer.spark.write` alone: what tells this try of the run from others. `ragged`: array columns
     whose rows have lengths of their own, named like `columns`; `*` means all arrays. `nulls`: `refuse`,
     `fill` or `mask`. `if_complete`: whether a run that another job has completed is an error (`refuse`), or
-    the write ends well and sends nothing (`skip`).
+    the write ends well and sends nothing (`skip`). `timestamps`, `dates`, `decimals`: `refuse`, or the
+    numbers that they become. `dense`: binary columns whose rows have one length, each with the shape that a
+    row is to have: `image=32x32x3,digest`.
     """
 
     endpoint: tuple[str, ...]
@@ -52,6 +55,17 @@ class WriteOptions:
     ragged: tuple[str, ...] = ()
     nulls: str = NULLS[0]
     if_complete: str = IF_COMPLETE[0]
+    timestamps: str = TIMESTAMPS[0]
+    dates: str = DATES[0]
+    decimals: str = DECIMALS[0]
+    dense: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def columns_of(self, schema: Any) -> tuple[Column, ...]:
+        """What of a DataFrame with this schema is sent, and as what. Raises as `check_schema`."""
+        conversions = Conversions(self.timestamps, self.dates, self.decimals, self.dense)
+        return check_schema(
+            schema, self.columns, ragged=self.ragged, nulls=self.nulls, conversions=conversions
+        )
 
 
 #: other spellings that people try; `path` is what `.save("tcp://…")` sets
@@ -93,9 +107,6 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
     run = _name("run", found.get("run", ""))
     if delivery != "eager":
         run = _run_of(endpoint[0], run)
-    nulls = found.get("nulls", NULLS[0]).lower()
-    if nulls not in NULLS:
-        raise OptionError(f"nulls is one of {', '.join(NULLS)}, not {nulls!r}")
     if_complete = found.get("if_complete", IF_COMPLETE[0]).lower()
     if if_complete not in IF_COMPLETE:
         raise OptionError(f"if_complete is one of {', '.join(IF_COMPLETE)}, not {if_complete!r}")
@@ -117,7 +128,11 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
         compression="" if compression == "none" else compression,
         job=_name("job", found.get("job", "")),
         ragged=_names("ragged", found.get("ragged", "")),
-        nulls=nulls,
+        nulls=_choice("nulls", found, NULLS),
+        timestamps=_choice("timestamps", found, TIMESTAMPS),
+        dates=_choice("dates", found, DATES),
+        decimals=_choice("decimals", found, DECIMALS),
+        dense=_shapes("dense", found.get("dense", "")),
         if_complete=if_complete,
     )
 
@@ -236,6 +251,29 @@ def _names(option: str, text: str) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise OptionError(f"option {option!r} names {name!r} twice")
     return names
+
+
+def _choice(option: str, found: Mapping[str, str], known: Sequence[str]) -> str:
+    """One of these words; the first is the default."""
+    word = found.get(option, known[0]).lower()
+    if word not in known:
+        raise OptionError(f"{option} is one of {', '.join(known)}, not {word!r}")
+    return word
+
+
+def _shapes(option: str, text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """`name`, or `name=32x32x3`, separated by commas."""
+    found: list[tuple[str, tuple[int, ...]]] = []
+    for one in _names(option, text):
+        name, separator, shape = one.rpartition("=")
+        if not separator:
+            found.append((one, ()))
+            continue
+        sizes = shape.lower().split("x")
+        if not name or not all(size.isdecimal() and 0 < len(size) < 10 and int(size) for size in sizes):
+            raise OptionError(f"option {option!r} has {one!r}, and a shape is like 32x32x3")
+        found.append((name, tuple(int(size) for size in sizes)))
+    return tuple(found)
 
 
 def _name(option: str, text: str) -> str:

@@ -11,7 +11,8 @@ from transfer.rows import Layout
 from transfer.tensors.bundle import MAX_NAME, MAX_TENSORS
 from transports.errors import NotATensor, OptionError
 
-Kind = Literal["dense", "ragged", "string", "binary", "vector"]
+Kind = Literal["dense", "ragged", "string", "binary", "vector", "bytes"]
+Source = Literal["", "timestamp", "date", "decimal"]
 #: what may be done about nulls; the first is the default
 NULLS = ("refuse", "fill", "mask")
 #: stands for all array columns in the option `ragged`
@@ -33,10 +34,10 @@ _VECTORS = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
 _INTERVAL = "Take numbers out of it, for instance F.expr('extract(day from `{name}`)')."
 #: what to do about the types that people meet most
 _HINTS = {
-    "decimal": "Cast it: df.withColumn('{name}', F.col('{name}').cast('double')).",
-    "timestamp": "Cast it to a number: F.unix_micros('{name}').",
-    "timestamp_ntz": "Cast it to a number first.",
-    "date": "Cast it to a number: F.unix_date('{name}').",
+    "decimal": "Use the option decimals='float64' or 'int64', or cast it: F.col('{name}').cast('double').",
+    "timestamp": "Use the option timestamps='micros', or cast it to a number: F.unix_micros('{name}').",
+    "timestamp_ntz": "Use the option timestamps='micros', or cast it to a number first.",
+    "date": "Use the option dates='days', or cast it to a number: F.unix_date('{name}').",
     "interval": _INTERVAL,
     "daytimeinterval": _INTERVAL,
     "yearmonthinterval": _INTERVAL,
@@ -48,12 +49,45 @@ _HINTS = {
 _HINT = "Only numbers, booleans, strings, bytes, dense vectors and arrays of numbers or booleans can travel."
 
 
+#: what becomes of types that are numbers within; the first is the default
+TIMESTAMPS = ("refuse", "micros")
+DATES = ("refuse", "days")
+DECIMALS = ("refuse", "float64", "int64")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversions:
+    """What is made of columns that are no numbers for Spark. dense: binary columns, with the shape of a row,
+    or () for as many bytes as the rows have."""
+
+    timestamps: str = TIMESTAMPS[0]
+    dates: str = DATES[0]
+    decimals: str = DECIMALS[0]
+    dense: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def number(self, word: str) -> tuple[Source, str] | None:
+        """(the source, numpy's type) of a type of Spark's that is to travel as a number."""
+        if word in ("timestamp", "timestamp_ntz") and self.timestamps != TIMESTAMPS[0]:
+            return "timestamp", "int64"
+        if word == "date" and self.dates != DATES[0]:
+            return "date", "int32"
+        if word == "decimal" and self.decimals != DECIMALS[0]:
+            return "decimal", self.decimals
+        return None
+
+
+#: nothing is converted
+PLAIN = Conversions()
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column that travels. `index` is its place in the DataFrame; `depth` counts nested arrays.
 
-    kind: as in `Layout`, and "vector" (MLlib's, depth 1), which travels as "dense". nulls: what is done about
-    them here, one of NULLS; "mask" only if the schema lets the column be null.
+    kind: as in `Layout`; "vector" (MLlib's, depth 1) and "bytes" (binary of one length), which travel as
+    "dense". nulls: what is done about them here, one of NULLS; "mask" only if the schema lets the column be
+    null. source: Arrow's kind of value where it is not a number of `dtype` yet. dense: the shape of "bytes",
+    () if their length tells it.
     """
 
     name: str
@@ -62,20 +96,29 @@ class Column:
     depth: int
     kind: Kind = "dense"
     nulls: str = NULLS[0]
+    source: Source = ""
+    dense: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape of a row, or of a value of a ragged one, if it is known without data."""
+        if self.kind == "bytes":
+            return self.dense or None
         return None if self.depth - (self.kind == "ragged") else ()
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """How it travels, once that shape is known."""
-        kind = "dense" if self.kind == "vector" else self.kind
+        kind = "dense" if self.kind == "vector" or self.kind == "bytes" else self.kind
         return Layout(self.name, kind, self.dtype, shape, nulls=self.nulls == "mask")
 
 
 def check_schema(
-    schema: Any, wanted: Sequence[str] = (), *, ragged: Sequence[str] = (), nulls: str = NULLS[0]
+    schema: Any,
+    wanted: Sequence[str] = (),
+    *,
+    ragged: Sequence[str] = (),
+    nulls: str = NULLS[0],
+    conversions: Conversions = PLAIN,
 ) -> tuple[Column, ...]:
     """The columns to send, in the order asked for (all, when `wanted` is empty).
 
@@ -97,8 +140,11 @@ def check_schema(
     if not chosen:
         raise OptionError("the DataFrame has no columns")
     _check_ragged(schema, {name: places[name] for name in chosen}, ragged)
+    _check_dense(schema, {name: places[name] for name in chosen}, conversions)
     loose = frozenset(ragged)
-    columns = tuple(_column(schema.fields[places[name]], places[name], loose, nulls) for name in chosen)
+    columns = tuple(
+        _column(schema.fields[places[name]], places[name], loose, nulls, conversions) for name in chosen
+    )
     _check_names(columns)
     return columns
 
@@ -120,16 +166,35 @@ def _check_ragged(schema: Any, places: dict[str, int], ragged: Sequence[str]) ->
             )
 
 
-def _column(field: Any, index: int, ragged: frozenset[str], nulls: str) -> Column:
+def _check_dense(schema: Any, places: dict[str, int], conversions: Conversions) -> None:
+    for name, _ in conversions.dense:
+        if name not in places:
+            raise OptionError(
+                f"option 'dense' names {name!r}, and no such column is sent",
+                hint=f"Sent are: {', '.join(places)}.",
+            )
+        kind = schema.fields[places[name]].dataType
+        if kind.typeName() != "binary":
+            raise OptionError(
+                f"option 'dense' names {name!r}, which is {kind.simpleString()} and not binary",
+                hint="Take it out of the option. Arrays of one length are dense anyway.",
+            )
+
+
+def _column(field: Any, index: int, ragged: frozenset[str], nulls: str, conversions: Conversions) -> Column:
     name, depth, inner = field.name, 0, field.dataType
     while inner.typeName() == "array":
         inner, depth = inner.elementType, depth + 1
     if nulls == "mask" and not field.nullable:
         nulls = NULLS[0]
     word = "vector" if _is_vector(inner) else inner.typeName()
-    if word in NUMERIC:
+    found: tuple[Source, str] | None = ("", NUMERIC[word]) if word in NUMERIC else conversions.number(word)
+    if found is not None:
         kind: Kind = "ragged" if depth and (name in ragged or ALL in ragged) else "dense"
-        return Column(name, index, NUMERIC[word], depth, kind, nulls)
+        return Column(name, index, found[1], depth, kind, nulls, found[0])
+    shape = dict(conversions.dense).get(name)
+    if shape is not None:
+        return Column(name, index, "uint8", 0, "bytes", nulls, dense=shape)
     if not depth and word == "vector":
         return Column(name, index, "float64", 1, "vector", nulls)
     if not depth and word in _BYTES:

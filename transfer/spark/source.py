@@ -25,7 +25,6 @@ from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
 from transfer.spark.options import WriteOptions, parse_options, parse_read_options
 from transfer.spark.producer import Receipt
 from transfer.spark.reading import RunReader, RunStream, read_schema
-from transfer.spark.schema import check_schema
 from transfer.spool.protocol import raised, refusal
 from transports.errors import NotATensor, NotSupported, OptionError, UsageError
 
@@ -138,14 +137,14 @@ class TransferDataSource(DataSource):
             raise OptionError(
                 "a stream needs a name for its run", hint="endpoint run://HOST:PORT/NAME, or option 'run'"
             )
-        columns = check_schema(schema, options.columns, ragged=options.ragged, nulls=options.nulls)
+        columns = options.columns_of(schema)
         return TransferStreamWriter(SpoolWrite(options, columns, options.run, "", "stream"))
 
 
 def plan_of(options: WriteOptions, schema: Any) -> Write:
     """How a batch is written, when all that the driver can check is in order. Raises as `check_schema` and
     `Write.check`."""
-    columns = check_schema(schema, options.columns, ragged=options.ragged, nulls=options.nulls)
+    columns = options.columns_of(schema)
     job = options.job or uuid.uuid4().hex
     run = options.run or job
     plan = (EagerWrite if options.delivery == "eager" else SpoolWrite)(options, columns, run, job)

@@ -15,7 +15,6 @@ from transfer.runs import Winner
 from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
 from transfer.spark.options import parse_options
 from transfer.spark.producer import Receipt
-from transfer.spark.schema import check_schema
 from transfer.spool.protocol import raised, refusal
 from transports.errors import NotATensor, NotSupported, TransferError, UsageError
 
@@ -110,7 +109,7 @@ def write(
     plan: Write = kind(parsed, (), parsed.run, parsed.job)
     declared = False
     try:
-        chosen = check_schema(df.schema, parsed.columns, ragged=parsed.ragged, nulls=parsed.nulls)
+        chosen = parsed.columns_of(df.schema)
         plan = dataclasses.replace(plan, columns=chosen)
         plan.check()
         declared = True
@@ -120,7 +119,7 @@ def write(
             register(df.sparkSession)
             df.write.format("transfer").mode("append").options(**given).save()
         else:
-            chosen = check_schema(df.schema, parsed.columns, ragged=parsed.ragged, nulls=parsed.nulls)
+            chosen = parsed.columns_of(df.schema)
             write_by_map(df, dataclasses.replace(plan, columns=chosen))
     except BaseException as error:
         # Spark tells the receivers only of jobs that got as far as a writer. A trainer that waits for
