@@ -284,7 +284,7 @@ class Server:
             http.shutdown()
             http.server_close()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(10.0)
             self._thread = None
         unregister(self._context, self._registry)
 
@@ -388,7 +388,7 @@ class _ProcessFiles:
                 thread, self._thread = self._thread, None
                 self._stop.set()
         if thread is not None:
-            thread.join()
+            thread.join(10.0)
             self.publish()
 
     def publish(self) -> None:

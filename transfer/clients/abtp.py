@@ -278,7 +278,7 @@ class AbtpConsumer(_Client):
         """Deregisters: what was not acknowledged is given to others at once. Idempotent."""
         self._ended.set()
         if self._beats.is_alive():
-            self._beats.join()
+            self._beats.join(10.0)
         if not self._context.closed and self.session_id:
             ask = encode_control(Deregister(self.consumer_id, self.session_id), _now_ms())
             try:

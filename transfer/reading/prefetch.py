@@ -157,7 +157,7 @@ class Prefetcher:
             self._take_in(self._asks.popleft(), answer)
         elif not self._plan.ended(self._place):
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._has_room())
+                self._changed.wait_for(lambda: self._closed or self._has_room(), _END)
         elif self._failed:
             raise Broken(
                 f"run {self._name!r} failed after {self._visible:,} rows, and no more will come",

@@ -93,7 +93,7 @@ class Member:
         self._process.join(PATIENCE / 4)
         if self._process.is_alive():
             self._process.kill()
-            self._process.join()
+            self._process.join(PATIENCE)
         self._process.close()
         self._line.close()
 
