@@ -48,9 +48,15 @@ def endless(tree: ast.AST) -> Iterator[ast.Call]:
             continue
         name = node.func.attr
         keywords = {keyword.arg: keyword.value for keyword in node.keywords}
-        if id(node) not in awaited and name in WAITS:
-            if (not node.args and "timeout" not in keywords and "blocking" not in keywords) or (name == "wait_for" and len(node.args) == 1 and "timeout" not in keywords):
-                yield node
+        # wait_for's first argument is what it waits for
+        bare = len(node.args) == (1 if name == "wait_for" else 0)
+        if (
+            bare
+            and id(node) not in awaited
+            and name in WAITS
+            and not keywords.keys() & {"timeout", "blocking"}
+        ):
+            yield node
         timeout = keywords.get("timeout")
         if timeout is not None and ast.unparse(timeout) in ("float('inf')", "math.inf"):
             yield node
