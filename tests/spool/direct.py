@@ -177,19 +177,32 @@ class DirectLine:
             raise Again("nothing was answered")
         return self._inbox.popleft()
 
+    def unreceived(self):
+        """The metadata of answers that are under way."""
+        return [meta for _, meta in self._inbox]
+
+    def rows_of(self, meta):
+        """(epoch, position) of the rows of an answer."""
+        fetch = self.fetches.get(meta["id"])
+        if fetch is None or fetch.next is None or "count" not in meta:
+            return set()
+        begins = [fetch.begin + number * fetch.stride for number in range(fetch.times)]
+        rows = {row for begin in begins for row in range(begin, begin + fetch.rows)}
+        return {(fetch.epoch, row) for row in rows if row < meta["visible"]}
+
     def close(self):
         if self._life == self._spool.lives:
             del self._spool.inboxes[self._identity]
 
 
 class DirectLink:
-    """As `Link`, at a spool in this thread. delivered: (epoch, position) of all rows that came."""
+    """As `Link`, at a spool in this thread."""
 
     spool: DirectSpool
 
     def __init__(self, endpoint, *, timeout=0.0):
         self.endpoint = endpoint
-        self.delivered = set()
+        self._received = set()
         self._line = None
         self._number = 0
 
@@ -207,17 +220,14 @@ class DirectLink:
 
     def receive(self, timeout):
         arrays, meta = self._line.receive(timeout)
-        fetch = self._line.fetches.pop(meta["id"], None)
-        if fetch is not None and fetch.next is not None and "count" in meta:
-            self.delivered.update(
-                (fetch.epoch, row)
-                for number in range(fetch.times)
-                for row in range(
-                    fetch.begin + number * fetch.stride, fetch.begin + number * fetch.stride + fetch.rows
-                )
-                if row < meta["visible"]
-            )
+        self._received |= self._line.rows_of(meta)
         return arrays, meta
+
+    @property
+    def delivered(self):
+        """(epoch, position) of all rows that the spool sent, though they were not received yet."""
+        sent = self._line.unreceived() if self._line is not None else []
+        return self._received.union(*map(self._line.rows_of, sent)) if sent else self._received
 
     def ask(self, request, arrays=None, *, timeout=None):
         self._number += 1
