@@ -119,7 +119,7 @@ def test_a_complete_run_takes_no_other_rows(spark, spool, delivery):
     assert computed.value == 0
     assert write(df, url, ragged="r", delivery=delivery, if_complete="skip") == f"again {delivery}"
     writer.option("if_complete", "skip").save(url)
-    assert runs_of(spool)[f"again {delivery}"] == before
+    assert runs_of(spool)[f"again {delivery}"] | {"idle": 0} == before | {"idle": 0}
     assert rows_in(url) == ("sealed", expected(range(300)))
     # Spark computes a first batch ahead for each task; what it does not compute was not sent.
     assert computed.value <= 400
