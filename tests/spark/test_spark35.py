@@ -1,4 +1,4 @@
-"""`transfer.spark.write` on Spark 3.5, which has no data sources in Python."""
+"""`transfer.spark.write` on Spark 3.5 and 4.0, which have no Arrow writers of data sources in Python."""
 
 from __future__ import annotations
 
@@ -14,34 +14,43 @@ pytest.importorskip("msgspec")
 from tests.spark.spools import ROOT, expected, read, rows_in, runs_of  # noqa: E402
 from transfer.spool.server import Spool  # noqa: E402
 
-PYTHON = os.environ.get("TRANSFER_SPARK35", "")
-
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(
-        not PYTHON,
-        reason="TRANSFER_SPARK35 names no Python with Spark 3.5; "
-        "`python -m tests.spark.spark35 FOLDER` makes one and prints its path",
-    ),
 ]
 
 
+@pytest.fixture(scope="module", params=["3.5", pytest.param("4.0", marks=pytest.mark.slow)])
+def version(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def spool(tmp_path_factory):
+def python(version):
+    name = f"TRANSFER_SPARK{version.replace('.', '')}"
+    if not os.environ.get(name):
+        pytest.skip(
+            f"{name} names no Python with Spark {version}; "
+            f"`python -m tests.spark.spark35 FOLDER {version}` makes one and prints its path"
+        )
+    return os.environ[name]
+
+
+@pytest.fixture(scope="module")
+def spool(version, tmp_path_factory):
     with Spool(tmp_path_factory.mktemp("spool")) as spool:
         yield spool
 
 
 @pytest.fixture(scope="module")
-def told(spool, tmp_path_factory):
+def told(python, spool, tmp_path_factory):
     """What each write returned or raised."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for name in ("SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONHOME"):
         environment.pop(name, None)
     folder = tmp_path_factory.mktemp("spark35")
     done = subprocess.run(
-        [PYTHON, "-m", "tests.spark.spark35_job", spool.url(), str(folder)],
+        [python, "-m", "tests.spark.spark35_job", spool.url(), str(folder)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -53,8 +62,8 @@ def told(spool, tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_it_is_spark_3_5_without_data_sources(told):
-    assert told["version"].startswith("3.5.")
+def test_it_is_this_spark_without_data_sources(told, version):
+    assert told["version"].startswith(f"{version}.")
     assert "use transfer.spark.write" in told["register"]
 
 
