@@ -261,12 +261,19 @@ def _survivor(file: File, choice: Choice, chance: random.Random, last: int) -> C
     sizes = [at for at, (_, one) in enumerate(pending) if _changes_size(one)]
     limit = chance.choice([*sizes, len(pending)]) if sizes else 0
     versions: dict[tuple[int, int], int] = {}
+    now = content.size  # as programs see it
     for at, (number, one) in enumerate(pending):
         sized = _is_kept(choice, choice.sizes, number == last, at < limit)
         if one.kind != Kind.WRITE:
+            now = (
+                one.a
+                if one.kind == Kind.TRUNCATE
+                else max(now, one.a + one.b if one.kind == Kind.ALLOCATE else 0)
+            )
             if sized:
                 content.apply(one)
             continue
+        grows, now = one.a + len(one.data) > now, max(now, one.a + len(one.data))
         size = one.a + len(one.data) if sized else 0
         for position, part in _pieces(one, SECTOR if choice.torn else PAGE):
             kept = _is_kept(
@@ -275,7 +282,8 @@ def _survivor(file: File, choice: Choice, chance: random.Random, last: int) -> C
                 number == last,
                 at < _version(pending, position, choice, chance, versions),
             )
-            if kept:
+            # What was written into room that was reserved is not there without that room.
+            if kept and (grows or position + len(part) <= content.size):
                 content.store(position, part)
                 size = max(size, position + len(part))
         content.size = max(content.size, size)

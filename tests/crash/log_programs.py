@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.crash.program import Mark, Program
-from transfer.log import Log, Retention
+from transfer.log import Log, Retention, journal
+from transports.errors import InternalError
 
 Step = tuple[Any, ...]
 
@@ -169,6 +172,11 @@ class Lane:
         self.log.commit(self._last)
         self._mark(("ack", self.name))
 
+    def close(self) -> None:
+        """Keeps what was appended, too."""
+        self.log.close()
+        self._mark(("ack", self.name))
+
 
 class LogProgram(Program):
     """Steps on a log. options: of `Log`."""
@@ -256,6 +264,7 @@ def _appends(program: LogProgram, folder: Path, mark: Mark) -> None:
                     lane.do("acknowledge", "t0", "g", 1)
                 if number % 3 == 0:
                     lane.commit()
+            lane.close()
 
 
 def _blobs(program: LogProgram, folder: Path, mark: Mark) -> None:
@@ -372,24 +381,46 @@ def _threads(program: LogProgram, folder: Path, mark: Mark) -> None:
 
 def _abandoned(program: LogProgram, folder: Path, mark: Mark) -> None:
     """Opened again without a clean close, several times, as after kill -9."""
-    for round_ in range(3):
+    for round_ in range(4):
         log = program.open(folder)
         lane = Lane(log, mark, "main/")
+        mark(("seen", "main/", log.range("main/t")[1]))  # what was read once does not go
         for number in range(round_ * 50, round_ * 50 + 6):
-            lane.append("t", number, 5000 if number % 3 == 0 else 0)
+            lane.append("t", number, 5000 if number % 50 in (0, 5) and not round_ % 2 else 0)
             if number % 4 == 3:
                 lane.commit()
         log._journal._flush(sync=False)  # the system has it, the disk has not
         _kill(log)
 
 
+def _begun(program: LogProgram, folder: Path, mark: Mark) -> None:
+    """Killed when a segment was begun, and its name was not synced."""
+
+    def end(_: Path) -> None:
+        raise OSError("killed")
+
+    log = program.open(folder)
+    lane = Lane(log, mark, "main/")
+    lane.append("t", 0, 5000)
+    lane.commit()
+    with patch.object(journal, "sync_folder", end), suppress(InternalError):
+        for number in range(200):
+            lane.append("t", number * 9 + 8)
+    _kill(log)
+    log = program.open(folder)
+    lane = Lane(log, mark, "main/")
+    mark(("seen", "main/", log.range("main/t")[1]))
+    for number in range(3):
+        lane.append("t", number)
+        lane.commit()
+    lane.close()
+
+
 def _kill(log: Log) -> None:
     """What the end of the process does: descriptors are closed."""
-    import os
-
-    journal = log._journal
-    journal._closed = True
-    for segment in journal.segments:
+    its = log._journal
+    its._closed = True
+    for segment in its.segments:
         with suppress(OSError):
             segment.close()
     os.close(log._lock_fd)
@@ -411,4 +442,5 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "log_threads": lambda: LogProgram("log_threads", _threads),
     "log_interval": lambda: LogProgram("log_interval", _threads, fsync="interval", interval=0.002),
     "log_killed": lambda: LogProgram("log_killed", _abandoned),
+    "log_begun": lambda: LogProgram("log_begun", _begun, segment_bytes=4096),
 }

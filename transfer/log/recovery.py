@@ -125,6 +125,8 @@ def undisturbed() -> Iterator[None]:
 
 def _open(found: Recovered, folder: Path, firsts: list[int], repair: bool) -> None:
     contents: list[Contents] = []
+    with full_disk_told():  # before a file is cut to its records, which says that another one follows it
+        sync_folder(folder)
     for first, following in zip(firsts, [*firsts[1:], None], strict=False):
         segment = Segment.open(folder, first)
         found.segments.append(segment)
@@ -316,7 +318,6 @@ def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
         segment.sync()
         for other in found.segments:
             other.sync_blobs()
-        sync_folder(segment.folder)
     return contents
 
 
