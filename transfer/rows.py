@@ -145,6 +145,15 @@ def check(arrays: Mapping[str, Array], layouts: Sequence[Layout], rows: int) -> 
             raise ProtocolError("run", f"{where} does not tell which of {rows} rows have a value")
 
 
+def column_names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The columns that were asked for. Raises OptionError: one name, whose letters would be names too."""
+    if isinstance(columns, (str, bytes)):
+        raise OptionError(
+            f"columns is a list of names, not {columns!r}", hint=f"One column: columns=[{columns!r}]."
+        )
+    return tuple(columns) if columns is not None else None
+
+
 def choose(layouts: Sequence[Layout], names: Iterable[str] | None) -> tuple[Layout, ...]:
     """The columns to which these arrays belong (None: all), in the run's order. Raises OptionError for an
     array that no column has."""

@@ -88,6 +88,12 @@ def test_columns_come_with_what_belongs_to_them():
         read(Run(5), 8, columns=["y"])
 
 
+def test_one_name_is_no_list_of_columns():
+    with pytest.raises(OptionError, match=r"not 'label'") as refused:
+        RowStream("run://127.0.0.1:1/run", 8, columns="label")
+    assert "columns=['label']" in str(refused.value)
+
+
 def test_without_a_batch_size_all_ranks_have_the_same_one():
     run = Run(50_000, 50_000, layouts=(*Run().layouts,))
     with (

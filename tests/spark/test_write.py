@@ -135,6 +135,8 @@ def test_schema_and_options_are_refused_before_any_task(spark):
         write(frame_of(spark), "tcp://127.0.0.1:1", connect_timeout=0.1)
     with pytest.raises(OptionError, match="no column 'y'"):
         write(frame_of(spark), "tcp://127.0.0.1:1", columns=["y"], connect_timeout=0.1)
+    with pytest.raises(OptionError, match="a list of names, not 'id'"):
+        write(frame_of(spark), "tcp://127.0.0.1:1", columns="id", connect_timeout=0.1)
     writer = frame_of(spark).write.format("transfer").option("endpoint", "tcp://127.0.0.1:1")
     writer = writer.option("delivery", "eager")
     with pytest.raises(Exception, match="column 's' needs several tensors"):

@@ -15,7 +15,7 @@ from transfer.reading.opening import check_numbers, close_in, open_source, sensi
 from transfer.reading.plan import Place, Plan
 from transfer.reading.prefetch import Over, Prefetcher
 from transfer.reading.state import STATE_VERSION, check_run, check_state
-from transfer.rows import OFFSETS, VALID, choose
+from transfer.rows import OFFSETS, VALID, choose, column_names
 from transfer.spool.source import FAILED, OPEN, SEALED, RowSource, RunInfo
 from transports.errors import Broken, OptionError, UsageError
 
@@ -81,7 +81,7 @@ class RowStream:
         check_numbers(batch_size, epochs, shuffle, rank, world_size)
         if not 0 <= worker < workers:
             raise OptionError(f"worker is from 0 to workers - 1, not {worker} of {workers}")
-        self._columns = tuple(columns) if columns is not None else None
+        self._columns = column_names(columns)
         if self._columns == ():
             raise OptionError("columns names none", hint="Leave it out for all of the run's columns.")
         self._timeout = timeout

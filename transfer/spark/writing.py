@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from transfer.rows import column_names
 from transfer.runs import Winner
 from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
 from transfer.spark.options import parse_options
@@ -95,7 +96,7 @@ def write(
     if run:
         given["run"] = run
     if columns is not None:
-        given["columns"] = json.dumps(list(columns))
+        given["columns"] = json.dumps(column_names(columns))
     if ragged is not None:
         given["ragged"] = ragged if isinstance(ragged, str) else json.dumps(list(ragged))
     if nulls is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from transfer.rows import column_names
 from transfer.torch.receiver import MessageSource, RunReader, SocketSource
 from transfer.torch.slicing import Batch, Slicer
 from transports.errors import Again, OptionError, ProtocolError, TransferError, UsageError
@@ -55,7 +56,7 @@ class EagerReader:
     ) -> None:
         if batch_size is not None and batch_size < 1:
             raise OptionError(f"batch_size is at least 1, not {batch_size}")
-        self._columns = tuple(columns) if columns is not None else None
+        self._columns = column_names(columns)
         self._drop_last = drop_last
         self._slicer = Slicer(batch_size) if batch_size is not None else None
         self._source = source if source is not None else SocketSource(endpoint)

@@ -13,6 +13,7 @@ from transfer.reading import Lineage, RowStream, merge_states
 from transfer.reading.lineage import with_seed
 from transfer.reading.opening import check_numbers, open_source
 from transfer.reading.state import STATE_VERSION, check_run
+from transfer.rows import column_names
 from transfer.spool.source import Lease
 from transports.errors import OptionError, UsageError
 
@@ -110,7 +111,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
     ) -> None:
         check_numbers(batch_size, epochs, shuffle, rank, world_size)
         self._batch_size = batch_size
-        self._columns = tuple(columns) if columns is not None else None
+        self._columns = column_names(columns)
         self._options: dict[str, Any] = {
             "group": group,
             "epochs": epochs,
