@@ -61,6 +61,23 @@ def test_a_run_url_makes_a_run_dataset():
             StreamDataset(url, **{option: 1})
 
 
+@pytest.mark.parametrize("url", [URL, "tcp://127.0.0.1:0"])
+@pytest.mark.parametrize(("option", "hint"), [("timeuot", "mean 'timeout'"), ("pack", "Known: .*drop_last")])
+def test_an_option_that_there_is_not(url, option, hint):
+    with pytest.raises(OptionError, match=f"no option '{option}'(.|\n)*{hint}"):
+        StreamDataset(url, **{option: 1})
+    with pytest.raises(OptionError, match=f"no option '{option}'"):
+        ShardedStream(URL, rank=0, world_size=1, **{option: 1})
+
+
+@pytest.mark.parametrize("url", [URL, "tcp://127.0.0.1:0"])
+def test_one_name_is_no_list_of_columns(url):
+    with pytest.raises(OptionError, match="columns is a list of names, not 'id'"):
+        StreamDataset(url, columns="id")
+    with pytest.raises(OptionError, match="columns is a list of names, not 'id'"):
+        ShardedStream(URL, columns="id", rank=0, world_size=1)
+
+
 class Doubling(StreamDataset):
     """A user's own."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -24,7 +25,8 @@ class StreamOptions(RunOptions, total=False):
     source: Callable[[], RowSource] | MessageSource | None
 
 
-#: those of a data set that listens
+#: those of a data set that reads a run, and of one that listens
+_RUN = (*RunOptions.__annotations__, "source")
 _EAGER = ("drop_last", "timeout", "verify", "source")
 
 
@@ -81,10 +83,10 @@ class StreamDataset(RunDataset[BatchT]):
     ) -> None:
         self._eager: EagerReader | None = None
         if endpoint.startswith(RUN_SCHEME):
-            _check_options(options, "verify", known=False)
+            _check_options(options, _RUN, "a run in a spool")
             super().__init__(endpoint, batch_size, columns=columns, **options)
             return
-        _check_options(options, *_EAGER, known=True)
+        _check_options(options, _EAGER, "one that listens")
         self._eager = EagerReader(endpoint, batch_size=batch_size, columns=columns, **options)
         self.endpoint = self._eager.endpoint
 
@@ -162,9 +164,10 @@ class StreamDataset(RunDataset[BatchT]):
         return self._eager
 
 
-def _check_options(options: Mapping[str, Any], *names: str, known: bool) -> None:
-    """known: these are all there are; else these are not among them."""
+def _check_options(options: Mapping[str, Any], known: Sequence[str], kind: str) -> None:
+    """Raises OptionError, with the nearest option that this kind of data set has."""
     for option in options:
-        if (option in names) != known:
-            kind = "one that listens" if known else "a run in a spool"
-            raise OptionError(f"StreamDataset has no option {option!r} for {kind}")
+        if option not in known:
+            close = difflib.get_close_matches(option, known, 1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}."
+            raise OptionError(f"StreamDataset has no option {option!r} for {kind}", hint=hint)
