@@ -102,8 +102,9 @@ def test_all_subscribers_get_the_very_bytes_and_what_comes_behind(tmp_path, way,
         check_pipes(broker, way)
 
 
-def test_a_stream_with_its_size_comes_in_chunks(tmp_path, way):
-    data = payload(2 * MIB + 7)
+def test_a_stream_of_large_chunks_comes_in_chunks(tmp_path, way):
+    """Chunks up to 4 MiB go on whole, and copied."""
+    data = payload(10 * MIB + 7)
     with serving(tmp_path, 3) as (broker, publisher, one, other):
         one.subscribe(TOPIC)
         other.subscribe(TOPIC)
@@ -111,8 +112,8 @@ def test_a_stream_with_its_size_comes_in_chunks(tmp_path, way):
         with Sending(
             publisher,
             (Kind.META, {"topic": TOPIC, "meta": meta, "number": 5}),
-            (Kind.CHUNK, {"data": data[:MIB], "number": 5}),
-            (Kind.CHUNK, {"data": data[MIB:], "number": 5, "flags": EOF}),
+            (Kind.CHUNK, {"data": data[: 5 * MIB], "number": 5}),
+            (Kind.CHUNK, {"data": data[5 * MIB :], "number": 5, "flags": EOF}),
         ):
             assert read_stream(one) == data
             assert read_stream(other) == data
