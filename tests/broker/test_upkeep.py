@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
+from tests.broker.running import running
 from transfer.broker.upkeep import Upkeep
+from transfer.clients.own import BrokerClient
 from transfer.log import Log, Retention
+from transfer.spool.server import Spool
+from transports.errors import OptionError
 
 
 def test_what_is_acknowledged_goes_though_one_old_message_is_held(tmp_path):
@@ -35,3 +41,20 @@ def test_it_ends_with_its_log(tmp_path):
     upkeep._thread.join(10)
     assert not upkeep._thread.is_alive()
     upkeep.close()
+
+
+def test_a_small_log_takes_large_payloads(tmp_path):
+    with (
+        running(tmp_path, retention_bytes=10_000_000) as broker,
+        BrokerClient(broker.endpoints["requests"]) as client,
+    ):
+        for size in (10, 100_000, 4_900_000):
+            for _ in range(5):
+                client.publish("orders", bytes(size))
+
+
+def test_a_log_that_is_too_small_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="too small"), running(tmp_path, retention_bytes=1000):
+        pass
+    with pytest.raises(OptionError, match="too small"):
+        Spool(tmp_path / "spool", retention_bytes=1000)

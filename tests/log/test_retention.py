@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, strategies as st
 
-from transfer.log.retention import NANOSECONDS, Retention, removable
+from transfer.log import Log
+from transfer.log.retention import (
+    NANOSECONDS,
+    SEGMENT_BYTES,
+    SMALLEST_LOG,
+    Retention,
+    removable,
+    segment_size,
+)
+from transports.errors import OptionError
 
 
 @dataclass
@@ -72,3 +82,38 @@ def test_segments_with_blobs_that_are_being_written_stay():
     segments = some(5)
     segments[1].pins = 1
     assert go(segments, Retention(bytes=100)) == 1
+
+
+def test_segments_follow_the_limit():
+    assert segment_size(None) == segment_size(1 << 40) == SEGMENT_BYTES
+    assert segment_size(160 << 20) == 10 << 20
+    with pytest.raises(OptionError, match="too small") as refused:
+        segment_size(SMALLEST_LOG - 1)
+    assert str(SMALLEST_LOG) in str(refused.value)
+
+
+@pytest.mark.parametrize("limit", [SMALLEST_LOG, 10_000_000])
+@pytest.mark.parametrize("share", [2, 5, 50, 1000])
+def test_a_small_log_takes_any_number_of_blobs(tmp_path, limit, share):
+    """A blob may take half of the log; what nobody needs goes for it."""
+    blob = bytes(limit // share)
+    with Log(tmp_path, retention=Retention(bytes=limit)) as log:
+        for _ in range(3 * share):
+            log.append("t", blob=blob)
+            with log.blob("u", 1 << 30, arriving=True) as arriving:
+                arriving.write(blob[: len(blob) // 2])
+                arriving.write(blob[: len(blob) // 2])
+                arriving.commit()
+            assert log.disk_bytes <= limit
+        log.commit()
+        assert bytes(log.read("u", 3 * share - 1)[0].blob) == blob[: len(blob) // 2] * 2
+
+
+def test_a_log_with_a_large_segment_of_before_gets_a_small_limit(tmp_path):
+    with Log(tmp_path) as log:
+        log.append("t", b"old")
+        assert log.disk_bytes >= SEGMENT_BYTES
+    with Log(tmp_path, retention=Retention(bytes=SMALLEST_LOG)) as log:
+        assert log.disk_bytes < SMALLEST_LOG
+        assert bytes(log.read("t", 0)[0].body) == b"old"
+        log.append("t", blob=bytes(SMALLEST_LOG // 2))

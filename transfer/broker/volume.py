@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from transfer.log.log import SEGMENT_BYTES
+from transfer.log.retention import SMALLEST_LOG
 
 _BLOCK = 512  # the unit of `st_blocks`
 
@@ -30,8 +30,8 @@ def free_bytes(folder: Path) -> int:
 def log_room(wanted: int | VolumeShare | None, folder: Path) -> int | None:
     """The bytes that the log in this folder, which need not be there, may take; None: no limit.
 
-    A share is two segments at least."""
+    A share is the smallest log at least."""
     if not isinstance(wanted, VolumeShare):
         return wanted
     taken = sum(path.stat().st_blocks * _BLOCK for path in folder.glob("*"))
-    return max(2 * SEGMENT_BYTES, (free_bytes(folder.parent) + taken) * wanted.percent // 100)
+    return max(SMALLEST_LOG, (free_bytes(folder.parent) + taken) * wanted.percent // 100)

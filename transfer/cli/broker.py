@@ -58,7 +58,9 @@ class Told:
     spool: Annotated[str | None, _endpoint("spool", "Spark's rows. [tcp://127.0.0.1:5570]")] = None
     retention_bytes: Annotated[
         str | None,
-        typer.Option(metavar="SIZE|SHARE%|off", help="What the log may take. [80% of what is free]"),
+        typer.Option(
+            metavar="SIZE|SHARE%|off", help="What the log may take, from 1 MiB on. [80% of what is free]"
+        ),
     ] = None
     retention_age: Annotated[
         str | None, typer.Option(metavar="TIME", help="Remove messages so old that their groups have done.")

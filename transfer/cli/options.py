@@ -218,7 +218,11 @@ class Kept:
     ] = None
     retention_bytes: Annotated[
         int | None,
-        typer.Option(parser=parse_size, metavar="SIZE", help="What the folder may take; then writers wait."),
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            help="What the folder may take, from 1 MiB on; then writers wait.",
+        ),
     ] = None
     retention_age: Annotated[
         float | None,

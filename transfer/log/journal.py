@@ -18,6 +18,9 @@ from transports.errors import Again, Closed, ForkedError, InDoubt, InternalError
 
 #: a segment's blobs take so many times the bytes of its records at most, unless one alone takes more
 _BLOBS = 16
+#: a segment's records, or its blobs, take this part of what retention allows at most, unless one blob or the
+#: state alone takes more: the last segment never goes
+_SHARE = 8
 #: bytes that a segment's file of blobs has at most, with the places of blobs that arrive: systems set limits
 _MOST_PLACES = 1 << 40
 #: a segment takes at least so many times the bytes of the state that it begins with
@@ -164,7 +167,7 @@ class Journal:
 
         limited: by retention. May wait, and let others in.
         """
-        most = _BLOBS * self._segment_bytes
+        most = self._most_blobs
         while (segment := self.segments[-1]).blob_end and segment.blob_bytes + nbytes > most:
             self._next_segment(limited)
         if limited:
@@ -176,7 +179,7 @@ class Journal:
 
     def place_blob(self, nbytes: int) -> tuple[Segment, int]:
         """A place for a blob that arrives in pieces, without room on the disk. Else as `reserve_blob`."""
-        most = _BLOBS * self._segment_bytes
+        most = self._most_blobs
         while (segment := self.segments[-1]).blob_end and (
             segment.blob_bytes > most or segment.blob_end + nbytes > _MOST_PLACES
         ):
@@ -192,7 +195,22 @@ class Journal:
         """Room for the next bytes of a blob that arrives; see `Segment.reserve_arriving`. Raises LogFull."""
         self._limit(needed)
         with full_disk_told():
-            return segment.reserve_arriving(position, reserved, needed, nbytes)
+            return segment.reserve_arriving(position, reserved, needed, nbytes, self._segment_bytes)
+
+    @property
+    def _most_blobs(self) -> int:
+        """Bytes of a segment's blobs, unless one alone takes more."""
+        most, limit = _BLOBS * self._segment_bytes, self.retention.bytes
+        return most if limit is None else min(most, max(self._segment_bytes, limit // _SHARE))
+
+    def fit_last(self) -> None:
+        """The last segment gives back the room that it has by a larger limit of before, and ends. With the
+        lock."""
+        segment, limit = self.segments[-1], self.retention.bytes
+        if limit is not None and segment.capacity - segment.end > max(
+            2 * self._segment_bytes, limit // _SHARE
+        ):
+            self._roll(0, limited=False)
 
     def _next_segment(self, limited: bool) -> None:
         """One try: somebody may write or sync just now."""
@@ -272,7 +290,10 @@ class Journal:
         beginning = opening(self._snapshot(), self.sequence)
         state = len(beginning.data)
         # One byte at least stays free: a file that its records fill is that of an older segment.
-        wanted = max(self._segment_bytes, state + size + 1, min(_STATE_SHARE * state, LARGEST))
+        most, limit = LARGEST, self.retention.bytes
+        if limit is not None:
+            most = min(most, limit // _SHARE)
+        wanted = max(self._segment_bytes, state + size + 1, min(_STATE_SHARE * state, most))
         if limited:
             self._limit(wanted)
         with full_disk_told():

@@ -24,7 +24,7 @@ from transfer.log.pieces import BlobWriter
 from transfer.log.quarantine import quarantined
 from transfer.log.record import Record, state_body
 from transfer.log.recovery import recover
-from transfer.log.retention import Retention
+from transfer.log.retention import Retention, segment_size
 from transfer.log.segment import LARGEST
 from transfer.log.state import group_key
 from transfer.log.topics import ENOUGH, Topics
@@ -33,7 +33,6 @@ from transports.errors import Closed, OptionError, UsageError
 
 Fsync = Literal["always", "interval", "never"]
 _FSYNC = ("always", "interval", "never")
-SEGMENT_BYTES = 64 << 20
 _SMALLEST_SEGMENT = 4096
 
 
@@ -42,9 +41,10 @@ class Log:
 
     fsync: what `commit` waits for. "always": a sync that covers it, which all waiting callers share.
     "interval": the next sync, at most `interval` seconds later. "never": the system has it, so that a crash
-    of the machine loses it, one of the process does not. segment_bytes: of a file. repair: damage that is
-    found at the start is cut off with all behind it, into quarantine, instead of LogDamaged. damaged: "serve"
-    opens a log of which messages are missing; reading them raises LogDamaged. clock: nanoseconds since 1970.
+    of the machine loses it, one of the process does not. segment_bytes: of a file; by default 64 MiB, or a
+    16th of `Retention.bytes` if that is less, which is 1 MiB at least then. repair: damage that is found at
+    the start is cut off with all behind it, into quarantine, instead of LogDamaged. damaged: "serve" opens a
+    log of which messages are missing; reading them raises LogDamaged. clock: nanoseconds since 1970.
 
     Raises LogInUse, LogDamaged, LogFull, NotSupported (a newer format), InternalError. A write or sync that
     failed ends the log: what was not committed is in doubt until it is opened again. At the start are found:
@@ -59,7 +59,7 @@ class Log:
         fsync: Fsync = "always",
         interval: float = 0.05,
         retention: Retention | None = None,
-        segment_bytes: int = SEGMENT_BYTES,
+        segment_bytes: int | None = None,
         repair: bool = False,
         damaged: Literal["refuse", "serve"] = "refuse",
         clock: Callable[[], int] = time.time_ns,
@@ -68,6 +68,9 @@ class Log:
             raise OptionError(f"fsync={fsync!r}", hint="one of " + ", ".join(_FSYNC))
         if damaged not in ("refuse", "serve"):
             raise OptionError(f"damaged={damaged!r}", hint="one of refuse, serve")
+        retention = retention or Retention()
+        if segment_bytes is None:
+            segment_bytes = segment_size(retention.bytes)
         if not _SMALLEST_SEGMENT <= segment_bytes <= LARGEST:
             raise OptionError(f"segment_bytes={segment_bytes}", hint=f"from {_SMALLEST_SEGMENT} to {LARGEST}")
         self.folder = Path(folder)
@@ -90,7 +93,7 @@ class Log:
                 found.sequence,
                 mode=fsync,
                 segment_bytes=segment_bytes,
-                retention=retention or Retention(),
+                retention=retention,
                 clock=self._appender.now,
                 snapshot=self._topics.snapshot,
                 acknowledged=self._topics.acknowledged,
@@ -100,6 +103,7 @@ class Log:
             write_format(self.folder)  # now that a segment is synced
             # A crash may have come before they were given back.
             with self._journal:
+                self._journal.fit_last()
                 for topic in found.topics.values():
                     self._topics.ask(topic, topic.discarded)
                 for topic in found.dropped:

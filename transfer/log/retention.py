@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from transports.errors import OptionError
+
 NANOSECONDS = 1_000_000_000
+#: bytes of a segment, if its log has no limit, or a large one
+SEGMENT_BYTES = 64 << 20
+#: a segment takes this part of what the log may take, so that what is not needed goes in small steps
+_PARTS = 16
+#: bytes that a log may take at least
+SMALLEST_LOG = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,18 @@ class Retention:
     bytes: int | None = None
     age: float | None = None
     acknowledged: bool = False
+
+
+def segment_size(limit: int | None) -> int:
+    """Bytes of a segment of a log that may take so many; None: any number. Raises OptionError: too few."""
+    if limit is None:
+        return SEGMENT_BYTES
+    if limit < SMALLEST_LOG:
+        raise OptionError(
+            f"a log that may take {limit} bytes is too small",
+            hint=f"retention needs {SMALLEST_LOG} at least (1 MiB)",
+        )
+    return min(SEGMENT_BYTES, limit // _PARTS)
 
 
 class Facts(Protocol):

@@ -250,10 +250,10 @@ class Segment:
         self._unreserved += nbytes
         return position
 
-    def reserve_arriving(self, position: int, reserved: int, needed: int, nbytes: int) -> int:
+    def reserve_arriving(self, position: int, reserved: int, needed: int, nbytes: int, most: int) -> int:
         """Room for the next `needed` bytes of a blob of `nbytes` whose first `reserved` have theirs, and for
-        as many as it has already: how many have room now. Raises LogFull."""
-        wanted = max(needed, min(max(reserved, _FIRST_STEP), _STEP))
+        as many as it has already, at most `most` ahead: how many have room now. Raises LogFull."""
+        wanted = max(needed, min(max(reserved, _FIRST_STEP), most, _STEP))
         for more in (min(-(-wanted // PAGE) * PAGE, nbytes - reserved), needed):
             try:
                 self._reserve(position + reserved, more)
