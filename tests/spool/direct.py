@@ -82,7 +82,7 @@ class DirectSpool:
             shutil.copytree(before.log.folder, folder)
         else:
             self.committer.flush()
-            self.desk.note_all()
+            self.desk.readers.note_all()
         before.close()
         self._start(folder)
 
@@ -109,7 +109,7 @@ class DirectSpool:
 
     def serve(self):
         """Answers all requests for rows that can be answered."""
-        while not self.desk.serve_waiting():
+        while not self.desk.readers.serve_waiting():
             pass
 
     def ask(self, request, arrays=None, *, commit=True):
@@ -133,15 +133,15 @@ class DirectSpool:
         try:
             sequence = self.store.receive(message, arrays)
         except TransferError as error:
-            self.desk.attempt_failed(message, error)
+            self.desk.attempts.failed(message, error)
             return
         if isinstance(message, Begin) and sequence is not None:
-            self.desk.attempt_began(message)
+            self.desk.attempts.began(message)
         if isinstance(message, End):
             if sequence is None:
-                self.desk.attempt_came_for_nobody(message)
+                self.desk.attempts.dropped(message)
             else:
-                self.committer.when_committed(sequence, lambda: self.desk.attempt_kept(message))
+                self.committer.when_committed(sequence, lambda: self.desk.attempts.kept(message))
 
     def tick(self):
         """Readers whose connections are gone have no lease any more."""

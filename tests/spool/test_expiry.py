@@ -160,7 +160,7 @@ def test_a_folder_of_a_release_that_noted_no_activity(stores, monkeypatch):
     make(stores.store, "run", 1)
     entry = stores.store.entry("run")
     entry.touched = 0.0
-    stores.store._put(entry)
+    stores.store._runs.put(entry)
     stores.restart()
     stores.store.entry("run").touched = stores.time  # the store had begun with its own clock
     assert stores.after(380, restarts=3) == []

@@ -121,7 +121,7 @@ def test_many_read_at_once(spool):
 
 def test_a_refusal_of_any_class_is_final(spool, monkeypatch):
     """A Broken that the spool answers is no broken connection: it is not asked again until the deadline."""
-    monkeypatch.setattr("transfer.spool.desk._MISSING", 0.1)
+    monkeypatch.setattr("transfer.spool.attempt_ends._MISSING", 0.1)
     write(spool.endpoint, "run", [[5]], kind="stream")
     reader = RunClient(spool.url("run"), timeout=10)
     reader.open("group")

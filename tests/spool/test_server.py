@@ -15,8 +15,8 @@ import transfer
 from transfer.rows import to_json
 from transfer.runs import Begin, End, Rows, checksum, to_meta
 from transfer.spool.answers import Answers
+from transfer.spool.attempt_ends import AttemptEnds
 from transfer.spool.client import RunClient
-from transfer.spool.desk import Desk
 from transfer.spool.link import Line
 from transfer.spool.order import Order
 from transfer.spool.protocol import (
@@ -336,7 +336,7 @@ def test_a_commit_that_is_asked_again_is_answered_the_same(spool):
 
 
 def test_an_attempt_that_never_came_is_told_so_once(spool, monkeypatch):
-    monkeypatch.setattr("transfer.spool.desk._MISSING", 0.05)
+    monkeypatch.setattr("transfer.spool.attempt_ends._MISSING", 0.05)
     write(spool.endpoint, "run", [[4]])
     with pytest.raises(Broken, match="partition 3"):
         ask(spool.endpoint, Ended(run="run", job="job", partition=3, attempt=3))
@@ -344,7 +344,7 @@ def test_an_attempt_that_never_came_is_told_so_once(spool, monkeypatch):
 
 def test_an_end_that_came_for_nobody_is_told_at_once(spool, monkeypatch):
     """As when the spool was restarted in the middle of an attempt."""
-    monkeypatch.setattr("transfer.spool.desk._MISSING", 1000.0)
+    monkeypatch.setattr("transfer.spool.attempt_ends._MISSING", 1000.0)
     port = ask(spool.endpoint, Declare(run="run", job="job", delivery="committed", kind="batch"))[1]["port"]
     with pushing(port) as socket:
         socket.send_tensors({}, meta=to_meta(End("run", "job", 3, 3, 1, 4, 5)))
@@ -394,9 +394,9 @@ def test_rows_that_cannot_be_kept_fail_their_attempt_and_no_other(spool):
 
 def test_an_end_that_is_being_written_is_waited_for(spool, monkeypatch):
     """A slow disk is no reason to send the attempt again."""
-    monkeypatch.setattr("transfer.spool.desk._MISSING", 0.0)
+    monkeypatch.setattr("transfer.spool.attempt_ends._MISSING", 0.0)
     looked, receive = threading.Event(), Store.receive
-    look = Desk._look_for_missing
+    look = AttemptEnds.refuse_missing
 
     def receive_late(self, message, arrays):
         if isinstance(message, End):
@@ -411,7 +411,7 @@ def test_an_end_that_is_being_written_is_waited_for(spool, monkeypatch):
             looked.set()
 
     monkeypatch.setattr(Store, "receive", receive_late)
-    monkeypatch.setattr(Desk, "_look_for_missing", look_and_tell)
+    monkeypatch.setattr(AttemptEnds, "refuse_missing", look_and_tell)
     assert push(spool.endpoint, "run", "job", 0, 0, 0, [4]).rows == 4
 
 
@@ -628,7 +628,7 @@ def test_what_nobody_thought_of_ends_one_request_only(spool, monkeypatch, caplog
         with pytest.raises(InternalError, match="nobody thought"):
             push(spool.endpoint, "other", "job", 0, 0, 0, [4])
         ticked = threading.Event()
-        context.setattr(Desk, "_look_for_missing", lambda self: (ticked.set(), fails()))
+        context.setattr(AttemptEnds, "refuse_missing", lambda self: (ticked.set(), fails()))
         assert ticked.wait(10.0)
     with opened(spool) as client:
         assert collect(client, fetch(0, 4)) == [0, 1, 2, 3]

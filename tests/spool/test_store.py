@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from transfer.log import Log
 from transfer.rows import cut, join
 from transfer.runs import Commit, End, Rows, from_meta
 from transfer.spool import store as stores
+from transfer.spool.run_log import RunLog
 from transfer.spool.source import FAILED, OPEN, SEALED
 from transfer.spool.store import Store
 from transfer.spool.stored import metadata
@@ -88,7 +89,7 @@ def check_rows(store, sent):
             key = (entry.number, job, visible.partitions[number], visible.attempts[number])
             wanted = sent[key][visible.sequences[number]]
             assert agrees(store.frame(entry, number), WIDE) == wanted["id"].tolist()
-        for message in store._messages(entry.topic, 0):
+        for message in store._runs.messages(entry.topic):
             meta = metadata(message.body)
             if meta.get("kind") == "rows" and isinstance(from_meta(meta), Rows):
                 assert message.discarded == (message.offset not in needed(entry))
@@ -267,7 +268,7 @@ def test_a_sealed_index_says_what_all_events_say(tmp_path):
     assert indexed.entries["run"].index >= 0
     assert not indexed.entries["run"].run.jobs
     store.entries["run"].index = -1  # as if the word had not been kept
-    store._put(store.entries["run"])
+    store._runs.put(store.entries["run"])
     sync(store)
     replayed = crashed(store, tmp_path / "c")
     assert told(indexed) == told(replayed) == told(store)
@@ -280,16 +281,16 @@ def test_a_sealed_index_says_what_all_events_say(tmp_path):
 def test_an_index_whose_word_was_not_kept_is_no_event(tmp_path, monkeypatch):
     """The log syncs for somebody else between the index and the state that names it; then the spool ends."""
     store = Store(tmp_path / "a")
-    keep = Store._keep_index
+    keep = RunLog.keep_index
 
     def keep_and_copy(self, entry):
         keep(self, entry)
         self.log.commit()
         shutil.copytree(self.log.folder, tmp_path / "b")
 
-    monkeypatch.setattr(Store, "_keep_index", keep_and_copy)
+    monkeypatch.setattr(RunLog, "keep_index", keep_and_copy)
     make(store, "run", 2)
-    monkeypatch.setattr(Store, "_keep_index", keep)
+    monkeypatch.setattr(RunLog, "keep_index", keep)
     found = Store(tmp_path / "b")
     assert found.entries["run"].state == SEALED
     assert ids(found, found.entries["run"]) == list(range(32))
@@ -425,17 +426,17 @@ def test_a_frame_for_a_run_that_is_deleted_meanwhile(tmp_path, monkeypatch, agai
     task = Task("run", "job", 0, 0, 0, [8, 8], WIDE)
     for message, arrays in task.messages[:2]:
         assert store.receive(message, arrays) is not None
-    append = Store._append
+    append = RunLog.append_rows
 
-    def append_late(self, topic, message, arrays):
+    def append_late(self, entry, message, arrays):
         if isinstance(message, Rows):
-            monkeypatch.setattr(Store, "_append", append)
-            self.delete("run")
+            monkeypatch.setattr(RunLog, "append_rows", append)
+            store.delete("run")
             if again:
-                make(self, "run", 1)
-        return append(self, topic, message, arrays)
+                make(store, "run", 1)
+        return append(self, entry, message, arrays)
 
-    monkeypatch.setattr(Store, "_append", append_late)
+    monkeypatch.setattr(RunLog, "append_rows", append_late)
     assert store.receive(*task.messages[2]) is None
     assert store.receive(*task.messages[3]) is None
     sync(store)
@@ -456,18 +457,18 @@ def test_a_frame_whose_job_ends_meanwhile(tmp_path, monkeypatch, how):
     winner = send(store, Task("run", "job", 0, 0, 0, [8], WIDE))
     task = Task("run", "job", 0, 1, 0, [8, 8], WIDE)
     store.receive(*task.messages[0])
-    append = Store._append
+    append = RunLog.append_rows
 
-    def append_late(self, topic, message, arrays):
+    def append_late(self, entry, message, arrays):
         if isinstance(message, Rows):
-            monkeypatch.setattr(Store, "_append", append)
+            monkeypatch.setattr(RunLog, "append_rows", append)
             if how == "commit":
-                self.commit("run", "job", [winner])
+                store.commit("run", "job", [winner])
             else:
-                self.abort("run", "job")
-        return append(self, topic, message, arrays)
+                store.abort("run", "job")
+        return append(self, entry, message, arrays)
 
-    monkeypatch.setattr(Store, "_append", append_late)
+    monkeypatch.setattr(RunLog, "append_rows", append_late)
     assert store.receive(*task.messages[1]) is None
     sync(store)
     found = crashed(store, tmp_path / "b")
@@ -478,9 +479,30 @@ def test_a_frame_whose_job_ends_meanwhile(tmp_path, monkeypatch, how):
     store.close()
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_a_job_that_fails_before_a_task_begins_fails_the_run_after_a_crash_too(tmp_path, monkeypatch, full):
+    store = Store(tmp_path / "a")
+    for run, jobs in (("one", "j"), ("two", "jk"), ("again", "j")):
+        for job in jobs:
+            store.declare(run, job, "committed", "batch")
+    with Full(monkeypatch, store) if full else nullcontext():
+        for run in ("one", "two", "again"):
+            assert store.abort(run, "j") is not None
+    store.declare("again", "later", "committed", "batch")
+    sync(store)
+    found = crashed(store, tmp_path / "b")
+    for one in (store, found):
+        assert {name: entry.state for name, entry in one.entries.items()} == {
+            "one": FAILED,
+            "two": OPEN,  # its other job may still send
+            "again": OPEN,
+        }
+        one.close()
+
+
 def test_a_crash_while_a_run_is_made_leaves_nothing(tmp_path, monkeypatch):
     store = Store(tmp_path / "a")
-    monkeypatch.setattr(Store, "_put", lambda self, entry: None)
+    monkeypatch.setattr(RunLog, "put", lambda self, entry: None)
     store.declare("run", "job", "committed", "batch")
     monkeypatch.undo()
     sync(store)
@@ -652,7 +674,7 @@ def test_the_commits_table_is_read_again_however_large(tmp_path, monkeypatch):
     assert found.entries["run"].run.done == {"job": None}
     assert any(
         isinstance(from_meta(metadata(message.body)), Commit) and message.blob
-        for message in found._messages(found.entries["run"].topic, 0)
+        for message in found._runs.messages(found.entries["run"].topic)
     )
     found.close()
     store.close()

@@ -11,6 +11,7 @@ from transfer.rows import Layout
 from transfer.runs import Abort, Begin, End, Rows, from_meta, from_table
 from transfer.spool.entry import Entry
 from transfer.spool.ledger import Run
+from transfer.spool.source import FAILED, OPEN
 from transfer.spool.stored import decode, metadata, nbytes_of
 from transports.errors import ProtocolError
 
@@ -25,6 +26,7 @@ def replay(entry: Entry, messages: Iterable[Any]) -> list[int]:
     """
     run = entry.run
     unneeded: list[int] = []
+    aborted = set(entry.aborted)
     for message in messages:
         meta = metadata(message.body)
         if isinstance(meta, dict) and meta.get(INDEX) == 1:
@@ -41,14 +43,23 @@ def replay(entry: Entry, messages: Iterable[Any]) -> list[int]:
             unneeded += run.end(event)
             keep_attempt(run, event)
         elif isinstance(event, Abort):
-            unneeded += run.abort(event.job)
+            aborted.add(event.job)
+            unneeded += _abort(run, event.job)
         else:
             arrays, _ = decode(message.body, message.blob)
             table = {name: column.tolist() for name, column in arrays.items()}
             unneeded += run.commit(event.job, from_table(table))
     for job in entry.aborted:
-        unneeded += run.abort(job)
+        unneeded += _abort(run, job)
+    if run.state == FAILED and not entry.active.keys() <= aborted:
+        run.state = OPEN  # another job has declared itself and not begun
     return unneeded
+
+
+def _abort(run: Run, job: str) -> list[int]:
+    """As `Run.abort`, also of a job that no attempt had begun for: no event says that it was declared."""
+    run.declare(job, run.delivery, run.kind, "skip")
+    return run.abort(job)
 
 
 def keep_attempt(run: Run, message: End) -> None:

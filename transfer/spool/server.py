@@ -166,7 +166,7 @@ class Spool:
                 _log.critical("the thread %s has not ended in %g s", thread.name, _END)
         if hasattr(self, "_desk"):
             with suppress(TransferError):  # the log has failed: it is kept as it was
-                self._desk.note_all()
+                self._desk.readers.note_all()
         if hasattr(self, "_committer"):
             self._committer.close()
         self.store.close()
@@ -216,14 +216,19 @@ class Spool:
                 received = receiver.next()
                 message = message_of(received[1]) if received is not None else None
                 if received is not None and isinstance(message, Begin | Rows | End):
-                    self._desk.receiving = message.run, message.job, message.partition, message.attempt
+                    self._desk.attempts.receiving = (
+                        message.run,
+                        message.job,
+                        message.partition,
+                        message.attempt,
+                    )
                     self._take(message, received[0])
             except Closed:
                 return
             except Exception as error:  # noqa: BLE001 - of this message; the next one comes at once
                 self.faults.note("a message to the port for rows", error)
             finally:
-                self._desk.receiving = None
+                self._desk.attempts.receiving = None
 
     def _take(self, message: Begin | Rows | End, arrays: Arrays) -> None:
         try:
@@ -237,13 +242,13 @@ class Spool:
         except TransferError as error:
             if isinstance(error, InternalError):
                 self._committer.check()
-            self._desk.attempt_failed(message, error)
+            self._desk.attempts.failed(message, error)
             return
         except Exception as error:  # noqa: BLE001 - it ends this attempt, and nothing else
-            self._desk.attempt_failed(message, self.faults.note("keeping rows", error, message.run))
+            self._desk.attempts.failed(message, self.faults.note("keeping rows", error, message.run))
             return
         if isinstance(message, Begin) and sequence is not None:
-            self._desk.attempt_began(message)
+            self._desk.attempts.began(message)
         if isinstance(message, Rows) and sequence is not None:
             self._unsynced += sum(array.nbytes for array in arrays.values())
             if self._unsynced >= _SYNC_AHEAD:
@@ -251,9 +256,9 @@ class Spool:
                 self._committer.when_committed(sequence, lambda: None)
         if isinstance(message, End):
             if sequence is None:
-                self._desk.attempt_came_for_nobody(message)
+                self._desk.attempts.dropped(message)
                 return
-            self._committer.when_committed(sequence, lambda: self._desk.attempt_kept(message))
+            self._committer.when_committed(sequence, lambda: self._desk.attempts.kept(message))
 
     def _with_room(self, work: Callable[[], int | None]) -> int | None:
         """Waits as long as the disk is full: nothing is received meanwhile, and so Spark's tasks wait too."""
@@ -262,16 +267,16 @@ class Spool:
                 try:
                     return work()
                 except LogFull as error:
-                    if not self._desk.full:
+                    if not self._desk.writers.full:
                         _log.warning("%s", error)
-                    self._desk.full = str(error)
+                    self._desk.writers.full = str(error)
                 if self._closing.wait(_FULL_PAUSE):
                     raise Closed("the spool was closed")
                 # Room comes back when it is on the disk that it is not needed.
                 with suppress(Again):
                     self.store.log.commit(timeout=_FULL_PAUSE)
         finally:
-            self._desk.full = ""
+            self._desk.writers.full = ""
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -287,7 +292,7 @@ class Spool:
                 poller.poll(int(min(left, pause) * 1000))
                 self._hear()
                 self._sleep_again()
-                pause = self._desk.serve_waiting()
+                pause = self._desk.readers.serve_waiting()
                 if time.monotonic() >= due:
                     due = time.monotonic() + _TICK
                     self._desk.tick({peer.identity for peer in self._asked.peers()})

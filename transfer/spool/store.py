@@ -13,53 +13,24 @@ import secrets
 import threading
 import time
 from bisect import bisect_right
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transfer import rows as row_layouts
 from transfer.log import Log, Retention
-from transfer.log.ranges import consecutive
-from transfer.runs import (
-    Abort,
-    Begin,
-    Commit,
-    End,
-    Message,
-    Rows,
-    Winner,
-    to_meta,
-    to_table,
-)
-from transfer.spool.entry import (
-    GROUP_KEY,
-    RUN_KEY,
-    Booked,
-    Entry,
-    Seen,
-    entry_of,
-    group_key,
-    number_of,
-    run_key,
-    state_of,
-)
-from transfer.spool.group import Group, group_from_json, group_to_json
+from transfer.runs import Abort, Begin, Commit, End, Rows, Winner, to_table
+from transfer.spool.entry import Booked, Entry, Seen, group_key, run_key
+from transfer.spool.group import Group, group_to_json
 from transfer.spool.ledger import Attempt, Run
 from transfer.spool.protocol import Delivery, IfComplete, Kind
-from transfer.spool.replay import INDEX, keep_attempt, layouts_of, replay
+from transfer.spool.recovery import recover
+from transfer.spool.replay import keep_attempt, layouts_of
+from transfer.spool.run_log import RunLog, integer_columns
 from transfer.spool.source import SEALED
-from transfer.spool.stored import decode, encode
-from transports.errors import (
-    Broken,
-    LogDamaged,
-    LogFull,
-    OptionError,
-    ProtocolError,
-    TransferError,
-    UsageError,
-)
+from transports.errors import Broken, LogFull, OptionError, ProtocolError, UsageError
 
 if TYPE_CHECKING:
     from transfer.rows import Array, Arrays
@@ -68,9 +39,6 @@ _log = logging.getLogger("transfer.spool")
 
 #: what holds a run's messages in the log until it is deleted
 HOLD = "spool"
-#: frames whose arrays are kept at hand; each is a mapping of a file, of which a process has about 65,000
-_KEPT_FRAMES = 2048
-_BATCH = 4096
 #: what anybody can make a spool keep for ever: runs, and of a run its open jobs and its groups
 MAX_RUNS, MAX_JOBS, MAX_GROUPS = 100_000, 10_000, 10_000
 
@@ -92,21 +60,20 @@ class Store:
             self.log = Log(where, retention=retention, damaged="serve")
         else:
             self.log = where
-        self.entries: dict[str, Entry] = {}
-        self._frames: OrderedDict[tuple[int, int], Arrays] = OrderedDict()
+        self._runs = RunLog(self.log, self.lock)
         self._booked: deque[Booked] = deque()
-        self._number = 0
         began = time.time() - time.monotonic()
         #: the time of day, of a clock that nobody sets
         self.now: Callable[[], float] = lambda: began + time.monotonic()
         try:
-            self._recover()
+            self.entries = recover(self._runs, self.now)
         except BaseException:
             self.close()
             raise
+        self._number = max((entry.number for entry in self.entries.values()), default=0)
 
     def close(self) -> None:
-        self._frames.clear()
+        self._runs.close()
         if self._owns_log:
             self.log.close()
 
@@ -140,7 +107,7 @@ class Store:
                 run_id = secrets.token_hex(16)
                 entry = Entry(Run(run, delivery, kind), self._number, self.now(), run_id, touched=self.now())
                 self.log.acknowledge(entry.topic, HOLD, 0)
-                self._put(entry)
+                self._runs.put(entry)
                 self.entries[run] = entry
             entry.check_whole()
             jobs = entry.run.jobs
@@ -154,7 +121,7 @@ class Store:
                 entry.active[job] = self.now()
                 if new or job in entry.aborted:
                     entry.aborted = [one for one in entry.aborted if one != job]
-                    self._put(entry)
+                    self._runs.put(entry)
                 self._book(entry, self._booked[-1].sequence if self._booked else None)
             entry.touched = self.now()
             return wanted
@@ -175,7 +142,7 @@ class Store:
                 layouts = layouts_of(message)
                 if not run.check_begin(message, layouts):
                     return None
-                sequence = self._event(entry, message)  # before it is booked: it may be tried again
+                sequence = self._runs.append(entry, message)  # before it is booked: it may be tried again
                 run.begin(message, layouts)
                 return sequence
             if isinstance(message, End):
@@ -186,21 +153,21 @@ class Store:
         row_layouts.check(arrays, layouts, message.rows)
         # Without the lock: it takes as long as the disk does.
         nbytes = sum(array.nbytes for array in arrays.values())
-        sequence, offset = self._append(entry.topic, message, arrays)
+        sequence, offset = self._runs.append_rows(entry, message, arrays)
         with self.lock:
             if self.entries.get(message.run) is not entry:
                 self.log.drop(entry.topic)  # deleted meanwhile; this made its topic anew
                 return None
             if not run.rows(message, offset, nbytes):
-                self._discard(entry, [offset])
+                self._runs.discard(entry, [offset])
                 return None
         return sequence
 
     def _receive_end(self, entry: Entry, message: End) -> int | None:
         if not entry.run.check_end(message):
             return None
-        sequence = self._event(entry, message)
-        self._discard(entry, entry.run.end(message))
+        sequence = self._runs.append(entry, message)
+        self._runs.discard(entry, entry.run.end(message))
         self._book(entry, sequence)
         return sequence
 
@@ -221,16 +188,15 @@ class Store:
             entry.check_whole()
             if not entry.run.check_commit(job, winners, if_complete):
                 return entry.sequence, True
-            table = {name: _integers(column) for name, column in to_table(winners).items()}
-            sequence = self._event(entry, Commit(run, job), table)
+            sequence = self._runs.append(entry, Commit(run, job), integer_columns(to_table(winners)))
             unneeded = entry.run.commit(job, winners)
             entry.touched = self.now()
             entry.active = {name: last for name, last in entry.active.items() if name in entry.run.jobs}
             if entry.run.state == SEALED:
                 entry.tidy = not unneeded
                 try:
-                    self._keep_index(entry)
-                    sequence = self._put(entry)
+                    self._runs.keep_index(entry)
+                    sequence = self._runs.put(entry)
                 except LogFull:
                     pass  # it is committed; without an index its books are found again by all of its events
             entry.sequence = sequence
@@ -244,12 +210,12 @@ class Store:
             if entry is None or job not in entry.run.jobs:
                 return None
             try:
-                sequence = self._event(entry, Abort(run, job))
+                sequence = self._runs.append(entry, Abort(run, job))
             except LogFull:  # its rows are what has to go
                 entry.aborted.append(job)
-                sequence = self._put(entry)
+                sequence = self._runs.put(entry)
             entry.active.pop(job, None)
-            self._discard(entry, entry.run.abort(job))
+            self._runs.discard(entry, entry.run.abort(job))
             self._book(entry, sequence)
             return sequence
 
@@ -272,10 +238,10 @@ class Store:
         entry.seen = Seen(booked.rows, booked.state)
         if booked.unneeded and self.entries.get(entry.run.name) is entry:
             with suppress(LogFull):  # else a spool that begins anew gives it back
-                self._discard(entry, booked.unneeded)
+                self._runs.discard(entry, booked.unneeded)
                 if entry.state == SEALED:
                     entry.tidy = True
-                    self._put(entry)
+                    self._runs.put(entry)
 
     def attempt(self, run: str, job: str, partition: int, attempt: int) -> Attempt | None:
         """What is known of an attempt; None: nothing, or its job is over."""
@@ -296,8 +262,7 @@ class Store:
         with self.lock:
             entry = self.entry(run)
             del self.entries[run]
-            for key in [key for key in self._frames if key[0] == entry.number]:
-                del self._frames[key]
+            self._runs.forget_frames(entry)
             for group in entry.groups:
                 self.log.remove(group_key(entry, group))
             self.log.remove(run_key(entry))
@@ -365,7 +330,7 @@ class Store:
         touched, active = entry.noted
         late = any(last - active.get(job, 0.0) > coarse for job, last in entry.active.items())
         if late or entry.touched - touched > coarse or entry.active.keys() != active.keys():
-            self._put(entry)
+            self._runs.put(entry)
         for name, group in entry.groups.items():
             if group.used - group.used_noted > coarse:
                 self.note(entry, name)
@@ -373,7 +338,7 @@ class Store:
     def lineage(self, entry: Entry, group: str) -> list[list[int]]:
         """What was recorded for a group, the oldest first."""
         steps: list[list[int]] = []
-        for message in self._messages(entry.lineage, 0):
+        for message in self._runs.messages(entry.lineage):
             value = json.loads(bytes(message.body))
             if value["group"] == group:
                 steps += value["steps"]
@@ -381,26 +346,7 @@ class Store:
 
     def frame(self, entry: Entry, number: int) -> Arrays:
         """The arrays of a visible frame: read-only views of the log's files. Raises LogDamaged."""
-        offset = entry.run.visible.offsets[number]
-        key = entry.number, offset
-        with self.lock:
-            arrays = self._frames.get(key)
-            if arrays is not None:
-                self._frames.move_to_end(key)
-                return arrays
-        try:
-            found = self.log.read(entry.topic, offset, limit=1)
-        except LogDamaged as error:
-            self._is_damaged(entry, error)
-            raise
-        if not found or found[0].offset != offset or found[0].discarded:
-            raise LogDamaged(f"rows of run {entry.run.name} are not in the log any more")
-        arrays, _ = decode(found[0].body, found[0].blob)
-        with self.lock:
-            self._frames[key] = arrays
-            while len(self._frames) > _KEPT_FRAMES:
-                self._frames.popitem(last=False)
-        return arrays
+        return self._runs.frame(entry, number)
 
     def trim(self, entry: Entry) -> None:
         """A stream's frames that all groups have acknowledged are not kept."""
@@ -415,130 +361,5 @@ class Store:
         high = bisect_right(visible.ends, min(rows, entry.rows))
         if low < high:
             entry.first = visible.ends[high - 1]
-            self._put(entry)
-            self._discard(entry, visible.offsets[low:high])
-
-    # -- the log -----------------------------------------------------------------------------------------
-
-    def _append(self, topic: str, message: Message, arrays: Mapping[str, Array]) -> tuple[int, int]:
-        body, blob = encode(arrays, to_meta(message))
-        return self.log.append(topic, body, blob=blob or None)
-
-    def _event(self, entry: Entry, message: Message, arrays: Mapping[str, Array] | None = None) -> int:
-        return self._append(entry.topic, message, arrays or {})[0]
-
-    def _discard(self, entry: Entry, offsets: Iterable[int]) -> None:
-        offsets = [*offsets]
-        for offset in offsets:
-            self._frames.pop((entry.number, offset), None)  # a view would keep its room on the disk
-        for begin, end in consecutive(sorted(offsets)):
-            self.log.discard(entry.topic, begin, end)
-
-    def _put(self, entry: Entry) -> int:
-        entry.noted = entry.touched, dict(entry.active)
-        return self.log.put(*state_of(entry))
-
-    def _keep_index(self, entry: Entry) -> None:
-        """A message with all that the books of a sealed run say."""
-        run = entry.run
-        arrays = {name: _integers(column) for name, column in run.visible.columns().items()}
-        meta = {
-            INDEX: 1,
-            "layouts": row_layouts.to_json(run.layouts or ()),
-            "done": list(run.done),
-            "names": run.names,
-            "bytes": run.visible_bytes,
-        }
-        body, blob = encode(arrays, meta)
-        entry.index = self.log.append(entry.topic, body, blob=blob or None)[1]
-
-    # -- starting ----------------------------------------------------------------------------------------
-
-    def _recover(self) -> None:
-        state = dict(self.log.state)
-        numbers: dict[int, Entry] = {}
-        for key, value in state.items():
-            if key.startswith(RUN_KEY):
-                entry = entry_of(key, value)
-                self.entries[entry.run.name] = numbers[entry.number] = entry
-        for topic in self.log.topics:  # a crash came while a run was made, or after it was deleted
-            of_run = number_of(topic)
-            if of_run is not None and of_run not in numbers:
-                if self.log.damage:  # or damage took what tells of it
-                    _log.error("topic %s of the spool's log belongs to no run, and is kept", topic)
-                else:
-                    self.log.drop(topic)
-        for entry in numbers.values():
-            entry.noted = entry.touched, dict(entry.active)
-            entry.touched = entry.touched or self.now()  # a release before this one did not note it
-            self._recover_run(entry)
-            entry.seen = Seen(entry.run.visible.rows, entry.run.state)
-            entry.active = {job: entry.active.get(job, entry.touched) for job in entry.run.jobs}
-        for key, value in state.items():
-            if key.startswith(GROUP_KEY):
-                number, _, group = key[len(GROUP_KEY) :].decode().partition("/")
-                if int(number) in numbers:
-                    found = group_from_json(value)
-                    found.used_noted, found.used = found.used, found.used or self.now()
-                    numbers[int(number)].groups[group] = found
-        self._number = max(numbers, default=0)
-
-    def _recover_run(self, entry: Entry) -> None:
-        """Its books, or the reason why there are none: the other runs are served all the same."""
-        try:
-            if self.log.range(entry.topic)[0] > 0:
-                raise LogDamaged("its first messages are not in the log any more")
-            if not (entry.tidy and self._read_index(entry)):
-                self._replay(entry)
-            self._check_messages(entry)
-        except (TransferError, ValueError, KeyError, IndexError) as error:
-            self._is_damaged(entry, error)
-
-    def _check_messages(self, entry: Entry) -> None:
-        """Raises LogDamaged if the log has named messages that the run's readers need."""
-        named = [one for one in self.log.damage if one.topic == entry.topic]
-        if named:
-            offsets = entry.run.visible.offsets
-            for one in named:
-                if any(one.begin <= offset < one.end for offset in offsets):
-                    raise LogDamaged(one.text)
-
-    def _is_damaged(self, entry: Entry, error: Exception) -> None:
-        entry.damage = str(error).partition("\n  hint: ")[0] or repr(error)
-        _log.error("run %s is damaged, and is not served: %s", entry.run.name, entry.damage)
-
-    def _read_index(self, entry: Entry) -> bool:
-        if entry.index < 0:
-            return False
-        found = self.log.read(entry.topic, entry.index, limit=1)
-        if not found or found[0].offset != entry.index:
-            raise LogDamaged(f"the index of run {entry.run.name} is not in the log any more")
-        arrays, meta = decode(found[0].body, found[0].blob)
-        run = entry.run
-        for name, column in run.visible.columns().items():
-            column.frombytes(arrays[name].tobytes())
-        run.layouts = row_layouts.from_json(meta["layouts"]) or None
-        run.done, run.names = dict.fromkeys(meta["done"]), meta["names"]
-        run.state, run.visible_bytes = SEALED, meta["bytes"]
-        return True
-
-    def _replay(self, entry: Entry) -> None:
-        run = entry.run
-        self._discard(entry, replay(entry, self._messages(entry.topic, 0)))
-        if run.state == SEALED:
-            entry.tidy = True
-            with suppress(LogFull):
-                if entry.index < 0:
-                    self._keep_index(entry)
-                self._put(entry)
-
-    def _messages(self, topic: str, offset: int) -> Iterable[Any]:
-        while found := self.log.read(topic, offset, limit=_BATCH, nbytes=1 << 40, verify=False):
-            yield from found
-            offset = found[-1].offset + 1
-
-
-def _integers(column: Any) -> Array:
-    import numpy as np
-
-    return np.array(column, dtype=np.int64)
+            self._runs.put(entry)
+            self._runs.discard(entry, visible.offsets[low:high])
