@@ -188,7 +188,7 @@ def filled(serve):
 
 def flip(path, word):
     data = bytearray(path.read_bytes())
-    data[data.index(word)] ^= 1
+    data[data.index(word)] ^= 0xFF  # one bit would be put right
     path.write_bytes(data)
 
 
