@@ -229,7 +229,7 @@ class DirectLink:
         sent = self._line.unreceived() if self._line is not None else []
         return self._received.union(*map(self._line.rows_of, sent)) if sent else self._received
 
-    def ask(self, request, arrays=None, *, timeout=None):
+    def ask(self, request, arrays=None, *, timeout=None, resume=False):
         self._number += 1
         request = msgspec.structs.replace(request, id=self._number)
         try:

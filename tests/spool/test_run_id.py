@@ -12,7 +12,7 @@ from transfer.spool.admin import SpoolAdmin
 from transfer.spool.client import RunClient
 from transfer.spool.protocol import AbortJob, Declare, DeleteRun, Fetch, Read
 from transfer.spool.server import Spool
-from transports.errors import Broken, OptionError, UsageError
+from transports.errors import Again, Broken, OptionError, UsageError
 
 from .sending import ask, write
 
@@ -82,6 +82,39 @@ def test_a_reader_whose_run_is_gone_does_not_wait_for_another(tmp_path):
         reader.request(fetch(5, 5))
         with pytest.raises(Broken, match="no run has that name now"):
             reader.collect(60)
+        reader.close()
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_reader_that_comes_back_waits_for_a_late_answer(tmp_path, monkeypatch, deleted):
+    late, hold = [], True
+    with Spool(tmp_path) as spool:
+        write(spool.endpoint, "run", [[20]])
+        reader = RunClient(spool.url("run"), timeout=20)
+        reader.open("group")
+        reader._link.hang_up()
+        reader.request(fetch(0, 10))
+        answer = spool._desk._answer
+
+        def held(identity, arrays, meta):
+            if hold and "layouts" in meta:
+                return late.append((identity, arrays, meta))
+            return answer(identity, arrays, meta)
+
+        monkeypatch.setattr(spool._desk, "_answer", held)
+        for _ in range(2):
+            with pytest.raises(Again):
+                reader.collect(0.5)
+        assert len(late) == 1
+        if deleted:
+            write_again(spool)
+        hold = False
+        answer(*late[0])
+        if deleted:
+            with pytest.raises(Broken, match="was deleted"):
+                reader.collect(20)
+        else:
+            assert reader.collect(20).count == 10
         reader.close()
 
 

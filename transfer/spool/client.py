@@ -51,7 +51,9 @@ class RunClient:
         self._doubted: set[Any] = set()  # numbers of requests whose answers were changed on their way
         self._due = 0
         self._number = 1 << 32  # apart from the numbers of the link's own requests
-        self._away: float | None = None  # since when there is no spool
+        self._away: float | None = (
+            None  # since when the run is not open: there is no spool, or it has not answered yet
+        )
         self._closed = threading.Event()
 
     def open(self, group: str, shard: int = 0, shards: int = 1) -> RunInfo:
@@ -96,10 +98,14 @@ class RunClient:
 
     def _send(self, fetch: Fetch) -> None:
         try:
-            if self._link.connected:
+            if self._is_open():
                 self._link.line(self._timeout).send(fetch, {})
         except Broken:
             self._link.hang_up()  # `collect` asks again
+
+    def _is_open(self) -> bool:
+        """Whether there is a connection on which the run is open."""
+        return self._link.connected and self._away is None
 
     def _split(self, most: int) -> None:
         """Asks for the oldest request's rows, at most so many at a time."""
@@ -120,7 +126,7 @@ class RunClient:
         while number not in self._came:
             if self._closed.is_set():
                 raise Closed("the reader was closed")
-            if not self._link.connected:
+            if not self._is_open():
                 self._come_back(deadline)
             try:
                 line = self._link.line(self._timeout)
@@ -224,7 +230,7 @@ class RunClient:
         """since: when it was tried first. Raises Again at the deadline."""
         assert self._wanted is not None
         while True:
-            _, meta = self._link.ask(self._wanted, timeout=max(0.1, deadline - time.monotonic()))
+            _, meta = self._link.ask(self._wanted, timeout=max(0.1, deadline - time.monotonic()), resume=True)
             now, over = time.monotonic(), since + self._timeout
             if "busy" in meta and now >= min(since + _LEASE_PATIENCE, over):
                 raise UsageError(

@@ -96,14 +96,21 @@ class Link:
         self.timeout = timeout
         self._line: Line | None = None
         self._number = 0
+        self._unanswered: tuple[Line, Ask] | None = None
         self._patience = _FIRST
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
     def ask(
-        self, request: Ask, arrays: Mapping[str, Array] | None = None, *, timeout: float | None = None
+        self,
+        request: Ask,
+        arrays: Mapping[str, Array] | None = None,
+        *,
+        timeout: float | None = None,
+        resume: bool = False,
     ) -> tuple[Arrays, dict[str, Any]]:
-        """The answer. Raises Again (nobody answers), Closed, what the spool refuses with, and
+        """The answer. resume: if the last request was the same and was not answered in time, its answer is
+        waited for. Raises Again (nobody answers), Closed, what the spool refuses with, and
         ProtocolError("checksum"): the rows of two answers were changed on their way."""
         seconds = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
@@ -111,7 +118,7 @@ class Link:
         doubted = False  # an answer was changed on its way
         while True:
             try:
-                found, meta = self._ask_once(request, arrays or {}, deadline)
+                found, meta = self._ask_once(request, arrays or {}, deadline, resume)
                 if not is_sound(found, meta):
                     if doubted:
                         raise changed()
@@ -169,14 +176,17 @@ class Link:
         self.hang_up()
 
     def _ask_once(
-        self, request: Ask, arrays: Mapping[str, Array], deadline: float
+        self, request: Ask, arrays: Mapping[str, Array], deadline: float, resume: bool
     ) -> tuple[Arrays, dict[str, Any]]:
         line = self.line(deadline - time.monotonic())
-        self._number += 1
-        line.send(msgspec.structs.replace(request, id=self._number), arrays)
+        if not (resume and self._unanswered == (line, request)):
+            self._number += 1
+            line.send(msgspec.structs.replace(request, id=self._number), arrays)
+            self._unanswered = line, request
         while True:
             found, meta = line.receive(deadline - time.monotonic())
             if meta.get("id") == self._number:
+                self._unanswered = None
                 return found, meta
 
 
