@@ -99,6 +99,21 @@ def test_the_runs_that_are_whole_are_served_and_the_other_is_named(folder, tmp_p
     assert found.exit_code == 0, found.output
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_who_comes_upon_the_damage_is_answered_as_all_are_later(folder, lost):
+    damage(folder, "rows")
+    if lost:
+        (blobs,) = folder.glob(f"*{BLOBS}")
+        blobs.unlink()
+    with Spool(folder) as spool:
+        answers = []
+        for _ in range(2):
+            with pytest.raises(LogDamaged, match="run two is damaged") as told:
+                ask(spool.endpoint, Read(run="two", begin=0, end=100))
+            answers.append((str(told.value), told.value.hint))
+        assert answers[0] == answers[1] and "transfer runs salvage" in answers[0][1]
+
+
 def test_what_cannot_be_opened_is_salvaged_up_to_the_damage(folder, tmp_path):
     """Here the word that "three" is sealed."""
     (path,) = folder.glob(f"*{SUFFIX}")
