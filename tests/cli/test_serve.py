@@ -134,8 +134,8 @@ def test_a_damaged_folder_is_told_with_what_to_do(start, run, tmp_path):
     records.write_bytes(data)
     code, _, said = run("serve", "--spool", tmp_path, "--bind", "127.0.0.1:0")
     assert code == 1
-    assert said.startswith(f"transfer: {tmp_path} is damaged, and nothing was changed: ")
-    assert "\n  hint: restore the folder" in said and said.count("\n") == 2
+    assert f"\ntransfer: {tmp_path} is damaged, and nothing was changed: " in said and "Traceback" not in said
+    assert "\n  hint: restore the folder" in said
 
 
 #: `transfer` on a disk that fails when a file says so
@@ -164,7 +164,8 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
             stream.acknowledge()
     code, _, said = command.end()
     assert code == 1
-    assert "transfer: the spool has ended: writing the log failed: " in said and "Traceback" not in said
+    assert "\ntransfer: the spool has ended: what was appended may be kept or may not be: " in said
+    assert "Traceback" not in said
     flag.unlink()
     again = start("serve", "--spool", folder, "--bind", "127.0.0.1:0")
     # Whether the first group's word was kept is in doubt, as it was told.
