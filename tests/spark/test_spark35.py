@@ -11,6 +11,7 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
+from tests.spark.spark35 import named_by  # noqa: E402
 from tests.spark.spools import ROOT, expected, read, rows_in, runs_of  # noqa: E402
 from transfer.spool.server import Spool  # noqa: E402
 
@@ -27,13 +28,7 @@ def version(request):
 
 @pytest.fixture(scope="module")
 def python(version):
-    name = f"TRANSFER_SPARK{version.replace('.', '')}"
-    if not os.environ.get(name):
-        pytest.skip(
-            f"{name} names no Python with Spark {version}; "
-            f"`python -m tests.spark.spark35 FOLDER {version}` makes one and prints its path"
-        )
-    return os.environ[name]
+    return named_by(f"TRANSFER_SPARK{version.replace('.', '')}", version)
 
 
 @pytest.fixture(scope="module")
