@@ -39,7 +39,7 @@ class _Refused(Exception):
 
 @contextmanager
 def _rows_of(row_of: Callable[[int], int]) -> Iterator[None]:
-    """Within, values of rows are looked at: `row_of` tells which row a value belongs to."""
+    """Within, values of rows are looked at: `row_of` is the row that a value belongs to."""
     try:
         yield
     except _Refused as error:
@@ -106,7 +106,7 @@ class ColumnReader:
     def _checked(self, array: Array, column: Column, rows: int) -> Array:
         known, shape = self._shapes.get(column.name), array.shape[1:]
         if not rows:
-            # Its lengths are those of no array, so they bind nobody.
+            # Its lengths are those of no array: later batches need not have them.
             return array.reshape((0, *(known or shape)))
         if known is None:
             self._shapes[column.name] = shape

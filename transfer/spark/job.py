@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.spark")
 
-#: seconds for the word that a job has failed, to who has none of its rows to drop
+#: seconds for which a failed job tries to reach a receiver that has none of its rows
 _ABORT_TIMEOUT = 2.0
 #: seconds for a connection for rows, before the spool is asked again where it takes them
 _CONNECT = 5.0
 #: seconds after which a task that is sending looks whether its job goes on
 _LOOK_EVERY = 1.0
-#: characters of an error that other tasks are told
+#: characters of an error that other tasks get to see
 _MOST_TEXT = 4096
 #: the process whose modules are out of the collector's sight
 _settled = 0
@@ -106,7 +106,7 @@ class EagerWrite:
                 finally:
                     sender.close(linger=timeout)  # not confirmed: the trainer may be in a long step
             except TransferError as error:
-                _log.info("nobody at %s could be told that run %s failed: %s", endpoint, self.run, error)
+                _log.info("no receiver at %s heard that run %s failed: %s", endpoint, self.run, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class SpoolWrite:
         try:
             link.ask(AbortJob(run=self.run, job=self.job, cause=cause))
         except TransferError as other:
-            _log.info("the spool could not be told that run %s failed: %s", self.run, other)
+            _log.info("the spool did not hear that run %s failed: %s", self.run, other)
 
     def commit(self, receipts: Sequence[Receipt]) -> None:
         """All rows become visible; returns when that is on the spool's disk. Repeats itself until
@@ -245,7 +245,7 @@ class SpoolWrite:
                     continue
                 raise Again(
                     f"the spool at {self._endpoint} answers, but its port for rows does not: {rows}",
-                    hint="Executors must be able to reach that port too; `transfer serve` can be told one.",
+                    hint="Executors must be able to reach that port too; `transfer serve` takes its number.",
                 ) from error
 
     @property

@@ -129,8 +129,8 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Of a new query: from here on rows are kept for its group. Raises UsageError: it is in use."""
         self._join()
         while True:
-            told = self._look()
-            row: int = told["first"] if self._options.starting_offset == "earliest" else told["visible"]
+            answer = self._look()
+            row: int = answer["first"] if self._options.starting_offset == "earliest" else answer["visible"]
             self._acknowledge(row)
             if self._look()["first"] <= row:  # else a group that was there already let go of rows meanwhile
                 return self._offset(row)
@@ -195,9 +195,9 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _look(self) -> dict[str, Any]:
         """How far the run is: asked for all the time, so nothing is counted for it. Raises Broken: it is
         another run now."""
-        told = self._ask(Read(run=self._options.run, run_id=self._run_id, begin=0, end=0))
-        self._run_id = told["run_id"]
-        return told
+        answer = self._ask(Read(run=self._options.run, run_id=self._run_id, begin=0, end=0))
+        self._run_id = answer["run_id"]
+        return answer
 
     def _offset(self, row: int) -> dict[str, Any]:
         return {"row": row, "run_id": self._run_id}
@@ -296,18 +296,18 @@ def read_schema(options: ReadOptions) -> StructType:
 
 def inspect(link: Link, run: str) -> Seen:
     """Asks for all that planning needs. Raises OptionError: there is no such run."""
-    _, told = link.ask(InspectRun(run=run))
-    layouts = from_json(told["columns"])
+    _, answer = link.ask(InspectRun(run=run))
+    layouts = from_json(answer["columns"])
     return Seen(
-        told["state"],
-        told["kind"],
-        told["first"],
-        told["rows"],
-        told["run_id"],
+        answer["state"],
+        answer["kind"],
+        answer["first"],
+        answer["rows"],
+        answer["run_id"],
         layouts,
         # What came is counted with rows of attempts that lost, and not across restarts of a spool.
-        max(1, row_bytes(layouts), told["bytes"] // max(1, told["rows"] + told["staged_rows"])),
-        frozenset(told["groups"]),
+        max(1, row_bytes(layouts), answer["bytes"] // max(1, answer["rows"] + answer["staged_rows"])),
+        frozenset(answer["groups"]),
     )
 
 
@@ -331,13 +331,13 @@ def read(options: ReadOptions, schema: StructType, part: RowRange) -> Iterator[R
             end = min(begin + step, part.end)
             request = Read(run=options.run, run_id=part.run_id, begin=begin, end=end, columns=columns)
             try:
-                arrays, told = link.ask(request)
+                arrays, answer = link.ask(request)
             except AnswerTooLarge as error:
                 if step == 1:
                     raise
                 step = max(1, min(error.most, step - 1))  # rows are longer here
                 continue
-            rows = told["count"]
+            rows = answer["count"]
             if not rows:
                 raise Broken(f"run {options.run} has no row {begin:,} any more", hint="Read it again.")
             yield from batches(arrays, layouts, schema, rows)

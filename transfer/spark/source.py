@@ -40,7 +40,7 @@ _OF_QUERIES = ("checkpointlocation", "queryname")
 
 @dataclass
 class Sent(WriterCommitMessage):
-    """What a task tells the commit. A plain dataclass, since Spark pickles it.
+    """What a task hands to the commit. A plain dataclass, since Spark pickles it.
 
     job: of a stream's batch. cause: why its rows cannot travel. Such a task ends well for Spark, which would
     only try it again, and find the same rows; the commit fails.
@@ -188,5 +188,5 @@ def _receipts(messages: list[WriterCommitMessage | None]) -> list[Receipt]:
 
 
 def _jobs(messages: list[WriterCommitMessage | None]) -> list[str]:
-    """The one job of these messages; none if no task has told it."""
+    """The one job of these messages; none if no task has named it."""
     return list(dict.fromkeys(m.job for m in messages if isinstance(m, Sent)))

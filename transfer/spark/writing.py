@@ -85,9 +85,10 @@ def write(
     are those of `WriteOptions`.
 
     Blocks until all rows are kept, or consumed. Options, schema and spool are checked before Spark is asked
-    for anything: raises OptionError, AddressError, NotATensor, UsageError, Again (nobody answers). Values
+    for anything: raises OptionError, AddressError, NotATensor, UsageError, Again (no spool answers). Values
     that cannot travel are NotATensor too; what else goes wrong later is Spark's own exception with the cause
-    in its text. Whatever goes wrong, the receivers are told.
+    in its text. Whatever goes wrong, the
+    receivers learn that the job failed.
     """
     given = {name: str(value) for name, value in options.items() if value is not None}
     given["endpoint"] = endpoint if isinstance(endpoint, str) else ",".join(endpoint)
@@ -124,7 +125,7 @@ def write(
             write_by_map(df, dataclasses.replace(plan, columns=chosen))
     except BaseException as error:
         # Spark tells the receivers only of jobs that got as far as a writer. A trainer that waits for
-        # one that did not would wait until its time-out. Told twice does no harm.
+        # one that did not would wait until its time-out. A second time does no harm.
         plan.abort(declared=declared)
         refused = _REFUSAL.search(str(error))
         if refused is None or isinstance(error, TransferError):
@@ -155,8 +156,8 @@ def write_by_map(df: DataFrame, plan: Write) -> None:
             row = {"cause": refusal(error)}
         else:
             if receipt is not None:
-                told = {"seconds": receipt.seconds, "transport": receipt.transport}
-                row = dataclasses.asdict(receipt.winner) | told
+                also = {"seconds": receipt.seconds, "transport": receipt.transport}
+                row = dataclasses.asdict(receipt.winner) | also
         if row is not None:
             types = {"seconds": pyarrow.float64(), "transport": pyarrow.string()}
             fields = {name: pyarrow.int64() for name in _NUMBERS} | types
@@ -165,9 +166,9 @@ def write_by_map(df: DataFrame, plan: Write) -> None:
 
     receipts = []
     for row in df.mapInArrow(send, _RECEIPT).collect():
-        told = row.asDict()
-        transport, seconds, cause = told.pop("transport"), told.pop("seconds"), told.pop("cause")
+        given = row.asDict()
+        transport, seconds, cause = given.pop("transport"), given.pop("seconds"), given.pop("cause")
         if cause is not None:
             raise raised(cause)
-        receipts.append(Receipt(Winner(**told), transport, seconds))
+        receipts.append(Receipt(Winner(**given), transport, seconds))
     plan.commit(receipts)

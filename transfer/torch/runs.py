@@ -126,7 +126,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         self._seat = seat or (rank, world_size)
         self._source = source
         self._state: dict[str, Any] | None = None  # to go on from
-        self._acknowledged = (0, 0)  # for workers, whose lineage was told up to there
+        self._acknowledged = (0, 0)  # for workers, whose lineage was sent up to there
         self._only: int | None = None  # the epoch that an iteration is of
         self._stream: RowStream | None = None
         self._open_here = False
