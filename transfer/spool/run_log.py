@@ -86,6 +86,7 @@ class RunLog:
             found = self.log.read(entry.topic, offset, limit=1)
         except LogDamaged as error:
             mark_damaged(entry, error)
+            entry.check_whole()
             raise
         if not found or found[0].offset != offset or found[0].discarded:
             raise LogDamaged(f"rows of run {entry.run.name} are not in the log any more")

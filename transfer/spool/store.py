@@ -346,31 +346,7 @@ class Store:
 
     def frame(self, entry: Entry, number: int) -> Arrays:
         """The arrays of a visible frame: read-only views of the log's files. Raises LogDamaged."""
-<<<<<<< HEAD
         return self._runs.frame(entry, number)
-=======
-        offset = entry.run.visible.offsets[number]
-        key = entry.number, offset
-        with self.lock:
-            arrays = self._frames.get(key)
-            if arrays is not None:
-                self._frames.move_to_end(key)
-                return arrays
-        try:
-            found = self.log.read(entry.topic, offset, limit=1)
-        except LogDamaged as error:
-            self._is_damaged(entry, error)
-            entry.check_whole()
-            raise
-        if not found or found[0].offset != offset or found[0].discarded:
-            raise LogDamaged(f"rows of run {entry.run.name} are not in the log any more")
-        arrays, _ = decode(found[0].body, found[0].blob)
-        with self.lock:
-            self._frames[key] = arrays
-            while len(self._frames) > _KEPT_FRAMES:
-                self._frames.popitem(last=False)
-        return arrays
->>>>>>> 08c84c4 (Who comes upon a damaged row of a run hears the run's name and what to do, as who asks later)
 
     def trim(self, entry: Entry) -> None:
         """A stream's frames that all groups have acknowledged are not kept."""
