@@ -58,3 +58,17 @@ def test_a_log_that_is_too_small_is_refused(tmp_path):
         pass
     with pytest.raises(OptionError, match="too small"):
         Spool(tmp_path / "spool", retention_bytes=1000)
+
+
+def test_one_held_message_does_not_stop_publishers(tmp_path):
+    with (
+        running(tmp_path, retention_bytes=4 << 20) as broker,
+        BrokerClient(broker.endpoints["requests"]) as client,
+    ):
+        workers = client.consume("jobs", "workers")
+        client.publish("jobs", b"long job")
+        held = workers.recv()
+        for _ in range(20):
+            client.publish_many("metrics", [bytes(1000)] * 500)
+        workers.ack(held, wait=True)
+        assert bytes(held.data) == b"long job"

@@ -358,3 +358,41 @@ def test_others_append_and_read_while_one_compacts(tmp_path):
         assert not errors and rounds and gone >= 60 and log.verify().whole
         assert bytes(log.read("slow", 0)[0].body) == b"held"
         assert len(firsts(log)) < gone
+
+
+@pytest.mark.parametrize("limit", [{"bytes": 1 << 20}, {"age": 50.0}])
+@pytest.mark.parametrize("blob", [None, bytes(10_000)])
+def test_a_held_message_is_carried_from_what_retention_takes(tmp_path, limit, blob):
+    """Of topics without groups nothing is carried; what a group has not acknowledged stays."""
+    now = [0]
+    options = {"segment_bytes": 1 << 16, "retention": Retention(**limit), "clock": lambda: now[0]}
+    with Log(tmp_path, **options) as log:
+        log.acknowledge("jobs", "workers", 0)
+        log.append("jobs", b"held", blob=blob)
+        for number in range(10_000):
+            now[0] += 10**9
+            try:
+                log.append("metrics", b"%d" % number + bytes(1000))
+            except LogFull:
+                assert log.full.is_set() and log.compact() > 0
+                log.append("metrics", b"%d" % number + bytes(1000))
+            if "age" in limit and number % 500 == 0:
+                log.commit()
+                log.compact()
+        assert 0 < log.range("metrics")[0] < 10_000 == log.range("metrics")[1]
+        assert log.range("jobs") == (0, 1)
+    with Log(tmp_path, **options) as log:
+        (found,) = log.read("jobs", 0)
+        assert bytes(found.body) == b"held"
+        assert found.blob is None if blob is None else bytes(found.blob) == blob
+
+
+def test_what_groups_hold_more_than_half_of_is_not_carried(tmp_path):
+    with Log(tmp_path, segment_bytes=1 << 16, retention=Retention(bytes=1 << 20)) as log:
+        log.acknowledge("jobs", "workers", 0)
+        with pytest.raises(LogFull):
+            for _ in range(5000):
+                log.append("jobs", bytes(1000))
+                log.append("metrics", bytes(500))
+        assert log.compact() == 0
+        assert log.range("metrics")[0] == log.range("jobs")[0] == 0

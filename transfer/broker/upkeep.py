@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("transfer.broker")
 #: seconds between two rounds
 EVERY = 60.0
+#: seconds after a round that a full log has begun and that gave nothing back
+_PAUSE = 2.0
 #: seconds that a round has to end
 _END = 60.0
 
 
 class Upkeep:
-    """A thread that looks after the log. removed: segments that went by it."""
+    """A thread that looks after the log, at once when it is full. removed: segments that went by it."""
 
     def __init__(self, log: Log, every: float = EVERY, threads: ServiceThreads | None = None) -> None:
         self.removed = 0
@@ -32,13 +34,22 @@ class Upkeep:
     def close(self) -> None:
         """Ends it; a round that has begun is finished. Idempotent."""
         self._closing.set()
+        self._log.full.set()
         self._thread.join(_END)
 
     def _work(self) -> None:
-        while not self._closing.wait(self._every):
+        while not self._closing.is_set():
+            full = self._log.full.wait(self._every)
+            if self._closing.is_set():
+                return
+            self._log.full.clear()
+            removed = 0
             try:
-                self.removed += self._log.collect() + self._log.compact()
+                removed = self._log.collect() + self._log.compact()
+                self.removed += removed
             except Closed:
                 return
             except (LogFull, Again) as error:
                 _log.warning("the log cannot be compacted: %s", error)
+            if full and not removed:
+                self._closing.wait(min(_PAUSE, self._every))

@@ -8,7 +8,7 @@ leaves each message once. Readers are sent to the new place when it is synced, a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from transfer.log.appending import Appender
@@ -16,7 +16,7 @@ from transfer.log.contents import use
 from transfer.log.holes import Hole
 from transfer.log.index import Run, Topic
 from transfer.log.journal import Journal
-from transfer.log.record import BLOB, Flag, Kind, Record, decode
+from transfer.log.record import BLOB, HEADER_SIZE, Flag, Kind, Record, decode
 from transfer.log.segment import Segment, full_disk_told
 from transfer.log.topics import DROPPED, Topics
 from transports.core import crc32c
@@ -27,15 +27,19 @@ _MESSAGE, _HAS_BLOB, _CARRIED = int(Kind.MESSAGE), int(Flag.HAS_BLOB), int(Flag.
 _PIECE = 16 << 20
 #: runs of messages that are looked at while others wait
 _AT_ONCE = 10_000
+#: of the bytes of segments that retention would take, so many may be carried at most
+_HELD_SHARE = 0.5
 
 
 @dataclass
 class _Plan:
-    """A segment that shall go. needed: of each topic the first offset that is; the segment was pinned when it
-    was found. places: the messages to carry, and the memory that each lies in. moved: where they are.
+    """A segment that shall go. needed_from: the first offset of a topic that is needed. needed: the same of
+    each topic; the segment was pinned when it was found. places: the messages to carry, and the memory that
+    each lies in. moved: where they are.
     """
 
     segment: Segment
+    needed_from: Callable[[int], int]
     needed: dict[int, int]
     places: list[tuple[Topic, memoryview, Run]]
     moved: list[tuple[Topic, Run]] = field(default_factory=list)
@@ -57,12 +61,51 @@ class Compaction:
     def run(self, share: float, timeout: float) -> int:
         """See `Log.compact`."""
         with self._journal as journal:
-            sealed, last = journal.segments[:-1], journal.segments[-1].first
-        count = self._worthwhile(sealed, share)
+            sealed, last, limit = journal.segments[:-1], journal.segments[-1].first, journal.retention.bytes
+            excess = journal.disk_bytes + journal.lacking - limit if limit is not None else 0
+            journal.lacking = 0
+            now = self._appender.now()
+        gone = self._carry_all(self._overdue(sealed, excess, now), last, self._topics.held_from, timeout)
+        count = self._worthwhile(sealed[gone:], share)
+        return gone + self._carry_all(count, last, self._topics.needed_from, timeout)
+
+    def _carry_all(self, count: int, last: int, needed_from: Callable[[int], int], timeout: float) -> int:
+        """Carries what is needed of so many of the oldest segments: how many have gone."""
         gone = 0
-        while gone < count and self._carry_oldest(last, timeout):
+        while gone < count and self._carry_oldest(last, needed_from, timeout):
             gone += 1
         return gone
+
+    def _overdue(self, sealed: Sequence[Segment], excess: int, now: int) -> int:
+        """How many of the oldest segments go by bytes (as many as bring `excess`) or by age, if what groups
+        hold in them is carried, which has to be the smaller part."""
+        retention = self._journal.retention
+        most = _HELD_SHARE * sum(segment.disk_bytes for segment in sealed)
+        count = held = taken = 0
+        for number, segment in enumerate(sealed):
+            over = excess > 0 and (taken - held < excess or count < number)
+            if not over and not retention.too_old(segment.newest, now):
+                break
+            held += self._held_bytes(segment)
+            taken += segment.disk_bytes
+            if held > most:
+                break
+            if held <= _HELD_SHARE * taken:
+                count = number + 1
+        return count
+
+    def _held_bytes(self, segment: Segment) -> int:
+        """Bytes of the segment's messages and their blobs that groups hold."""
+        with self._journal:
+            runs, memory = segment.runs[:], segment.memory
+        held = 0
+        for at in range(0, len(runs), _AT_ONCE):
+            with self._journal:
+                found = [(run, self._topics.held_from(run.topic)) for run in runs[at : at + _AT_ONCE]]
+            for run, begin in found:
+                for position in run.positions[max(0, begin - run.first) :] if begin < run.end else ():
+                    held += _nbytes(decode(memory, position, verify=False), segment.first)
+        return held
 
     def _worthwhile(self, sealed: Sequence[Segment], share: float) -> int:
         """How many of the oldest segments have no more than so many needed messages among all of theirs."""
@@ -89,10 +132,10 @@ class Compaction:
         segment.pins += 1
         return segment
 
-    def _plan(self, segment: Segment) -> _Plan:
+    def _plan(self, segment: Segment, needed_from: Callable[[int], int]) -> _Plan:
         """What is needed of a pinned segment. All that names its blobs is written."""
         numbers = {run.topic for run in segment.runs} | set(segment.blob_ends)
-        plan = _Plan(segment, {number: self._topics.needed_from(number) for number in numbers}, [])
+        plan = _Plan(segment, needed_from, {number: needed_from(number) for number in numbers}, [])
         by_first = {one.first: one for one in self._journal.segments}
         for number, begin in plan.needed.items():
             topic = self._topics.numbered.get(number)
@@ -108,7 +151,7 @@ class Compaction:
 
     # -- carrying ----------------------------------------------------------------------------------------
 
-    def _carry_oldest(self, last: int, timeout: float) -> bool:
+    def _carry_oldest(self, last: int, needed_from: Callable[[int], int], timeout: float) -> bool:
         """Carries what is needed of the oldest segment, and removes it. False: it has to stay."""
         with self._journal:
             segment = self._pin_oldest(last)
@@ -118,7 +161,7 @@ class Compaction:
             # Nobody has it pinned, so what names its blobs was appended; now it is written too.
             self._journal.commit(None, timeout, synced=True)
             with self._journal:
-                plan = self._plan(segment)
+                plan = self._plan(segment, needed_from)
             for topic, memory, run in plan.places:
                 for at, position in enumerate(run.positions):
                     self._carry(plan, topic, run.first + at, memory, position)
@@ -211,7 +254,7 @@ class Compaction:
                     # Those that were discarded meanwhile have their blobs in two places.
                     again = [at for at in range(run.first, run.end) if at in topic.discarded]
                     topics.ask(topic, [(at, at + 1) for at in again], plan.last)
-            wanted = any(self._topics.needed_from(number) < begin for number, begin in plan.needed.items())
+            wanted = any(plan.needed_from(number) < begin for number, begin in plan.needed.items())
             if wanted or segment.pins or journal.segments[0] is not segment:
                 return False
             journal.remove(1)
@@ -226,6 +269,17 @@ def _with_blob_in(segment: Segment, home: Segment, run: Run) -> Iterator[Run]:
             continue
         if BLOB.unpack_from(record.body)[0] == segment.first:
             yield run.part(offset, offset + 1)
+
+
+def _nbytes(record: Record | None, segment: int) -> int:
+    """Bytes of a message, with its blob if that lies in this segment."""
+    if record is None:
+        return 0
+    blob = 0
+    if record.flags & _HAS_BLOB:
+        first, _, nbytes, _ = BLOB.unpack_from(record.body)
+        blob = nbytes if first == segment else 0
+    return HEADER_SIZE + len(record.body) + blob
 
 
 def _copy(segment: Segment, begin: int, hole: Hole) -> int:

@@ -41,7 +41,9 @@ class Journal:
     methods that say so.
 
     segments: the oldest first. kept_at: (first sequence of a segment, position): records before it are kept.
-    sequence: of the next record. relieve: gives back what was discarded; needs the lock. mode: see `Log`.
+    sequence: of the next record. full: is set when a message was refused since `retention` has no room for
+    it. lacking: bytes that were wanted then. relieve: gives back what was discarded; needs the lock. mode:
+    see `Log`.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class Journal:
         self.segments = segments
         self.sequence = sequence
         self.retention = retention
+        self.full = threading.Event()
+        self.lacking = 0
         self._folder = folder
         self._mode = mode
         self._segment_bytes = segment_bytes
@@ -256,6 +260,8 @@ class Journal:
             return
         self.collect(nbytes)
         if self.disk_bytes + nbytes > limit:
+            self.lacking = max(self.lacking, nbytes)
+            self.full.set()
             raise LogFull(
                 f"the log takes {self.disk_bytes} bytes of {limit}, and {nbytes} more are wanted",
                 hint="consumers have to acknowledge, or the retention's bytes have to be more",

@@ -371,6 +371,12 @@ class Log:
         with self._journal:
             return self._journal.disk_bytes
 
+    @property
+    def full(self) -> threading.Event:
+        """Is set when a message was refused since `Retention.bytes` has no room for it: `compact` may give it
+        some."""
+        return self._journal.full
+
     def collect(self) -> int:
         """Gives back what was discarded and removes the segments that retention lets go: how many of them.
 
@@ -383,7 +389,9 @@ class Log:
         """Carries what is needed of the oldest segments into the newest one, and removes them: how many.
 
         It takes as many of them as need, together, at most `share` of their messages: those that a group of
-        their topic has not acknowledged, and all of a topic without groups. A carried message keeps its
+        their topic has not acknowledged, and all of a topic without groups. Of segments that retention would
+        remove by bytes or age it takes as many as need, if groups hold no more than half of their bytes, and
+        carries nothing of topics without groups. A carried message keeps its
         offset, its time and its bytes; those that were acknowledged are gone. Others append and read
         meanwhile. One thread at a time compacts, others get 0. It takes room before it gives some, whatever
         `Retention.bytes` is.

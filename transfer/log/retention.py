@@ -34,6 +34,10 @@ class Retention:
     age: float | None = None
     acknowledged: bool = False
 
+    def too_old(self, newest: int, now: int) -> bool:
+        """Whether messages go of which the newest one is of this time; both are nanoseconds."""
+        return self.age is not None and now - newest > self.age * NANOSECONDS
+
 
 def segment_size(limit: int | None) -> int:
     """Bytes of a segment of a log that may take so many; None: any number. Raises OptionError: too few."""
@@ -78,7 +82,7 @@ def removable(
     count = 0
     for number, segment in enumerate(segments[:-1]):
         over = retention.bytes is not None and total > retention.bytes
-        old = retention.age is not None and now - segment.newest > retention.age * NANOSECONDS
+        old = retention.too_old(segment.newest, now)
         if segment.pins or not (over or old or retention.acknowledged):
             break  # before its topics are asked for, which may be very many
         open_ = (

@@ -174,6 +174,11 @@ class Topics:
             return 0
         return min(topic.groups.values())
 
+    def held_from(self, number: int) -> int:
+        """The offset from which on retention keeps a topic's messages: none without groups."""
+        found = self.acknowledged(number)
+        return DROPPED if found is None else found
+
     def forget(self, segment: Segment) -> None:
         """The segment is gone."""
         for number in {run.topic for run in segment.runs}:
