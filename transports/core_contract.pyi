@@ -48,13 +48,16 @@ class Region:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Mapping:
-    """The first `size` bytes of a descriptor's memory, mapped and writable; `private`: as a copy on
-    write. Unmapped when the last view is dead. Raises OSError, ValueError.
+    """`size` bytes of a descriptor's memory from `offset` on, a multiple of a page; `private`: as a copy
+    on write; `readonly`: nothing may be written. Unmapped when the last view is dead. Raises OSError,
+    ValueError.
 
     The twin keeps a descriptor of its own for each until Python 3.13, the compiled core none.
     """
 
-    def __init__(self, fd: int, size: int, *, private: bool = False) -> None: ...
+    def __init__(
+        self, fd: int, size: int, *, offset: int = 0, private: bool = False, readonly: bool = False
+    ) -> None: ...
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 

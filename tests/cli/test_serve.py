@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.cli.feeding import send_run
+from tests.cli.test_broker import ANYWHERE
 from tests.ports import free_port
 from transfer import cli
 from transfer.cli.options import parse_age
@@ -230,3 +232,18 @@ def test_no_folder_is_wrong_usage(capsys):
 )
 def test_times_are_read(text, seconds):
     assert parse_age(text) == seconds
+
+
+@pytest.mark.parametrize("command", ["serve", "broker"])
+def test_the_soft_limit_of_descriptors_is_raised(start, tmp_path, command):
+    folder = ["--spool", tmp_path, "--bind", "127.0.0.1:0", "--rows-bind", "127.0.0.1:0"]
+    if command == "broker":
+        folder = ["--data", tmp_path, *ANYWHERE]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        served = start(command, *folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert served.first_line()
+    assert resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from transfer.log import Log
 from transfer.log.segment import BLOBS
+from transports import core
 from transports.core import crc32c
 from transports.errors import Closed, LogDamaged
 
@@ -137,3 +140,15 @@ def test_large_ones_are_not_checked_when_nobody_asks(tmp_path):
         for verify in (True, len(DATA) + 1):
             with pytest.raises(LogDamaged):
                 log.read("t", 0, verify=verify)
+
+
+@pytest.mark.skipif(
+    "twin" in core.Mapping.__module__ and sys.version_info < (3, 13), reason="mmap keeps a descriptor"
+)
+def test_views_keep_no_descriptor(log):
+    offsets = kept(log, "t", *[bytes(5000)] * 50)
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+    views = [log.read("t", offset, limit=1)[0].blob for offset in offsets]
+    assert len(list(descriptors.iterdir())) == before
+    assert all(bytes(view) == bytes(5000) and view.readonly for view in views)

@@ -12,7 +12,8 @@ import pytest
 
 import transfer
 from transfer import PULL, PUSH, REP, REQ
-from transports.errors import Again, Broken
+from transports import tcp
+from transports.errors import Again, Broken, OutOfDescriptors
 
 from .helpers import TCP, binds, eventually, pair_of
 from .processes import Program
@@ -267,6 +268,23 @@ def test_policy_prefer_falls_back_and_says_so_once(context, caplog):
         assert "rdma" in peer.reason
     assert caplog.text.count("fell back to tcp") == 2  # each end says it once
     assert push._links.counts["fallback:rdma:tcp:no_device"] == 1
+
+
+def test_a_listener_without_descriptors_says_so_once_and_comes_back(context, monkeypatch, caplog):
+    real, failures = tcp.SocketListener.accept, iter(range(3))
+
+    def accept(listener):
+        if next(failures, None) is not None:
+            raise OutOfDescriptors("cannot accept: Too many open files")
+        return real(listener)
+
+    monkeypatch.setattr(tcp.SocketListener, "accept", accept)
+    pull = context.socket(PULL)
+    pull.bind(TCP)
+    push = context.socket(PUSH)
+    push.connect(pull.last_endpoint)
+    push.wait_for_peers(1, 10)
+    assert caplog.text.count("a connection is not accepted: cannot accept: Too many open files") == 1
 
 
 @pytest.mark.parametrize("kind", [transfer.PAIR, transfer.DEALER])

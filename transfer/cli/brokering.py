@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.broker.configuring import Configuration, Said, configured
 from transfer.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from transfer.cli.options import show_size
-from transfer.cli.service import logged
+from transfer.cli.service import logged, raise_descriptor_limit
 from transfer.config import broker_environment
 from transports.config import security
 from transports.errors import InternalError, LogDamaged, LogInUse, OptionError, TransferError
@@ -65,6 +65,7 @@ def run(flags: Sequence[Said], file: Path | None, *, as_json: bool) -> int:
     """Serves until SIGTERM (0) or Ctrl-C (130). Raises InternalError when the log failed: begin it anew."""
     configuration = _configuration(flags, file)
     signals = _Signals()
+    raise_descriptor_limit()
     with logged(), signals.taken():
         with _opened(configuration) as broker:
             _announce(broker, as_json)

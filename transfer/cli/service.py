@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+_log = logging.getLogger("transfer")
 
 
 @contextmanager
@@ -22,3 +25,13 @@ def logged() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def raise_descriptor_limit() -> None:
+    """This process may have as many descriptors as the hard limit says: the usual soft one is for programs
+    that call select()."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # the system allows no process as many
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            _log.debug("the limit of descriptors is %d, and was %d", hard, soft)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.cli import EXIT_INTERRUPTED
 from transfer.cli.options import show_size
-from transfer.cli.service import logged
+from transfer.cli.service import logged, raise_descriptor_limit
 from transfer.spool.address import rows_beside
 from transports.errors import (
     AddressError,
@@ -54,6 +54,7 @@ def serve(
     endpoint = _endpoint("--bind", bind)
     rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else rows_beside(endpoint)
     ended = threading.Event()
+    raise_descriptor_limit()
     with logged(), _ended_by(signal.SIGTERM, ended):
         try:
             with _opened(folder, endpoint, rows_endpoint, retention_bytes, ages, metrics) as spool:

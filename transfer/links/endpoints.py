@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from transports.hello import Agreement
 
 logger = logging.getLogger("transfer")
+#: seconds between two lines of the log that say that connections are not accepted: ten a second may not be
+_WARN_AGAIN = 60.0
 
 
 class Links(Arrivals):
@@ -258,6 +260,11 @@ class Links(Arrivals):
             self._count(f"handshake:{reason}")
             self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), where, reason, error=error)
         else:
+            now = time.monotonic()
+            if now >= self._warn_from:
+                self._warn_from = now + _WARN_AGAIN
+                reason = str(error).partition("\n")[0]
+                logger.warning("%s: a connection is not accepted: %s", record.address, reason)
             self._count("accept_failed")
             self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
 

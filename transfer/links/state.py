@@ -51,6 +51,8 @@ class LinkState:
         #: why no further connect can succeed (policy `require`)
         self.fatal: Fatal | None = None
         self.closing = False
+        #: from when on the log says again that a connection is not accepted
+        self._warn_from = 0.0
         # Never held while the core is called, except for sends on one stream: the core calls
         # `lost` from any thread and may hold locks of its own then.
         self._lock = threading.RLock()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer.log.index import Run, Uses
+from transports import core
 from transports.errors import InternalError, LogFull
 
 SUFFIX, BLOBS, INDEX = ".log", ".blobs", ".index"
@@ -78,7 +79,7 @@ class Segment:
         self._sync_failed: OSError | None = None
         self.given_back = 0
         #: where the blobs begin that are viewed; views that have ended leave by themselves
-        self._views: dict[weakref.ref[mmap.mmap], int] = {}
+        self._views: dict[weakref.ref[core.Mapping], int] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -310,7 +311,7 @@ class Segment:
         with self._lock:  # its number must not become another file's meanwhile
             if self._blob_fd < 0 or os.fstat(self._blob_fd).st_size < position + nbytes:
                 return None
-            mapping = mmap.mmap(self._blob_fd, size, flags=mmap.MAP_SHARED, prot=_READ, offset=begin)
+            mapping = core.Mapping(self._blob_fd, size, offset=begin, readonly=True)
             # The last view's end comes in any thread and at any time: no lock is taken for it.
             self._views[weakref.ref(mapping, self._views.pop)] = position if of is None else of
         return memoryview(mapping)[position - begin :]

@@ -29,6 +29,8 @@ cdef class Region:
 cdef class Mapping:
     cdef void* address
     cdef Py_ssize_t size
+    cdef bint readonly
+    cdef object __weakref__
 
 
 cdef class HeldBuffer:

@@ -182,10 +182,13 @@ cdef class Mapping:
     """Shared memory, unmapped when the last view dies: by dealloc, since a finalizer or a weak
     reference would be told too early where views die in a cycle. Keeps no descriptor."""
 
-    def __cinit__(self, int fd, Py_ssize_t size, *, bint private=False):
+    def __cinit__(self, int fd, Py_ssize_t size, *, long offset=0, bint private=False,
+                  bint readonly=False):
         self.size = size
+        self.readonly = readonly
         cdef int flags = MAP_PRIVATE if private else MAP_SHARED
-        self.address = mmap(NULL, size, PROT_READ | PROT_WRITE, flags, fd, 0)
+        cdef int protection = PROT_READ if readonly else PROT_READ | PROT_WRITE
+        self.address = mmap(NULL, size, protection, flags, fd, offset)
         if <Py_ssize_t>self.address == -1:
             self.address = NULL
             raise OSError(errno, os.strerror(errno))
@@ -194,7 +197,7 @@ cdef class Mapping:
         return self.size
 
     def __getbuffer__(self, Py_buffer* view, int flags):
-        PyBuffer_FillInfo(view, self, self.address, self.size, 0, flags)
+        PyBuffer_FillInfo(view, self, self.address, self.size, self.readonly, flags)
 
     def __dealloc__(self):
         if self.address != NULL:

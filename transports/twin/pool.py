@@ -115,10 +115,13 @@ class Region:
 class Mapping(mmap.mmap):
     """Shared memory, unmapped when the last view dies: an mmap cannot close under its views."""
 
-    def __new__(cls, fd: int, size: int, *, private: bool = False) -> Mapping:
+    def __new__(
+        cls, fd: int, size: int, *, offset: int = 0, private: bool = False, readonly: bool = False
+    ) -> Mapping:
         flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
         options: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-        return super().__new__(cls, fd, size, flags, **options)
+        protection = mmap.PROT_READ if readonly else mmap.PROT_READ | mmap.PROT_WRITE
+        return super().__new__(cls, fd, size, flags, protection, offset=offset, **options)
 
 
 class _BufferInfo(ctypes.Structure):
