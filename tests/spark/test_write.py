@@ -149,9 +149,10 @@ def test_schema_and_options_are_refused_before_any_task(spark):
     ("expression", "text"),
     [
         ("if(id = 2999, null, float(id)) as x", "column 'x' has 1 null value"),
+        ("if(id = 0, null, float(id)) as x", "column 'x' has 1 null value"),
         ("if(id = 2999, array(1.0f), array(1.0f, 2.0f)) as x", "column 'x' has arrays of different lengths"),
     ],
-    ids=["null", "ragged"],
+    ids=["null", "null while others send", "ragged"],
 )
 def test_nulls_and_ragged_arrays_fail_the_job_and_the_iteration(spark, dataset, expression, text):
     with reading(dataset) as (batches,):

@@ -71,14 +71,15 @@ class EagerWrite:
                 )
 
     def send(self, iterator: Iterator[RecordBatch], task: Task) -> Receipt | None:
-        """Sends one partition; returns when the trainer has consumed it."""
+        """Sends one partition; returns when the trainer has consumed it.
+
+        Raises NotATensor for rows that cannot travel. The trainer hears of it from the driver, when the other
+        tasks have ended: they wait for it to consume their rows, which it does not once the run has failed.
+        """
         endpoints = self.options.endpoint
         sender = SocketSender(endpoints[task.partition % len(endpoints)], self.options)
         try:
             return _send(sender, self, iterator, task)
-        except NotATensor:
-            self.abort()  # another attempt would find the same rows
-            raise
         finally:
             sender.close()
 
