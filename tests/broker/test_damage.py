@@ -8,7 +8,7 @@ from transfer.broker.server import LOG
 from transfer.broker.watching import overview_told
 from transfer.clients.own import BrokerClient
 from transfer.log.record import Kind, scan
-from transfer.log.segment import SUFFIX
+from transfer.log.segment_files import SUFFIX
 
 
 def test_a_damaged_message_of_one_topic_keeps_no_other_from_being_delivered(tmp_path, caplog):

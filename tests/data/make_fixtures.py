@@ -19,7 +19,7 @@ from transfer.broker.state.audit import Audit
 from transfer.broker.state.chain import Action
 from transfer.clients.own import BrokerClient
 from transfer.log import Log
-from transfer.log.segment import BLOBS, SUFFIX
+from transfer.log.segment_files import BLOBS, SUFFIX
 from transfer.spool.protocol import Acknowledge, OpenRun
 from transfer.spool.server import Spool
 

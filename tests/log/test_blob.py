@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from transfer.log import Log
-from transfer.log.segment import BLOBS
+from transfer.log.segment_files import BLOBS
 from transports import core
 from transports.core import crc32c
 from transports.errors import Closed, LogDamaged

@@ -12,7 +12,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from transfer.log import Log, Retention, compaction, log as log_module
-from transfer.log.segment import BLOBS, INDEX, SUFFIX
+from transfer.log.segment_files import BLOBS, INDEX, SUFFIX
 from transports.errors import LogDamaged, LogFull, UsageError
 
 SMALL = 4096

@@ -11,7 +11,7 @@ from transfer.log import Log, Retention
 from transfer.log.damage import mended
 from transfer.log.format import NAME
 from transfer.log.record import Flag, Kind, encode, scan
-from transfer.log.segment import BLOBS, INDEX, REMOVED, SUFFIX
+from transfer.log.segment_files import BLOBS, INDEX, REMOVED, SUFFIX
 from transports.errors import LogDamaged, LogFull, NotSupported
 
 SMALL = 4096

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from transfer.log import Log, Retention, holes
 from transfer.log.ranges import Ranges
 from transfer.log.record import BLOB, Flag, scan
-from transfer.log.segment import BLOBS, SUFFIX
+from transfer.log.segment_files import BLOBS, SUFFIX
 from transports.errors import UsageError
 
 SMALL = 4096

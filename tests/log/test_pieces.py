@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from transfer.log import Log, Retention, holes
-from transfer.log.segment import BLOBS
+from transfer.log.segment_files import BLOBS
 from transports.errors import Closed, LogFull, UsageError
 
 SMALL = 4096

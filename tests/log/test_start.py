@@ -15,7 +15,7 @@ from transfer.log import Log, Retention, recovery
 from transfer.log.contents import Contents, decode_index, encode, follow, read_headers
 from transfer.log.index import Run, Topic, Use
 from transfer.log.record import Flag, Kind, encode as parts_of
-from transfer.log.segment import BLOBS, INDEX, REMOVED, SUFFIX
+from transfer.log.segment_files import BLOBS, INDEX, REMOVED, SUFFIX
 from transports.errors import LogDamaged
 
 SMALL = 4096

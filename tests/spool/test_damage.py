@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from transfer.cli.runs import app
 from transfer.log.record import Kind, scan
-from transfer.log.segment import BLOBS, SUFFIX
+from transfer.log.segment_files import BLOBS, SUFFIX
 from transfer.spool.admin import SpoolAdmin
 from transfer.spool.protocol import Acknowledge, OpenRun, Read
 from transfer.spool.server import Spool

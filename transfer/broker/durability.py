@@ -32,6 +32,20 @@ _UNSYNCED = 64 << 20
 _FULL_PAUSE = 0.5
 
 
+class Together:
+    """Tells once what becomes of several messages: when all are kept, or the first time that one is not."""
+
+    def __init__(self, left: int, told: Told | None) -> None:
+        self._left = left
+        self._told = told
+
+    def __call__(self, error: TransferError | None) -> None:
+        self._left -= 1
+        if self._told is not None and (error is not None or not self._left):
+            told, self._told = self._told, None
+            told(error)
+
+
 class Durability:
     """Appends messages of durable topics, and tells when they are kept. On the broker's loop.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from transfer.broker.announced import UNCOUNTED, Announced, AnnouncedLimits, Announcement
 from transfer.broker.aside import Aside
-from transfer.broker.durability import Durability, Told, tell
+from transfer.broker.durability import Durability, Together, Told, tell
 from transfer.broker.fanout import Fanout
 from transfer.broker.group_contract import Bury, IsBuried
 from transfer.broker.groups import Groups
@@ -19,7 +19,7 @@ from transfer.broker.message import Front, Written
 from transfer.broker.passage import Passage, Publisher, takes
 from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.stored import BLOB_FROM, record_of
-from transfer.broker.stream_passage import Frame, StreamPassage
+from transfer.broker.streams import Streams
 from transfer.broker.writing import Writer, Writing
 from transports.errors import InternalError, LogFull, TransferError
 
@@ -40,20 +40,6 @@ PATIENCE = 10.0
 _HELD_BY_FOR = 1.0
 #: messages that come by these find their routes before they are kept, or have none
 _ROUTED = (Front.ABTP, Front.BROKER)
-
-
-class _Together:
-    """Tells once what becomes of several messages: when all are kept, or the first time that one is not."""
-
-    def __init__(self, left: int, told: Told | None) -> None:
-        self._left = left
-        self._told = told
-
-    def __call__(self, error: TransferError | None) -> None:
-        self._left -= 1
-        if self._told is not None and (error is not None or not self._left):
-            told, self._told = self._told, None
-            told(error)
 
 
 class Hub:
@@ -92,6 +78,9 @@ class Hub:
         self._aside = Aside(self._writer, store, self._keep, self._written_whole)
         self.durability.at_failure = self._aside.failed
         self._passages: set[Passage] = set()
+        self.streams = Streams(
+            store, self.fanout, self._writer, self._passages, self.counts, self._placed, lambda: self.direct
+        )
         self._at_end: list[Callable[[], None]] = []
 
     def close(self) -> None:
@@ -133,7 +122,7 @@ class Hub:
         if small and kept and self.durability.append_many(topics, messages, told):
             self._appended_many(topics, messages)
             return
-        together = _Together(len(messages), told)
+        together = Together(len(messages), told)
         for message in messages:
             self.publish(message, together)
 
@@ -199,86 +188,6 @@ class Hub:
         if writing is None and told is not None:
             told(None)
         return passage
-
-    # -- streams -----------------------------------------------------------------------------------------
-
-    def begin_stream(
-        self, name: str, publisher: Publisher, broken_off: Callable[[str], Frame]
-    ) -> StreamPassage:
-        """A stream whose frames go on as they come. Raises UsageError."""
-        topic = self.store.topic(name)
-        receivers = [one for one in self.fanout.listeners(topic) if self._takes_frames(one, topic)]
-        passage = StreamPassage(topic, publisher, receivers, self._stream_ended, broken_off)
-        self._passages.add(passage)
-        return passage
-
-    def _takes_frames(self, subscriber: Subscriber, topic: Topic) -> bool:
-        room = subscriber.queued <= subscriber.limit
-        return subscriber.takes_frames and room and not self.fanout.is_behind(subscriber, topic)
-
-    def join_stream(self, passage: StreamPassage) -> None:
-        """Who has subscribed meanwhile is given the next frame, where nothing is kept."""
-        topic = passage.topic
-        if not topic.durable:
-            for subscriber in self.fanout.listeners(topic):
-                if self._takes_frames(subscriber, topic):
-                    passage.join(subscriber)
-
-    def gathers_stream(self, name: str) -> bool:
-        """Whether somebody wants a stream of this topic as one message: the log, or other protocols."""
-        topic = self.store.topic(name)
-        heard = any(not one.takes_frames and not one.idle for one in self.fanout.listeners(topic))
-        return topic.durable or heard or (self.direct is not None and self.direct.leads_somewhere(name))
-
-    def write_stream(
-        self, passage: StreamPassage, publisher: Publisher, most: int, message: Callable[[], Message]
-    ) -> Writing:
-        """Where the bytes of a stream go that is kept, `most` at most. message: what it is at its end."""
-        topic = passage.topic
-        writing = Writing(
-            self._writer,
-            lambda: self.store.log.blob(topic.log_name, most, arriving=True),
-            publisher,
-            lambda error: self._stream_written(passage, writing, message(), error),
-        )
-        return writing
-
-    def drop_stream(self, passage: StreamPassage) -> None:
-        """Subscribers of other protocols do not get a stream, which is not kept."""
-        for subscriber in self.fanout.listeners(passage.topic):
-            if not subscriber.takes_frames:
-                self.fanout.left_out(subscriber, passage.topic, None)
-
-    def count_stream(self, passage: StreamPassage) -> None:
-        """A stream has ended that nobody gathered."""
-        for counted in (passage.topic, self.store):
-            counted.messages += 1
-            counted.nbytes += passage.nbytes
-
-    def _stream_ended(self, passage: Passage) -> None:
-        self._passages.discard(passage)
-        self.counts["broken_off"] += passage.broken
-        if not passage.topic.durable:
-            for subscriber in passage.left_out:
-                self.fanout.left_out(subscriber, passage.topic, None)
-
-    def _stream_written(
-        self, passage: StreamPassage, writing: Writing, message: Message, error: TransferError | None
-    ) -> None:
-        """All of a kept stream is written. Raises LogFull."""
-        topic = passage.topic
-        if not self._placed(topic, message, writing, writing.told, error):
-            return
-        assert message.offset is not None
-        self.count_stream(passage)
-        if self.direct is not None:
-            self.direct.offer(topic, message, nbytes=passage.nbytes)
-        given = passage.given
-        for subscriber in self.fanout.listeners(topic):
-            if subscriber in given:
-                self.fanout.given(subscriber, topic, message.offset)
-            else:
-                self.fanout.read_from_log(subscriber, topic, message.offset)
 
     def _announce(self, source: object, nbytes: int) -> Announcement | None:
         """Raises UsageError, LogFull."""

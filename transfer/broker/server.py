@@ -48,7 +48,7 @@ from transfer.broker.store import Store
 from transfer.broker.upkeep import Upkeep
 from transfer.broker.volume import log_room
 from transfer.log import Log, Retention, undisturbed
-from transfer.log.segment import make_folder
+from transfer.log.disk import make_folder
 from transports.address import format_host
 from transports.errors import NotSupported, TransferError
 

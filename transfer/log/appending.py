@@ -7,11 +7,12 @@ from functools import reduce
 from typing import Any
 
 from transfer.log.contents import use
+from transfer.log.disk import full_disk_told
 from transfer.log.holes import Hole
 from transfer.log.index import Topic
 from transfer.log.journal import Journal
 from transfer.log.record import BLOB, HEADER_SIZE, MAX_BODY, Flag, Kind
-from transfer.log.segment import Segment, full_disk_told
+from transfer.log.segment import Segment
 from transfer.log.topics import Topics
 from transports.core import crc32c
 from transports.errors import TransferError, UsageError

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transfer.log.segment import full_disk_told, make_folder
+from transfer.log.disk import full_disk_told, make_folder
 from transports.errors import LogInUse, UsageError
 
 #: bytes of a topic's or group's name at most

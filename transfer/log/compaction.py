@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 
 from transfer.log.appending import Appender
 from transfer.log.contents import use
+from transfer.log.disk import full_disk_told
 from transfer.log.holes import Hole
 from transfer.log.index import Run, Topic
 from transfer.log.journal import Journal
 from transfer.log.record import BLOB, HEADER_SIZE, Flag, Kind, Record, decode
-from transfer.log.segment import Segment, full_disk_told
+from transfer.log.segment import Segment
 from transfer.log.topics import DROPPED, Topics
 from transports.core import crc32c
 from transports.errors import LogDamaged

@@ -22,7 +22,8 @@ from pathlib import Path
 from transfer.log.damage import Damage, Gap
 from transfer.log.index import Lost, Run, Use, Uses
 from transfer.log.record import BLOB, HEADER_SIZE, MAGIC, Flag, Kind, Record, decode
-from transfer.log.segment import INDEX, SUFFIX, Segment, path_of
+from transfer.log.segment import Segment
+from transfer.log.segment_files import INDEX, SUFFIX, path_of
 from transports.core import Mapping
 
 _HEAD = struct.Struct("=QIIIIQQQQQ")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from transfer.log.segment import full_disk_told, sync_folder
+from transfer.log.disk import full_disk_told, sync_folder
 from transports.errors import LogDamaged, NotSupported
 
 #: of the folder: which files it has, and what their bytes mean

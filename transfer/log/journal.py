@@ -11,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from transfer.log.contents import contents_of, store
+from transfer.log.disk import full_disk_told, sync_folder
 from transfer.log.record import HEADER_SIZE, Opening, encode, encode_messages, opening
 from transfer.log.retention import Retention, removable
-from transfer.log.segment import LARGEST, Segment, full_disk_told, remove, sync_folder
+from transfer.log.segment import LARGEST, Segment, remove
 from transports.errors import Again, Closed, ForkedError, InDoubt, InternalError, LogFull
 
 #: a segment's blobs take so many times the bytes of its records at most, unless one alone takes more

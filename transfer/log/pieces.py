@@ -9,8 +9,8 @@ from typing import Any
 
 from transfer.log.appending import Appender, flat
 from transfer.log.checks import parts_of
+from transfer.log.disk import full_disk_told
 from transfer.log.holes import Hole
-from transfer.log.segment import full_disk_told
 from transports.core import crc32c
 from transports.errors import Closed, UsageError
 

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from transfer.log.segment import BLOBS, INDEX, SUFFIX, path_of, sync_folder
+from transfer.log.disk import sync_folder
+from transfer.log.segment_files import BLOBS, INDEX, SUFFIX, path_of
 
 _log = logging.getLogger("transfer.log")
 #: the folder within the log's

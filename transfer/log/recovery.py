@@ -11,44 +11,31 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from transfer.log.contents import Contents, follow, is_of, load, read_headers, store
-from transfer.log.damage import Damage, Gap, Known, claim, mended, walk
-from transfer.log.holes import Due, Hole, give_back
+from transfer.log.damage import Damage, Gap, Known, walk
+from transfer.log.disk import full_disk_told, sync_folder
 from transfer.log.index import Lost, Run, Topic
 from transfer.log.quarantine import quarantine, quarantine_segment, save_tail, without_segment
-from transfer.log.record import BLOB, MAGIC_BYTES, Flag, Kind, Record, decode, scan
-from transfer.log.segment import (
-    BLOBS,
-    INDEX,
-    SUFFIX,
-    Segment,
-    finish_removals,
-    full_disk_told,
-    path_of,
-    segments_in,
-    sync_folder,
-)
-from transfer.log.state import discard_of, take_discarded, take_state
-from transports.core import crc32c
+from transfer.log.record import Kind, scan
+from transfer.log.segment import Segment
+from transfer.log.segment_files import BLOBS, INDEX, SUFFIX, finish_removals, path_of, segments_in
+from transfer.log.segment_walk import describe, walk_mended
+from transfer.log.state import take_discarded, take_state
+from transfer.log.tail import RESTORE, Read, clear, look_for_damage, whole_until, write_again
 from transports.errors import LogDamaged
 
 _log = logging.getLogger("transfer.log")
 
-_RESTORE = "restore the file; opening with repair=True cuts it off with all that follows, into quarantine"
 _SERVE = 'restore the file; damaged="serve" serves the rest, repair=True cuts off all that follows'
 _LAST = (
     "restore the file: it has the state, and what was kept last; to begin anew use an empty folder, and "
     "leave this one as it is"
 )
-_HAS_BLOB = int(Flag.HAS_BLOB)
-#: bytes that are written again at a time
-_PIECE = 16 << 20
 
 
 @dataclass
@@ -202,10 +189,10 @@ def _read_sealed(found: Recovered, segment: Segment, following: int) -> Contents
     if not bytes(segment.memory[contents.end :]).rstrip(b"\0") and contents.following == following:
         return contents
     end = len(bytes(segment.memory).rstrip(b"\0"))
-    gaps = [one for one in _walk(segment, Known(following, end)) if isinstance(one, Gap)]
+    gaps = [one for one in walk_mended(segment, Known(following, end)) if isinstance(one, Gap)]
     contents = read_headers(segment.memory, segment.first, gaps=gaps)
     found.single += [(gap, segment.path.name) for gap in gaps if gap.header is not None]
-    found.damage += [Damage(_text(gap, segment)) for gap in gaps if gap.header is None]
+    found.damage += [Damage(describe(gap, segment)) for gap in gaps if gap.header is None]
     return contents
 
 
@@ -244,7 +231,7 @@ def _take_messages(found: Recovered, contents: list[Contents], repair: bool) -> 
             if run.segment != last.first or isinstance(run.positions, Lost):
                 by_first[run.segment].runs.append(run)
     if found.lost and not repair and (missing or lost != found.lost):
-        raise LogDamaged(found.damage[0].text + ", and it is not known what it was", hint=_RESTORE)
+        raise LogDamaged(found.damage[0].text + ", and it is not known what it was", hint=RESTORE)
 
 
 def _lost_messages(topic: Topic, run: Run) -> Damage:
@@ -287,8 +274,8 @@ def _known(segment: Segment) -> Known:
 def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
     """The last segment, byte by byte, up to the first record that is not whole."""
     known = _known(segment) if not repair else Known()
-    read = _Read(segment, known, repair)
-    until = _whole_until(found, read)
+    read = Read(segment, known, repair)
+    until = whole_until(read, found.segments)
     gaps = [gap for gap in read.gaps if gap.following <= until]
     _take_gaps(found, read, gaps)
     contents = read_headers(
@@ -300,7 +287,7 @@ def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
     )
     segment.end, found.sequence = contents.end, contents.following
     if not repair:
-        _look_for_damage(segment, found.sequence, known.following)
+        look_for_damage(segment, found.sequence, known.following)
         if segment.is_sealed:
             text = f"the log in {segment.folder} has lost the segment behind {segment.path.name}"
             raise LogDamaged(text, hint=_LAST)
@@ -312,98 +299,16 @@ def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
         path_of(segment.folder, segment.first, INDEX).unlink(missing_ok=True)
         segment.cut(segment.end)
     if not repair and not read.gaps:  # a damaged record may name a blob
-        _clear(segment, [one for one in read.blobs if one.sequence < found.sequence])
+        clear(segment, [one for one in read.blobs if one.sequence < found.sequence])
     with full_disk_told():  # from now on all of it counts as synced
-        _write_again(found, read, until)
+        write_again(read, found.segments, until)
         segment.sync()
         for other in found.segments:
             other.sync_blobs()
     return contents
 
 
-def _write_again(found: Recovered, read: _Read, until: int) -> None:
-    """Writes what is whole but not known to be synced once more, with its blobs. A sync that failed leaves
-    pages in memory that the system takes for written: no later sync would bring them to the disk. Raises
-    OSError."""
-    segment = read.segment
-    begin = read.unproven[0][1] if read.unproven else segment.end
-    for position in range(begin, segment.end, _PIECE):
-        segment.write(position, bytes(segment.memory[position : min(position + _PIECE, segment.end)]))
-    by_first = {one.first: one for one in found.segments}
-    for record in read.blobs:
-        if read.proven <= record.sequence < until:
-            first, position, nbytes, _ = BLOB.unpack_from(record.body)
-            if first in by_first:
-                _write_blob_again(by_first[first], position, nbytes)
-
-
-def _write_blob_again(segment: Segment, begin: int, nbytes: int) -> None:
-    for at in range(0, nbytes, _PIECE):
-        piece = segment.blob(begin + at, min(_PIECE, nbytes - at), of=begin)
-        if piece is None:
-            return
-        segment.write_blob(begin + at, [memoryview(bytes(piece))])
-
-
-def _walk(segment: Segment, known: Known) -> Iterator[Record | Gap]:
-    """As `walk`; one wrong bit of a short record is put right, in the file too."""
-    for found in walk(segment.memory, segment.find, segment.first, known):
-        if isinstance(found, Gap) and found.following == found.sequence + 1:
-            whole = mended(bytes(segment.memory[found.position : found.end]), found.sequence)
-            if whole is not None:
-                with full_disk_told():
-                    segment.write(found.position, whole)
-                _log.error("record %d of %s had a wrong bit: put right", found.sequence, segment.path)
-                record = decode(segment.memory, found.position)
-                if record is not None:
-                    yield record
-                    continue
-        if isinstance(found, Gap):
-            _log.error("%s", _text(found, segment))
-        yield found
-
-
-class _Read:
-    """What the last segment holds, each record looked at once. gaps: where it is damaged. blobs: the records
-    that have some. synced: the record before which all was, as any says; proven: as one says behind the
-    beginning. unproven: sequence and position of those that are whole and not proven. opened: the one behind
-    all state. end: the one behind the last."""
-
-    def __init__(self, segment: Segment, known: Known, repair: bool) -> None:
-        self.segment = segment
-        self.gaps: list[Gap] = []
-        self.blobs: list[Record] = []
-        self.synced = self.proven = max(segment.first, known.following)
-        self.unproven: deque[tuple[int, int]] = deque()
-        self.opened = self.end = segment.first
-        read = scan(segment.memory, segment.first) if repair else _walk(segment, known)
-        for one in read:
-            if isinstance(one, Gap):
-                self.gaps.append(one)
-                self.end = one.following
-                continue
-            self.end = one.sequence + 1
-            self.synced = max(self.synced, one.sequence - one.lag)
-            self.proven = max(self.proven, claim(one))
-            self.unproven.append((one.sequence, one.position))
-            while self.unproven and self.unproven[0][0] < self.proven:
-                self.unproven.popleft()
-            if one.flags & _HAS_BLOB:
-                self.blobs.append(one)
-            if one.kind == Kind.OPENED:
-                self.opened = one.sequence
-
-
-def _text(gap: Gap, segment: Segment) -> str:
-    many = f"records {gap.sequence} to {gap.following - 1}"
-    one = f"record {gap.sequence}"
-    return (
-        f"{one if gap.following == gap.sequence + 1 else many} of {segment.path.name} damaged at byte "
-        f"{gap.position}, though synced" + (": that message is lost" if gap.header is not None else "")
-    )
-
-
-def _take_gaps(found: Recovered, read: _Read, gaps: list[Gap]) -> None:
+def _take_gaps(found: Recovered, read: Read, gaps: list[Gap]) -> None:
     """What is known of the gaps. State that they may have held, of that with which the segment begins, is in
     the one before too: it is taken from there. Of later state nothing tells."""
     name = read.segment.path.name
@@ -412,7 +317,7 @@ def _take_gaps(found: Recovered, read: _Read, gaps: list[Gap]) -> None:
     if any(gap.following <= read.opened for gap in unknown) and _take_older_state(found):
         unknown = [gap for gap in unknown if gap.following > read.opened]
     found.lost = sum(gap.following - gap.sequence for gap in unknown)
-    found.damage += [Damage(_text(gap, read.segment)) for gap in unknown]
+    found.damage += [Damage(describe(gap, read.segment)) for gap in unknown]
 
 
 def _take_older_state(found: Recovered) -> bool:
@@ -431,83 +336,6 @@ def _take_older_state(found: Recovered) -> bool:
         take_state(record, found.state, found.topics)
     _log.error("the state that %s begins with is read from %s", last.path.name, before.path.name)
     return True
-
-
-def _clear(segment: Segment, records: list[Record]) -> None:
-    """What none of the records names, a crash left of blobs that were arriving: it is given back."""
-    places = (BLOB.unpack_from(record.body)[:3] for record in records)
-    gaps, end = [], 0
-    for position, nbytes in sorted(place[1:] for place in places if place[0] == segment.first):
-        gaps.append(Hole(segment, end, max(0, position - end)))
-        end = max(end, position + nbytes)
-    segment.cut_blobs(end)
-    give_back(Due([], {}, gaps))
-
-
-def _whole_until(found: Recovered, read: _Read) -> int:
-    """The first record of the last segment that is not whole, nor its blob, though it is wanted.
-
-    Of blobs those are not read that were synced, as later records say, or a clean end. One that is discarded
-    by a later record that counts need not be whole: it may be a hole.
-    """
-    torn = [one for one in read.blobs if one.sequence >= read.synced and not _blob_is_whole(found, one)]
-    discards = _discards(read) if torn else []
-    end, before = read.end, -1
-    while end != before:
-        before = end
-        for record in torn:
-            wanted = not any(
-                sequence < end and topic == record.topic and low <= record.offset < high
-                for sequence, topic, low, high in discards
-            )
-            if record.sequence < end and wanted:
-                end = record.sequence
-                break
-    return end
-
-
-def _discards(read: _Read) -> list[tuple[int, int, int, int]]:
-    """(sequence, topic, begin, end) of each record that discards blobs."""
-    segment = read.segment
-    known = Known(read.synced, 0)
-    return [
-        (record.sequence, *discard)
-        for record in walk(segment.memory, segment.find, segment.first, known)
-        if isinstance(record, Record)
-        and record.kind == Kind.STATE
-        and (discard := discard_of(record)) is not None
-    ]
-
-
-def _look_for_damage(segment: Segment, sequence: int, known: int = 0) -> None:
-    """Raises LogDamaged if record `sequence`, the first one that is not good, was synced: a record behind it
-    says so, or all before `known` were.
-    """
-    if sequence < known:
-        raise LogDamaged(
-            f"record {sequence} of {segment.path.name} is damaged at byte {segment.end}: it was synced "
-            "when the log was closed",
-            hint=_RESTORE,
-        )
-    position = segment.find(MAGIC_BYTES, segment.end + 1)
-    while position >= 0:
-        record = decode(segment.memory, position)
-        if record is not None and claim(record) > sequence:
-            raise LogDamaged(
-                f"record {sequence} of {segment.path.name} is damaged at byte {segment.end}: record "
-                f"{record.sequence} says that it was synced",
-                hint=_RESTORE,
-            )
-        position = segment.find(MAGIC_BYTES, position + 1)
-
-
-def _blob_is_whole(found: Recovered, record: Record) -> bool:
-    first, position, nbytes, crc = BLOB.unpack_from(record.body)
-    for segment in found.segments:
-        if segment.first == first:
-            blob = segment.blob(position, nbytes)
-            return blob is not None and crc32c(blob) == crc
-    return int(first) < found.segments[0].first  # retention let it go
 
 
 # -- repair --------------------------------------------------------------------------------------------------

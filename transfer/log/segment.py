@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import threading
@@ -14,13 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from transfer.log.disk import full_disk_told, reserve, sync_folder
 from transfer.log.index import Run, Uses
+from transfer.log.segment_files import BLOBS, REMOVED, finish_removals, path_of
 from transports import core
-from transports.errors import InternalError, LogFull
+from transports.errors import LogFull
 
-SUFFIX, BLOBS, INDEX = ".log", ".blobs", ".index"
-#: of a segment's file of records when the segment is being removed
-REMOVED = ".removed"
 #: positions are kept in 32 bits
 LARGEST = (1 << 32) - 1
 #: blobs begin at such bytes, so that numbers in them are aligned
@@ -36,8 +34,6 @@ _BLOCK = 512
 _READ = mmap.PROT_READ
 #: buffers that one call of the system writes at most
 _PARTS = os.sysconf("SC_IOV_MAX")
-#: what the system says when there is no room
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Segment:
@@ -390,11 +386,6 @@ def _write_parts(fd: int, position: int, parts: Sequence[memoryview]) -> None:
             left[0] = left[0][written:]
 
 
-def path_of(folder: Path, first: int, suffix: str = SUFFIX) -> Path:
-    """The file of the segment that begins with this record."""
-    return folder / f"{first:020d}{suffix}"
-
-
 def remove(folder: Path, segments: Sequence[Segment]) -> None:
     """Their files are gone; views of them stay good. Wherever a crash comes, what is left of them is known as
     such (`finish_removals`). Raises LogFull, InternalError."""
@@ -408,66 +399,3 @@ def remove(folder: Path, segments: Sequence[Segment]) -> None:
             segment.close()
         sync_folder(folder)
         finish_removals(folder)
-
-
-def finish_removals(folder: Path) -> None:
-    """Files of segments that are being removed go: first those that only the other one says it of. Raises
-    OSError."""
-    firsts = segments_in(folder, REMOVED)
-    for first in firsts:
-        for suffix in (INDEX, BLOBS):
-            path_of(folder, first, suffix).unlink(missing_ok=True)
-    if firsts:
-        sync_folder(folder)
-    for first in firsts:
-        path_of(folder, first, REMOVED).unlink(missing_ok=True)
-
-
-def segments_in(folder: Path, suffix: str = SUFFIX) -> list[int]:
-    """The first sequences of the segments in a folder, in order."""
-    names = (path.name.removesuffix(suffix) for path in folder.glob(f"*{suffix}"))
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
-def reserve(fd: int, begin: int, nbytes: int) -> None:
-    """Keeps room on the disk, so that writing there later cannot fail for want of it. Raises LogFull."""
-    if nbytes <= 0:
-        return
-    with full_disk_told():
-        os.posix_fallocate(fd, begin, nbytes)
-
-
-@contextmanager
-def full_disk_told() -> Iterator[None]:
-    """The system's errors in our words."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise LogFull(
-                f"no room on the disk: {error.strerror}", hint="free some, or let consumers acknowledge"
-            ) from error
-        raise InternalError(f"the log's folder cannot be written: {error}") from error
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it that are not there. Their names are on the disk: else a power cut
-    takes the folder, with all that was synced in it. Raises OSError."""
-    if folder.is_dir():
-        with os.scandir(folder) as names:
-            if next(names, None) is not None:
-                return  # an empty one may be of a process that ended before its name was synced
-    else:
-        make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-    with suppress(PermissionError):  # to look into the one above is not always allowed
-        sync_folder(folder.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """New and removed names are on the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

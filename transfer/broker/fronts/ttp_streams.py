@@ -92,8 +92,8 @@ class Stream:
         self._writing: Writing | None = None
         self._passage: StreamPassage
         try:
-            self._passage = hub.begin_stream(topic, publisher, self._broken_off)
-            self._gathers = hub.gathers_stream(topic)
+            self._passage = hub.streams.begin(topic, publisher, self._broken_off)
+            self._gathers = hub.streams.gathers(topic)
         except BaseException:
             shared.used.discard(self.number)
             raise
@@ -110,7 +110,7 @@ class Stream:
             self._charge(header, meta)
         self._header = header
         head = encode_head(header.kind, topic, meta, header.data_size, header.flags, self.number)
-        self._hub.join_stream(self._passage)
+        self._hub.streams.join(self._passage)
         if header.data_size > _WHOLE:
             self._passage.begin_frame(Frame(self.topic, (head,)), header.data_size)
         else:
@@ -193,7 +193,7 @@ class Stream:
         self._cost += len(data)
         self._shared.gathered += len(data)
         if self._kept and len(self._data) > _IN_MEMORY:
-            self._writing = self._hub.write_stream(
+            self._writing = self._hub.streams.write(
                 self._passage, self._publisher, self._largest, self._message
             )
             self._writing.write(memoryview(self._data).toreadonly())
@@ -204,7 +204,7 @@ class Stream:
     def _give_up_gathering(self) -> None:
         """Nothing is kept, and it is too large for memory: subscribers of other protocols do not get it."""
         self._gathers = False
-        self._hub.drop_stream(self._passage)
+        self._hub.streams.drop(self._passage)
         self._data, self._cuts = bytearray(), bytearray()
 
     def _complete(self) -> None:
@@ -221,7 +221,7 @@ class Stream:
             self._hub.publish(message, self.receipt)
         else:
             self._passage.finish()
-            self._hub.count_stream(self._passage)
+            self._hub.streams.count(self._passage)
             if self.receipt is not None:
                 self.receipt(None)
         if self.receipt is not None:

@@ -30,7 +30,7 @@ from transfer.broker.state.chain import (
     time_text,
 )
 from transfer.broker.state.verification import HEAD, Head, Verdict, examine, name_of, readable
-from transfer.log.segment import full_disk_told, make_folder, sync_folder
+from transfer.log.disk import full_disk_told, make_folder, sync_folder
 from transports.errors import Closed, LogInUse
 
 _log = logging.getLogger("transfer.broker")

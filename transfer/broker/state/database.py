@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from transfer.log.segment import make_folder
+from transfer.log.disk import make_folder
 from transports.errors import (
     Closed,
     InternalError,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from transfer.broker.message import Buffer
 from transfer.broker.state.letter import Filed
-from transfer.log.segment import make_folder, sync_folder
+from transfer.log.disk import make_folder, sync_folder
 from transports.core import crc32c
 from transports.errors import InternalError, LogDamaged, LogFull
 

@@ -1,0 +1,40 @@
+"""The records of a segment's file and the damage in it; one wrong bit of a short record is put right."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from transfer.log.damage import Gap, Known, mended, walk
+from transfer.log.disk import full_disk_told
+from transfer.log.record import Record, decode
+from transfer.log.segment import Segment
+
+_log = logging.getLogger("transfer.log")
+
+
+def walk_mended(segment: Segment, known: Known) -> Iterator[Record | Gap]:
+    """As `walk`; one wrong bit of a short record is put right, in the file too."""
+    for found in walk(segment.memory, segment.find, segment.first, known):
+        if isinstance(found, Gap) and found.following == found.sequence + 1:
+            whole = mended(bytes(segment.memory[found.position : found.end]), found.sequence)
+            if whole is not None:
+                with full_disk_told():
+                    segment.write(found.position, whole)
+                _log.error("record %d of %s had a wrong bit: put right", found.sequence, segment.path)
+                record = decode(segment.memory, found.position)
+                if record is not None:
+                    yield record
+                    continue
+        if isinstance(found, Gap):
+            _log.error("%s", describe(found, segment))
+        yield found
+
+
+def describe(gap: Gap, segment: Segment) -> str:
+    many = f"records {gap.sequence} to {gap.following - 1}"
+    one = f"record {gap.sequence}"
+    return (
+        f"{one if gap.following == gap.sequence + 1 else many} of {segment.path.name} damaged at byte "
+        f"{gap.position}, though synced" + (": that message is lost" if gap.header is not None else "")
+    )
