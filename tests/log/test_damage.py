@@ -10,8 +10,9 @@ import pytest
 from transfer.log import Log, Retention
 from transfer.log.damage import mended
 from transfer.log.format import NAME
-from transfer.log.record import Flag, Kind, encode, scan
+from transfer.log.record import Flag, Kind, encode, scan, state_of
 from transfer.log.segment_files import BLOBS, INDEX, REMOVED, SUFFIX
+from transfer.log.state import topic_key
 from transports.errors import LogDamaged, LogFull, NotSupported
 
 SMALL = 4096
@@ -135,6 +136,20 @@ def test_state_that_nothing_tells_of_again_is_not_guessed(tmp_path):
     before = path.read_bytes()
     for how in ("refuse", "serve"):
         with pytest.raises(LogDamaged, match="not known what it was"):
+            Log(tmp_path, segment_bytes=1 << 20, damaged=how)
+    assert path.read_bytes() == before
+
+
+def test_a_group_whose_topic_is_lost_is_named(tmp_path):
+    write(tmp_path)
+    path = only(tmp_path)
+    one = next(
+        one for one in records(path) if one.kind == Kind.STATE and state_of(one.body)[0] == topic_key(1)
+    )
+    overwrite(path, one.position + 8, bytes(one.end - one.position - 8))
+    before = path.read_bytes()
+    for how in ("refuse", "serve"):
+        with pytest.raises(LogDamaged, match="topic number 1 is lost, and that of its group 'g' is not"):
             Log(tmp_path, segment_bytes=1 << 20, damaged=how)
     assert path.read_bytes() == before
 

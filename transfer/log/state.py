@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from transfer.log.index import Topic
 from transfer.log.record import Flag, Record, state_of
+from transports.errors import LogDamaged
 
 #: topics by number, offsets of groups by number and name, ends of ranges of offsets whose blobs were
 #: discarded by number and begin
@@ -59,7 +60,8 @@ def discard_of(record: Record) -> tuple[int, int, int] | None:
 
 
 def take_state(record: Record, state: dict[bytes, bytes], topics: dict[int, Topic]) -> None:
-    """What a record says of state and of topics, when they are gathered again from records."""
+    """What a record says of state and of topics, when they are gathered again from records. Raises
+    LogDamaged."""
     key, value = state_of(record.body)
     removed = record.flags & _REMOVED
     if key.startswith(TOPIC):
@@ -78,19 +80,31 @@ def take_state(record: Record, state: dict[bytes, bytes], topics: dict[int, Topi
     else:
         state[key] = value
     if key.startswith(GROUP):
-        groups, group = topics[number_of(key)].groups, key[6:].decode()
+        group = key[6:].decode()
+        groups = _topic_of(key, topics, f"group {group!r}").groups
         if removed:
             groups.pop(group, None)
         else:
             groups[group] = int.from_bytes(value, "little")
 
 
+def _topic_of(key: bytes, topics: dict[int, Topic], what: str) -> Topic:
+    topic = topics.get(number_of(key))
+    if topic is None:
+        raise LogDamaged(
+            f"the record of topic number {number_of(key)} is lost, and that of its {what} is not",
+            hint="restore the file; opening with repair=True cuts it off before the first damaged record",
+        )
+    return topic
+
+
 def take_discarded(state: dict[bytes, bytes], topics: dict[int, Topic]) -> None:
-    """What state tells of discarded blobs, merged; a crash may have left ranges within others."""
+    """What state tells of discarded blobs, merged; a crash may have left ranges within others. Raises
+    LogDamaged."""
     ranges = {key: value for key, value in state.items() if key.startswith(DISCARDED)}
     for key, value in ranges.items():
         del state[key]
-        topic = topics[number_of(key)]
+        topic = _topic_of(key, topics, "discarded blobs")
         begin, end = int.from_bytes(key[6:], "little"), int.from_bytes(value, "little")
         topic.discarded = topic.discarded.joined(begin, min(end, topic.end))
     for topic in topics.values():
