@@ -15,17 +15,11 @@ from transfer.log.disk import full_disk_told, sync_folder
 from transfer.log.record import HEADER_SIZE, Opening, encode, encode_messages, opening
 from transfer.log.retention import Retention, removable
 from transfer.log.segment import LARGEST, Segment, remove
+from transfer.log.segment_limits import SegmentLimits
 from transports.errors import Again, Closed, ForkedError, InDoubt, InternalError, LogFull
 
-#: a segment's blobs take so many times the bytes of its records at most, unless one alone takes more
-_BLOBS = 16
-#: a segment's records, or its blobs, take this part of what retention allows at most, unless one blob or the
-#: state alone takes more: the last segment never goes
-_SHARE = 8
 #: bytes that a segment's file of blobs has at most, with the places of blobs that arrive: systems set limits
 _MOST_PLACES = 1 << 40
-#: a segment takes at least so many times the bytes of the state that it begins with
-_STATE_SHARE = 4
 #: seconds after which a wait is looked at again: the system does not take any number of them
 _STEP = 60.0
 _IN_DOUBT = "what was not committed is in doubt until the log is opened again, which tells"
@@ -88,6 +82,10 @@ class Journal:
             if not segments:
                 self._begin(*self._create(0, limited=False))
         self.kept_at = self._place()
+
+    @property
+    def _limits(self) -> SegmentLimits:
+        return SegmentLimits(self._segment_bytes, self.retention.bytes, LARGEST)
 
     @property
     def is_ours(self) -> bool:
@@ -172,7 +170,7 @@ class Journal:
 
         limited: by retention. May wait, and let others in.
         """
-        most = self._most_blobs
+        most = self._limits.blobs
         while (segment := self.segments[-1]).blob_end and segment.blob_bytes + nbytes > most:
             self._next_segment(limited)
         if limited:
@@ -184,7 +182,7 @@ class Journal:
 
     def place_blob(self, nbytes: int) -> tuple[Segment, int]:
         """A place for a blob that arrives in pieces, without room on the disk. Else as `reserve_blob`."""
-        most = self._most_blobs
+        most = self._limits.blobs
         while (segment := self.segments[-1]).blob_end and (
             segment.blob_bytes > most or segment.blob_end + nbytes > _MOST_PLACES
         ):
@@ -202,19 +200,11 @@ class Journal:
         with full_disk_told():
             return segment.reserve_arriving(position, reserved, needed, nbytes, self._segment_bytes)
 
-    @property
-    def _most_blobs(self) -> int:
-        """Bytes of a segment's blobs, unless one alone takes more."""
-        most, limit = _BLOBS * self._segment_bytes, self.retention.bytes
-        return most if limit is None else min(most, max(self._segment_bytes, limit // _SHARE))
-
     def fit_last(self) -> None:
         """The last segment gives back the room that it has by a larger limit of before, and ends. With the
         lock."""
-        segment, limit = self.segments[-1], self.retention.bytes
-        if limit is not None and segment.capacity - segment.end > max(
-            2 * self._segment_bytes, limit // _SHARE
-        ):
+        segment = self.segments[-1]
+        if self._limits.too_large(segment.capacity - segment.end):
             self._roll(0, limited=False)
 
     def _next_segment(self, limited: bool) -> None:
@@ -292,15 +282,9 @@ class Journal:
             segment.index_bytes = store(self._folder, contents_of(segment, following))
 
     def _create(self, size: int, limited: bool) -> tuple[Segment, Opening]:
-        """A segment, and what it begins with: with very many topics it would be nothing but state, if it were
-        not larger then."""
+        """A segment, and what it begins with."""
         beginning = opening(self._snapshot(), self.sequence)
-        state = len(beginning.data)
-        # One byte at least stays free: a file that its records fill is that of an older segment.
-        most, limit = LARGEST, self.retention.bytes
-        if limit is not None:
-            most = min(most, limit // _SHARE)
-        wanted = max(self._segment_bytes, state + size + 1, min(_STATE_SHARE * state, most))
+        wanted = self._limits.records(len(beginning.data), size)
         if limited:
             self._limit(wanted)
         with full_disk_told():
