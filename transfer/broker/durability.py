@@ -88,18 +88,26 @@ class Durability:
         self._held: deque[tuple[Topic, Message, Told | None]] = deque()
         self._paused: list[Publisher] = []
 
-    def append(self, topic: Topic, message: Message, told: Told | None) -> bool:
-        """Appends a message. False: the log is full, and it is held until there is room (`appended`).
+    def append(self, topic: Topic, message: Message, told: Told | None, *, hold: bool = True) -> bool:
+        """Appends a message. False: the log is full, and it is held until there is room (`appended`). hold
+        False: it is not, and LogFull is raised.
 
         Raises InternalError when the log has failed.
         """
         if self._held:
+            if not hold:
+                raise LogFull(self.full)
             self._held.append((topic, message, told))
             return False
         try:
             sequence = self._store.append(topic, message)
         except LogFull as error:
-            self._hold(topic, message, told, str(error))
+            self._say_full(str(error))
+            if hold:
+                self._held.append((topic, message, told))
+            self._wait_for_room()
+            if not hold:
+                raise
             return False
         except InternalError as error:
             self.failed(error)
@@ -258,12 +266,10 @@ class Durability:
 
     # -- a full log --------------------------------------------------------------------------------------
 
-    def _hold(self, topic: Topic, message: Message, told: Told | None, why: str) -> None:
+    def _say_full(self, why: str) -> None:
         if not self.full:
             _log.warning("%s", why)
         self.full = why
-        self._held.append((topic, message, told))
-        self._wait_for_room()
 
     def _wait_for_room(self) -> None:
         """Room comes back when it is on the disk that something is not needed: by a sync, or in time."""

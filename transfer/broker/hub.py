@@ -97,8 +97,9 @@ class Hub:
 
     # -- publishing --------------------------------------------------------------------------------------
 
-    def publish(self, message: Message, told: Told | None = None) -> None:
-        """Takes a message, whole. One that a full log cannot take is held until it can: see `pressed`.
+    def publish(self, message: Message, told: Told | None = None, *, hold: bool = True) -> None:
+        """Takes a message, whole. One that a full log cannot take is held until it can: see `pressed`. hold
+        False: LogFull is raised instead, which names what holds the log.
 
         told: called when it is kept as its topic promises, at once if it promises nothing; or with the
         reason why it is not kept. Raises UsageError when there are too many topics, InternalError when the
@@ -109,8 +110,22 @@ class Hub:
             self._appended(topic, message)
             if told is not None:
                 told(None)
-        else:
+        elif hold:
             self.keep(topic, message, told)
+        else:
+            self._keep_or_refuse(topic, message, told)
+
+    def _keep_or_refuse(self, topic: Topic, message: Message, told: Told | None) -> None:
+        if self.is_full:
+            raise LogFull(self.full)
+        if self._aside.takes(topic, message.nbytes):
+            self._aside.take(topic, message, told)
+            return
+        try:
+            self.durability.append(topic, message, told, hold=False)
+        except LogFull as error:
+            raise LogFull(self.full or str(error)) from error
+        self._appended(topic, message)
 
     def publish_many(self, messages: Sequence[Message], told: Told | None = None) -> None:
         """Takes several messages, at least one, in their order. told: when all are kept, or with the reason

@@ -13,12 +13,12 @@ from typing import Any, Self
 
 import transfer
 from transfer.clients.own_consumer import Consumer, Received
-from transfer.clients.own_errors import error_of
+from transfer.clients.own_errors import NotTaken, error_of, held_up
 from transfer.clients.own_fetching import Fetching
 from transfer.clients.own_together import Gathered
-from transfer.clients.own_uploads import Uploads, is_large, plain_parts, tensor_parts
+from transfer.clients.own_uploads import Uploads, is_large, plain_parts, size_of, tensor_parts
 from transfer.protocols.names import encode_topic
-from transfer.protocols.own import MOST, Head, Join, Op, decode, decode_words, encode
+from transfer.protocols.own import HELD_UP, MOST, Head, Join, Op, decode, decode_words, encode
 from transfer.protocols.own_pieces import Part
 from transfer.protocols.own_several import decode_several
 from transports.errors import Again, Broken, Closed, TransferError, UsageError
@@ -35,6 +35,10 @@ _LOOK = 0.2
 _FIRST_TRY, _LONGEST_TRY = 0.25, 4.0
 #: messages without an answer behind which answers are heard while more are published
 _HEAR_EVERY = 512
+#: bytes behind which they are heard too, and that are published ahead while the broker holds others up
+_HEAR_BYTES, _AHEAD = 4 << 20, 16 << 20
+#: seconds until what the broker had no room for is published again
+_AGAIN = 0.2
 
 _GONE = "the broker is gone; what it has not acknowledged may be kept or not"
 
@@ -70,6 +74,8 @@ class BrokerClient:
         self._number = 1
         self._open: set[int] = set()  # messages that are not acknowledged yet
         self._refused: dict[int, TransferError] = {}
+        self._held_up: TransferError | None = None  # why the broker does not answer what was published
+        self._ahead = self._heard_at = 0  # bytes published since KEPT, and when answers were heard
         self._consumers: dict[int, Consumer] = {}
         self._socket: Any = None
         self._failure: TransferError | None = None
@@ -134,22 +140,46 @@ class BrokerClient:
         name = encode_topic(topic)
         if self._uploads.is_behind(name):
             self._uploads.wait(name)
+        deadline = time.monotonic() + self._timeout
+        while True:
+            numbers = self._publish_once(op, name, parts, count, wait, deadline)
+            if not wait:
+                return numbers
+            try:
+                self.wait_kept(*numbers, timeout=max(0.0, deadline - time.monotonic()))
+            except NotTaken:
+                if time.monotonic() + _AGAIN >= deadline:
+                    raise
+                time.sleep(_AGAIN)
+            else:
+                return numbers
+
+    def _publish_once(
+        self, op: Op, name: bytes, parts: Sequence[Any], count: int, wait: bool, deadline: float
+    ) -> range:
+        if self._held_up is not None and self._ahead > _AHEAD and not self._gathered.here:
+            left = max(0.0, deadline - time.monotonic())
+            answered = lambda: self._held_up is None or not self._open  # noqa: E731
+            with self.waited(answered, left, "nothing more was taken", publishes=True):
+                self._ahead = self._heard_at = 0
         with self._lock:
-            self._ready(time.monotonic() + self._timeout)
+            self._ready(deadline)
             first = self._take_numbers(count)
             numbers = range(first, first + count)
             self._send([encode(op, first, name, count), *parts])
             self._open.update(numbers)
-            if not wait and len(self._open) >= _HEAR_EVERY:
+            self._ahead += sum(map(size_of, parts))
+            if not wait and (len(self._open) >= _HEAR_EVERY or self._ahead - self._heard_at > _HEAR_BYTES):
+                self._heard_at = self._ahead
                 while self._hear_one():
                     pass
-        if wait:
-            self.wait_kept(*numbers)
         return numbers
 
     def wait_kept(self, *numbers: int, timeout: float | None = None) -> None:
-        """Returns when these messages are kept. Raises as `publish`; the first error if there are several."""
-        with self.waited(lambda: self._open.isdisjoint(numbers), timeout, "a message was not acknowledged"):
+        """Returns when these messages are kept. Raises as `publish`; the first error if there are several;
+        LogFull, with what holds the log, when the broker's log is full and no answer comes in time."""
+        what = "a message was not acknowledged"
+        with self.waited(lambda: self._open.isdisjoint(numbers), timeout, what, publishes=True):
             errors = [error for one in numbers if (error := self._refused.pop(one, None)) is not None]
         if errors:
             raise errors[0]
@@ -163,7 +193,8 @@ class BrokerClient:
     def wait_room(self, most: int, timeout: float | None = None) -> None:
         """Returns when fewer than `most` messages are unacknowledged. Raises Again, Broken, Closed; what was
         refused is raised by `flush`."""
-        with self.waited(lambda: len(self._open) < most, timeout, "messages were not acknowledged"):
+        what = "messages were not acknowledged"
+        with self.waited(lambda: len(self._open) < most, timeout, what, publishes=True):
             return
 
     @property
@@ -287,9 +318,11 @@ class BrokerClient:
             self._consumers = {number: one for number, one in self._consumers.items() if one is not consumer}
 
     @contextmanager
-    def waited(self, done: Callable[[], object], timeout: float | None, what: str) -> Iterator[None]:
-        """Hears the broker until `done()`, which is called with the lock, as the body is. Raises Again,
-        Broken, Closed."""
+    def waited(
+        self, done: Callable[[], object], timeout: float | None, what: str, *, publishes: bool = False
+    ) -> Iterator[None]:
+        """Hears the broker until `done()`, which is called with the lock, as the body is. publishes: it is
+        published messages that are waited for. Raises Again (LogFull, if that is why), Broken, Closed."""
         seconds = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         with self._lock:
@@ -302,7 +335,9 @@ class BrokerClient:
                     break
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise Again(f"{what} within {seconds:g} s", hint="is the broker alive?")
+                    if publishes and self._held_up is not None:
+                        raise held_up(self._held_up, f"{what} within {seconds:.3g} s")
+                    raise Again(f"{what} within {seconds:.3g} s", hint="is the broker alive?")
                 if self._hearing:
                     self._changed.wait(left)
                 else:
@@ -373,6 +408,7 @@ class BrokerClient:
     def _heard(self, head: Head, parts: list[Any]) -> None:
         if head.op is Op.KEPT:
             self._open.difference_update(range(head.number, head.number + head.amount))
+            self._held_up, self._ahead, self._heard_at = None, 0, 0
         elif head.op is Op.REFUSED:
             self._refuse(head)
         elif head.op is Op.GRANT:
@@ -386,6 +422,9 @@ class BrokerClient:
 
     def _refuse(self, head: Head) -> None:
         error = error_of(decode_words(head))
+        if head.number == HELD_UP:
+            self._held_up = error if self._open else None
+            return
         if head.number in self._open:
             self._open.discard(head.number)
             self._refused[head.number] = error
@@ -400,6 +439,7 @@ class BrokerClient:
         self._gathered.forget()
         self._refused.update(dict.fromkeys(self._open, error))
         self._open.clear()
+        self._held_up, self._ahead, self._heard_at = None, 0, 0
         self.fetching.lost()
         for consumer in self._consumers.values():
             consumer.lost(error, again=self._reconnect)

@@ -25,10 +25,10 @@ def is_large(parts: Sequence[Any]) -> bool:
     """Whether a message of these parts goes in pieces."""
     if len(parts) == 1 and type(parts[0]) is bytes:  # most of them
         return len(parts[0]) >= LARGE_FROM
-    return sum(len(part) if type(part) is bytes else _size(part) for part in parts) >= LARGE_FROM
+    return sum(len(part) if type(part) is bytes else size_of(part) for part in parts) >= LARGE_FROM
 
 
-def _size(part: Any) -> int:
+def size_of(part: Any) -> int:
     """0: it is no plain buffer; whoever sends it says so."""
     try:
         view = memoryview(part)

@@ -25,6 +25,8 @@ _DELIVERY = struct.Struct("<QII")
 LARGEST_HEAD = 1 << 20
 #: numbers of messages and consumers go up to this, so that those behind them are numbers too
 LARGEST_NUMBER = (1 << 63) - 1
+#: REFUSED with this number is about no message: why what the program published is not answered yet
+HELD_UP = LARGEST_NUMBER
 #: messages that one PUBLISH or DELIVER carries at most
 MOST = 10_000
 

@@ -340,7 +340,7 @@ class AbtpFront:
         if envelope.tenant:  # topics of tenants stand apart
             topic = f"{envelope.tenant}/{envelope.topic}"
             message = Message(topic, message.parts, message.front, message.head, message.headers)
-        self._hub.publish(message, told)
+        self._hub.publish(message, told, hold=False)
 
     def _denied(self, envelope: Envelope) -> tuple[Code, str] | None:
         """Why a message may not be published."""

@@ -117,6 +117,10 @@ class ProgramArrivals:
         message = Message(topic, (), Front.OWN, begin.parts)
         self._open[number] = _Arrival(self, number, message, begin.nbytes)
 
+    def is_open(self, number: int) -> bool:
+        """Whether it was begun, and refused or not."""
+        return number in self._open or number in self._refused
+
     def pass_over(self, number: int) -> None:
         """What still comes of it is no news."""
         self._refused[number] = None

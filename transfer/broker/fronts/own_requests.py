@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import transfer
@@ -23,6 +24,7 @@ from transfer.broker.fronts.own_parts import (
     unreadable,
 )
 from transfer.broker.fronts.own_registry import Registrations
+from transfer.broker.fronts.own_waiting import WaitingPublishes
 from transfer.broker.stored import BLOB_FROM
 from transfer.protocols.names import read_topic
 from transfer.protocols.own import (
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from transfer.broker.message import Message
     from transports.core_contract import Frame
 
+#: words that the log is waited for
+_PUBLISHES = (Op.PUBLISH, Op.PUBLISH_MANY)
 #: messages of one program that are taken together, instead of one by one
 _RUN = 2
 #: words that may wait for a program which does not read: windows bound deliveries, nothing bounds answers
@@ -76,6 +80,7 @@ class Requests(Heard):
         self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows bound what is on its way
         self._programs: dict[bytes, _Program] = {}
         self._outbox = Outbox(loop, self.socket, counters)
+        self._publishes = WaitingPublishes(hub, loop, self, self._publish_words, self.refuse)
         self.registrations = Registrations(loop, self.send, counters)
         hub.at_end_of_turn(self._outbox.flush)
 
@@ -90,15 +95,38 @@ class Requests(Heard):
             return
         head = decode(bytes(first.data))
         if head.op is not Op.SEVERAL:
-            self._try(identity, head, rest[1:])
+            self._take_words(identity, [(head, rest[1:])])
             return
         parts = rest[1:]
-        words = [(word, parts[its_parts]) for word, its_parts in decode_several(head, len(parts))]
-        while words:
-            count = self._publish_run(identity, words)
-            for word, its_parts in words[count : count + 1]:
-                self._try(identity, word, its_parts)
-            del words[: count + 1]
+        self._take_words(
+            identity, [(word, parts[its_parts]) for word, its_parts in decode_several(head, len(parts))]
+        )
+
+    def _take_words(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]]) -> None:
+        """What is published may wait for the disk; other words do not wait for it."""
+        for waits, run in groupby(words, lambda word: self._may_wait(identity, word[0])):
+            if waits:
+                self._publishes.take(identity, list(run))
+                continue
+            for head, parts in run:
+                self._try(identity, head, parts)
+
+    def _may_wait(self, identity: bytes, head: Head) -> bool:
+        """A large message waits behind what its program published before; its pieces come when it has begun,
+        and its end without pieces stands behind it."""
+        if head.op in _PUBLISHES:
+            return True
+        if head.op not in (Op.BEGIN, Op.END) or not self._publishes.holds(identity):
+            return False
+        return head.op is Op.BEGIN or not self._program(identity).arrivals.is_open(head.number)
+
+    def _publish_words(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]]) -> None:
+        begin = 0
+        while begin < len(words):
+            count = self._publish_run(identity, words[begin:])
+            if not count:
+                self._try(identity, *words[begin])
+            begin += max(1, count)
 
     def _publish_run(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]]) -> int:
         """Publishes the first words together, as far as they are messages whose numbers follow each other;
@@ -118,7 +146,6 @@ class Requests(Heard):
         if len(messages) < _RUN:
             return 0
         self._publish_many(identity, words[0][0].number, messages)
-        self._hub.pressed(self)
         return len(messages)
 
     def _try(self, identity: bytes, head: Head, frames: list[Frame]) -> None:
@@ -129,8 +156,6 @@ class Requests(Heard):
         except Exception as error:  # noqa: BLE001 - of this program, which is told
             self._counters["failed"] += 1
             self.refuse(identity, head.number, self.faults.note("a request", error, identity))
-        if head.op in (Op.PUBLISH, Op.PUBLISH_MANY):
-            self._hub.pressed(self)
 
     def _do(self, identity: bytes, head: Head, frames: list[Frame]) -> None:
         if head.op is Op.PUBLISH:
@@ -199,9 +224,11 @@ class Requests(Heard):
     def _answer(self, identity: bytes, words: dict[str, Any]) -> None:
         self.send(identity, b"", [(None, None, 0, json.dumps(words).encode())])
 
-    def refuse(self, identity: bytes, number: int, error: TransferError) -> None:
-        """Tells a program that what had this number was not done."""
-        words = {"code": type(error).__name__, "message": str(error)}
+    def refuse(self, identity: bytes, number: int, error: TransferError, *, again: bool = False) -> None:
+        """Tells a program that what had this number was not done. again: nothing of it; it may ask again."""
+        words: dict[str, Any] = {"code": type(error).__name__, "message": str(error)}
+        if again:
+            words["again"] = True
         self.send(identity, encode(Op.REFUSED, number, encode_words(words)))
 
     def send(self, identity: bytes, head: bytes, parts: Sequence[OutPart] = ()) -> None:
@@ -231,6 +258,7 @@ class Requests(Heard):
         """Programs that do not read what they are told are let go; those that have gone lose what they
         held."""
         self.arrivals.tick()
+        self._publishes.tick()
         there = self.socket.routes()
         for identity, waiting in there.items():
             if waiting > _MOST_UNREAD:
@@ -243,6 +271,7 @@ class Requests(Heard):
 
     def close(self) -> None:
         self.registrations.close()
+        self._publishes.close()
         super().close()
         self.reader.close()
 
