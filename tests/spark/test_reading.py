@@ -200,7 +200,7 @@ def test_a_checkpoint_is_of_one_run_alone(spark, spool, stream):
     link.close()
     push(spool, "again", 0, 60)
     query = stream("again", "again too")
-    with pytest.raises(Exception, match="was deleted|is of two runs named again"):
+    with pytest.raises(Exception, match=r"was deleted|is of two runs named again"):
         query.awaitTermination(120)
 
 

@@ -3,7 +3,6 @@ groups."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +12,12 @@ from typing import Any, Self
 
 import transfer
 from transfer.clients.own_consumer import Consumer, Received
-from transfer.clients.own_errors import NotTaken, error_of, held_up
+from transfer.clients.own_errors import NotTaken, error_of
 from transfer.clients.own_fetching import Fetching
+from transfer.clients.own_socket import connected_socket
 from transfer.clients.own_together import Gathered
-from transfer.clients.own_uploads import Uploads, is_large, plain_parts, size_of, tensor_parts
+from transfer.clients.own_uploads import Uploads, is_large, plain_parts, tensor_parts
+from transfer.clients.own_window import TRY_AGAIN, PublishWindow
 from transfer.protocols.names import encode_topic
 from transfer.protocols.own import HELD_UP, MOST, Head, Join, Op, decode, decode_words, encode
 from transfer.protocols.own_pieces import Part
@@ -27,18 +28,8 @@ __all__ = ["BrokerClient", "Consumer", "Received"]
 
 #: seconds that any answer of the broker is waited for
 TIMEOUT = 30.0
-#: a lost connection is not made again by the socket: what was asked would be lost in silence
-_NEVER_MS = 86_400_000
 #: seconds without a word behind which it is looked whether the broker is there
 _LOOK = 0.2
-#: seconds that the first try to connect has, and the longest one
-_FIRST_TRY, _LONGEST_TRY = 0.25, 4.0
-#: messages without an answer behind which answers are heard while more are published
-_HEAR_EVERY = 512
-#: bytes behind which they are heard too, and that are published ahead while the broker holds others up
-_HEAR_BYTES, _AHEAD = 4 << 20, 16 << 20
-#: seconds until what the broker had no room for is published again
-_AGAIN = 0.2
 
 _GONE = "the broker is gone; what it has not acknowledged may be kept or not"
 
@@ -74,8 +65,7 @@ class BrokerClient:
         self._number = 1
         self._open: set[int] = set()  # messages that are not acknowledged yet
         self._refused: dict[int, TransferError] = {}
-        self._held_up: TransferError | None = None  # why the broker does not answer what was published
-        self._ahead = self._heard_at = 0  # bytes published since KEPT, and when answers were heard
+        self._window = PublishWindow()
         self._consumers: dict[int, Consumer] = {}
         self._socket: Any = None
         self._failure: TransferError | None = None
@@ -143,34 +133,29 @@ class BrokerClient:
         deadline = time.monotonic() + self._timeout
         while True:
             numbers = self._publish_once(op, name, parts, count, wait, deadline)
-            if not wait:
-                return numbers
             try:
-                self.wait_kept(*numbers, timeout=max(0.0, deadline - time.monotonic()))
-            except NotTaken:
-                if time.monotonic() + _AGAIN >= deadline:
-                    raise
-                time.sleep(_AGAIN)
-            else:
+                if wait:
+                    self.wait_kept(*numbers, timeout=max(0.0, deadline - time.monotonic()))
                 return numbers
+            except NotTaken:
+                if time.monotonic() + TRY_AGAIN >= deadline:
+                    raise
+            time.sleep(TRY_AGAIN)
 
     def _publish_once(
         self, op: Op, name: bytes, parts: Sequence[Any], count: int, wait: bool, deadline: float
     ) -> range:
-        if self._held_up is not None and self._ahead > _AHEAD and not self._gathered.here:
-            left = max(0.0, deadline - time.monotonic())
-            answered = lambda: self._held_up is None or not self._open  # noqa: E731
-            with self.waited(answered, left, "nothing more was taken", publishes=True):
-                self._ahead = self._heard_at = 0
+        if self._window.is_full and not self._gathered.here:
+            answered, left = (lambda: not (self._window.held_up and self._open)), deadline - time.monotonic()
+            with self.waited(answered, max(0.0, left), "nothing more was taken", publishes=True):
+                self._window.begin()
         with self._lock:
             self._ready(deadline)
             first = self._take_numbers(count)
             numbers = range(first, first + count)
             self._send([encode(op, first, name, count), *parts])
             self._open.update(numbers)
-            self._ahead += sum(map(size_of, parts))
-            if not wait and (len(self._open) >= _HEAR_EVERY or self._ahead - self._heard_at > _HEAR_BYTES):
-                self._heard_at = self._ahead
+            if self._window.add(parts, len(self._open)) and not wait:
                 while self._hear_one():
                     pass
         return numbers
@@ -193,8 +178,7 @@ class BrokerClient:
     def wait_room(self, most: int, timeout: float | None = None) -> None:
         """Returns when fewer than `most` messages are unacknowledged. Raises Again, Broken, Closed; what was
         refused is raised by `flush`."""
-        what = "messages were not acknowledged"
-        with self.waited(lambda: len(self._open) < most, timeout, what, publishes=True):
+        with self.waited(lambda: len(self._open) < most, timeout, "too many wait", publishes=True):
             return
 
     @property
@@ -335,9 +319,7 @@ class BrokerClient:
                     break
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    if publishes and self._held_up is not None:
-                        raise held_up(self._held_up, f"{what} within {seconds:.3g} s")
-                    raise Again(f"{what} within {seconds:.3g} s", hint="is the broker alive?")
+                    raise self._window.late(f"{what} within {seconds:.3g} s", publishes=publishes)
                 if self._hearing:
                     self._changed.wait(left)
                 else:
@@ -408,7 +390,7 @@ class BrokerClient:
     def _heard(self, head: Head, parts: list[Any]) -> None:
         if head.op is Op.KEPT:
             self._open.difference_update(range(head.number, head.number + head.amount))
-            self._held_up, self._ahead, self._heard_at = None, 0, 0
+            self._window.answered()
         elif head.op is Op.REFUSED:
             self._refuse(head)
         elif head.op is Op.GRANT:
@@ -423,9 +405,8 @@ class BrokerClient:
     def _refuse(self, head: Head) -> None:
         error = error_of(decode_words(head))
         if head.number == HELD_UP:
-            self._held_up = error if self._open else None
-            return
-        if head.number in self._open:
+            self._window.held_up = error if self._open else None
+        elif head.number in self._open:
             self._open.discard(head.number)
             self._refused[head.number] = error
         elif (consumer := self._consumers.get(head.number)) is not None:
@@ -433,13 +414,13 @@ class BrokerClient:
 
     def _lose(self) -> None:
         """The connection has ended."""
-        error = Broken(_GONE)
         self._socket.close(0)
         self._socket = None
         self._gathered.forget()
+        error = Broken(_GONE)
         self._refused.update(dict.fromkeys(self._open, error))
         self._open.clear()
-        self._held_up, self._ahead, self._heard_at = None, 0, 0
+        self._window.answered()
         self.fetching.lost()
         for consumer in self._consumers.values():
             consumer.lost(error, again=self._reconnect)
@@ -466,25 +447,4 @@ class BrokerClient:
             self._send([consumer.wish()])
 
     def _connect(self, deadline: float) -> None:
-        seconds = _FIRST_TRY
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            socket = self._context.socket(transfer.DEALER)
-            try:
-                # Another one each time: the broker then knows that the earlier connection has gone.
-                socket.identity = b"p" + os.urandom(15)
-                socket.rcvhwm = 0
-                socket.reconnect_ivl = socket.reconnect_ivl_max = _NEVER_MS
-                socket.connect(self._endpoint)
-                socket.wait_for_peers(1, min(seconds, left))
-            except Again:
-                socket.close(0)
-                if seconds >= left or self._failure is not None:
-                    raise
-                seconds = min(2 * seconds, _LONGEST_TRY)
-            except BaseException:
-                socket.close(0)
-                raise
-            else:
-                self._socket = socket
-                return
+        self._socket = connected_socket(self._context, self._endpoint, deadline, lambda: self._failure)

@@ -1,0 +1,43 @@
+"""The own client's socket: a new one for each connection."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import transfer
+from transports.errors import Again
+
+#: a lost connection is not made again by the socket: what was asked would be lost in silence
+_NEVER_MS = 86_400_000
+#: seconds that the first try to connect has, and the longest one
+_FIRST_TRY, _LONGEST_TRY = 0.25, 4.0
+
+
+def connected_socket(
+    context: transfer.Context, endpoint: str, deadline: float, given_up: Callable[[], object]
+) -> Any:
+    """A DEALER socket that is connected. Raises Again: not by the deadline, or it was given up."""
+    seconds = _FIRST_TRY
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        socket = context.socket(transfer.DEALER)
+        try:
+            # Another one each time: the broker then knows that the earlier connection has gone.
+            socket.identity = b"p" + os.urandom(15)
+            socket.rcvhwm = 0
+            socket.reconnect_ivl = socket.reconnect_ivl_max = _NEVER_MS
+            socket.connect(endpoint)
+            socket.wait_for_peers(1, min(seconds, left))
+        except Again:
+            socket.close(0)
+            if seconds >= left or given_up():
+                raise
+            seconds = min(2 * seconds, _LONGEST_TRY)
+        except BaseException:
+            socket.close(0)
+            raise
+        else:
+            return socket
