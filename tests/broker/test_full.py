@@ -53,7 +53,8 @@ def full_log(tmp_path, disk, topic="t"):
                 time.sleep(0.02)
             yield broker, own, consumer, other, numbers
             disk.clear()
-            other.flush()
+            with contextlib.suppress(LogFull):  # on a slow machine more was published than may wait
+                other.flush()
 
 
 def test_words_that_are_no_publish_are_answered_while_the_log_is_full(tmp_path, disk):
