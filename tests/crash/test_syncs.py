@@ -16,15 +16,15 @@ UNNEEDED = {
     "segment.Segment._sync_blobs<segment.Segment.sync_blobs_beside<pieces.BlobWriter.sync": (
         "it only takes work from the commit, which syncs the same file again"
     ),
-    "segment.sync_folder<segment.finish_removals<segment.remove": (
+    "disk.sync_folder<segment_files.finish_removals<segment.remove": (
         "it orders the removal of a segment's other files before that of the file that tells of it: a crash "
         "that turns them round leaves files that are set apart, and no message goes"
     ),
 }
 #: of each the other one does the same, so that they are left out together
 TOGETHER = {
-    "segment.sync_folder<journal.Journal._begin<journal.Journal.__init__": (
-        "segment.sync_folder<format.write<log.Log.__init__"
+    "disk.sync_folder<journal.Journal._begin<journal.Journal.__init__": (
+        "disk.sync_folder<format.write<log.Log.__init__"
     ),
 }
 FAST = ("log_killed",)
@@ -58,7 +58,7 @@ def test_each_sync_that_is_left_out_is_found(library, capsys) -> None:  # noqa: 
 
 def test_each_place_that_syncs_is_known() -> None:
     """A module that syncs files belongs to a recorded program, or stands here with a reason."""
-    recorded = {"segment.py", "format.py", "payloads.py", "audit.py", "quarantine.py"}
+    recorded = {"segment.py", "disk.py", "format.py", "payloads.py", "audit.py", "quarantine.py"}
     others = {"auditing.py": "what a person exports by hand"}
     found = set()
     for path in (ROOT / "transfer").rglob("*.py"):
