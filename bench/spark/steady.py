@@ -37,18 +37,23 @@ STEP = 0.01
 
 
 def fill(url: str, rows: int) -> None:
-    """A run of random rows, as a task would send it."""
+    """A run of random rows."""
+    values = np.random.default_rng(0).random((FRAME, WIDTH), np.float32)
+    send(url, Layout("x", "dense", "float32", (WIDTH,)), {"x": values}, rows)
+
+
+def send(url: str, layout: Layout, frame: dict[str, np.ndarray], rows: int) -> None:
+    """A run of so many rows, one frame again and again, as a task would send it."""
     address = parse(url)
     link = Link(address.endpoint)
     names = {"run": address.run, "job": "job"}
     _, told = link.ask(Declare(**names, delivery="committed", kind="batch"))
     endpoint = f"{address.endpoint.rpartition(':')[0]}:{told['port']}"
     sender = SocketSender(endpoint, parse_options({"endpoint": endpoint, "delivery": "eager"}))
-    layouts = json.dumps(row_layouts.to_json([Layout("x", "dense", "float32", (WIDTH,))]))
+    layouts = json.dumps(row_layouts.to_json([layout]))
     attempt = Attempt(sender, address.run, "job", 0, 0, columns=layouts)
-    values = np.random.default_rng(0).random((FRAME, WIDTH), np.float32)
     for _ in range(rows // FRAME):
-        attempt.send({"x": values}, FRAME)
+        attempt.send(frame, FRAME)
     receipt = attempt.finish()
     link.ask(Ended(**names, partition=0, attempt=0))
     table = {name: np.array(column, np.int64) for name, column in to_table([receipt.winner]).items()}
