@@ -179,7 +179,10 @@ def test_wrong_bodies_are_refused_and_nothing_is_done(desk, client, members):
     assert desk.letters.count() == 1 and desk.told() == []
 
 
-@pytest.mark.parametrize("body", ["", "{", "[]", '{"a": NaN}', b"\xff", "[" * 100_000])
+@pytest.mark.parametrize(
+    "body",
+    ["", "{", "[]", '{"a": NaN}', '{"a": 1e999}', b"\xff", "[" * 100_000, '{"a":' * 501 + "1" + "}" * 501],
+)
 def test_what_is_no_json_is_refused(client, body):
     status, _, told = client.ask("POST", "/api/admin/dlq/purge", body, {"Content-Type": "application/json"})
     assert (status, json.loads(told)["error"]) == (400, "bad_request")

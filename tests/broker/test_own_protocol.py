@@ -118,7 +118,10 @@ def test_a_wish_to_join_is_checked():
             decode_join(decode(encode(Op.JOIN, 1, bad)))
 
 
-@pytest.mark.parametrize("text", [b'{"group": "\\ud800"}', b'{"\\uDFFF": 1}', b'{"group": "\xff"}'])
+@pytest.mark.parametrize(
+    "text",
+    [b'{"group": "\\ud800"}', b'{"\\uDFFF": 1}', b'{"group": "\xff"}', b'{"timeout":NaN}', b'{"a":1e999}'],
+)
 def test_words_that_are_no_text_are_refused(text):
     """Half a surrogate pair: as a group's name no metric, log or answer could be written any more."""
     with pytest.raises(ProtocolError, match="no JSON"):

@@ -117,8 +117,10 @@ def test_topics_that_are_no_text_are_refused():
 
 
 @pytest.mark.parametrize(
-    "meta", [b"{", b"\xff", b"[1]", b"7", b"[" * 60_000, b'{"a":"\\ud800"}', b'{"n":' + b"9" * 5000 + b"}"]
-)
+    "meta",
+    [b"{", b"\xff", b"[1]", b"7", b"[" * 60_000, b'{"a":"\\ud800"}', b'{"n":' + b"9" * 5000 + b"}",
+     b'{"a":NaN}', b'{"a":-Infinity}', b'{"a":1e999}', b'{"a":' * 501 + b"1" + b"}" * 501],
+)  # fmt: skip
 def test_metadata_that_are_no_json_object_are_nobodys_mistake(meta):
     assert decode_meta(meta) is None
     assert dict(Meta(meta)) == {}
@@ -132,9 +134,12 @@ def test_metadata_are_headers_unless_known_ones_are_of_a_wrong_type():
     assert decode_meta(b'{"a":"\\ud83d\\ude00"}') == {"a": "😀"}
 
 
-def test_metadata_that_json_cannot_say_are_the_callers_mistake():
+@pytest.mark.parametrize(
+    "value", [b"bytes", float("nan"), float("inf"), "\ud800", pytest.param(10**5000, id="digits")]
+)
+def test_metadata_that_json_cannot_say_are_the_callers_mistake(value):
     with pytest.raises(OptionError):
-        encode_meta({"a": b"bytes"})
+        encode_meta({"a": value})
 
 
 def test_a_publish_is_sent_on_with_its_own_words():

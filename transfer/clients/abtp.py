@@ -32,9 +32,10 @@ from transfer.protocols.abtp import (
 )
 from transfer.protocols.abtp_delivered import Delivered, read_delivered
 from transfer.protocols.abtp_media import compress as compress_payload
-from transfer.protocols.abtp_words import CONTROL, SPEC_VERSION, Code
+from transfer.protocols.abtp_words import CONTROL, SPEC_VERSION, Code, to_json
+from transfer.protocols.names import encode_topic
 from transports.config import security as read_security
-from transports.errors import Again, Closed, ProtocolError, TransferError
+from transports.errors import Again, Closed, ProtocolError, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transports.security.settings import Security
@@ -127,7 +128,8 @@ class AbtpProducer(_Client):
 
     timeout: seconds for an answer. security: certificates, instead of what the TRANSFER_TLS_ variables say;
     with them it connects by TLS, as the broker wants it then. Raises Again (no answer in time, or come again
-    later), ProtocolError (it was refused; `reason` is the code), Closed.
+    later), ProtocolError (it was refused; `reason` is the code), UsageError (JSON cannot hold it, or readers
+    could not decode it), Closed.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class AbtpProducer(_Client):
         """
         message_id = message_id or uuid.uuid4().hex
         raw = isinstance(payload, bytes | bytearray | memoryview)
-        data = bytes(payload) if raw else msgspec.json.encode(payload)
+        data = bytes(payload) if raw else to_json(payload, "the payload")
         said: dict[str, Any] = {
             **(headers or {}),
             "message_id": message_id,
@@ -176,10 +178,11 @@ class AbtpProducer(_Client):
             said["tenant_id"] = self._tenant
         if compress:
             said["compression"], data = "lz4", compress_payload(data)
-        flags = bytes((WANTS_ANSWER,))
+        flags, name = bytes((WANTS_ANSWER,)), encode_topic(topic)
+        frames = (b"", SPEC_VERSION.encode(), flags, name, to_json(said, "the headers"), data)
         with self._lock:
             self._open[message_id] = None
-            self._send(b"", SPEC_VERSION.encode(), flags, topic.encode(), msgspec.json.encode(said), data)
+            self._send(*frames)
             if wait:
                 self.confirm(timeout, message_id=message_id)
         return message_id
@@ -374,17 +377,24 @@ class AbtpSubscriber(_Client):
         """Topics that begin so, too. The empty prefix is all."""
         with self._lock:
             self._check_open()
-            self._socket.setsockopt(zmq.SUBSCRIBE, prefix.encode())
+            self._socket.setsockopt(zmq.SUBSCRIBE, _encode_prefix(prefix))
 
     def unsubscribe(self, prefix: str) -> None:
         """What was subscribed so is not wanted any more."""
         with self._lock:
             self._check_open()
-            self._socket.setsockopt(zmq.UNSUBSCRIBE, prefix.encode())
+            self._socket.setsockopt(zmq.UNSUBSCRIBE, _encode_prefix(prefix))
 
     def recv(self, timeout: float | None = None) -> Delivered:
         """The next message. Raises Again: none came in time; ProtocolError: it was no envelope."""
         return read_delivered(self._frames(self._deadline(timeout))[-1], MAX_ENVELOPE)
+
+
+def _encode_prefix(prefix: str) -> bytes:
+    try:
+        return prefix.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"the prefix {prefix!r:.80} is no UTF-8") from error
 
 
 def _read_answer(frames: list[bytes]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from transfer.broker.engine.direct_actions import (
 )
 from transfer.broker.engine.sessions import Capabilities
 from transfer.protocols.abtp_envelope import Envelope, Origin, check_name, read_new, read_old
-from transfer.protocols.abtp_words import CONTROL, MAX_ID, SPEC_VERSION, Code
+from transfer.protocols.abtp_words import CONTROL, MAX_ID, SPEC_VERSION, Code, to_json
 from transports.errors import ProtocolError
 
 #: where a broker listens unless it is told otherwise
@@ -250,9 +250,9 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def encode_register(ask: Register) -> bytes:
-    """What a consumer says to begin, or resume, a session."""
+    """What a consumer says to begin, or resume, a session. Raises UsageError."""
     said = ask.capabilities
-    return _json(
+    return to_json(
         {
             "type": "consumer.register",
             "consumer_id": ask.consumer_id,
@@ -266,12 +266,13 @@ def encode_register(ask: Register) -> bytes:
                 "supports_codec": said.supports_codec,
                 "max_inflight": said.max_inflight,
             },
-        }
+        },
+        "the registration",
     )
 
 
 def encode_control(ask: Heartbeat | Deregister | Ack | Nack, now_ms: int) -> bytes:
-    """What a consumer says while its session lasts."""
+    """What a consumer says while its session lasts. Raises UsageError."""
     said: dict[str, Any] = {"consumer_id": ask.consumer_id, "session_id": ask.session_id}
     match ask:
         case Heartbeat():
@@ -285,7 +286,7 @@ def encode_control(ask: Heartbeat | Deregister | Ack | Nack, now_ms: int) -> byt
             said |= {"type": "nack", "status": status, "reason": ask.reason}
     if isinstance(ask, Ack | Nack):
         said |= {"message_id": ask.message_id, "delivery_id": ask.delivery_id, "reply": ask.reply}
-    return _json(said)
+    return to_json(said, "the control message")
 
 
 def _json(fields: dict[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from transfer import json_text
 from transfer.broker.engine.fair import class_of
 from transfer.broker.engine.grammar import Kind, check_topic
 from transfer.protocols.abtp_media import FRAME_MAGIC, decompress
@@ -254,28 +255,36 @@ def _check_size(data: bytes, limit: int) -> None:
 
 
 def is_json(data: bytes) -> bool:
-    """Whether these bytes are a JSON text."""
-    return _as_json(data) is not None
+    """Whether these bytes are a JSON text that all readers can decode."""
+    try:
+        return _as_json(data) is not None
+    except ProtocolError:
+        return False
 
 
 def _as_json(data: bytes) -> bytes | None:
-    """The same without white space around it, if it is JSON; None if it is not."""
+    """The same without white space around it, if it is JSON; None if it is not. Raises ProtocolError for JSON
+    that readers cannot decode."""
     try:
         text = bytes(msgspec.json.decode(data, type=msgspec.Raw))
         str(text, "utf-8")  # the decoder skips over strings without looking
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        json_text.check(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(Code.MALFORMED_ENVELOPE, f"JSON that readers cannot decode: {error}") from error
     return text
 
 
 def _block_of_json(data: bytes, limit: int) -> bytes | None:
     """JSON in an LZ4 block; None if it is none: many bytes are some block."""
     try:
-        return _as_json(decompress(data, limit))
+        text = decompress(data, limit)
     except ProtocolError as error:
         if error.reason == Code.OVERSIZED_PAYLOAD:
             raise
         return None
+    return _as_json(text)
 
 
 def _value(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
@@ -289,8 +298,9 @@ def _read_headers(frame: bytes) -> dict[str, Any]:
     if not frame:
         return {}
     try:
+        json_text.check(frame)
         return msgspec.json.decode(frame, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(Code.MALFORMED_ENVELOPE, f"the headers: {error}") from error
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from transfer.json_text import check
+from transports.errors import UsageError
 
 SPEC_VERSION = "abtp/1"
 #: the topic of control messages
@@ -30,3 +37,18 @@ class Code(StrEnum):
     THROTTLED = "throttled"
     DROPPED = "dropped"
     UNAVAILABLE = "unavailable"
+
+
+def to_json(value: Any, what: str) -> bytes:
+    """What a program wants to send, as JSON that its readers can decode. what: its name for the error.
+
+    msgspec writes null for NaN and Infinity: they are refused too. Raises UsageError.
+    """
+    try:
+        text = msgspec.json.encode(value)
+        check(text)
+        if b"null" in text:
+            json.dumps(msgspec.to_builtins(value, str_keys=True), allow_nan=False)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UsageError(f"{what} is nothing that JSON can hold: {error}") from error
+    return text

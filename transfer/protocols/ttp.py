@@ -7,13 +7,12 @@ Big-endian. docs/protocols/ttp.md is the specification; what the original leaves
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from transfer.json_text import loads
+from transfer.json_text import dumps, loads
 from transports.errors import OptionError, ProtocolError
 
 PORT = 59321
@@ -117,8 +116,8 @@ def encode_meta(values: Mapping[str, Any]) -> bytes:
     if not values:
         return b""
     try:
-        return json.dumps(dict(values), separators=(",", ":")).encode()
-    except (TypeError, ValueError) as error:
+        return dumps(dict(values))
+    except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(f"metadata that JSON cannot hold: {error}") from error
 
 
@@ -135,7 +134,7 @@ def decode_meta(meta: bytes) -> dict[str, Any] | None:
 
 def encode_error(stream_id: int, code: str, message: str) -> bytes:
     """An ERROR frame, which says what became of the frame with this stream id. code: a constant word."""
-    data = encode_meta({"code": code, "message": message})
+    data = encode_meta({"code": code, "message": message.encode(errors="replace").decode()})
     return encode_head(Kind.ERROR, size=len(data), stream_id=stream_id) + data
 
 

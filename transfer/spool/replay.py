@@ -75,6 +75,6 @@ def layouts_of(message: Begin) -> tuple[Layout, ...]:
     if not message.columns:
         return ()
     try:
-        return row_layouts.from_json(loads(message.columns))
+        return row_layouts.from_json(loads(message.columns.encode()))
     except (ValueError, RecursionError) as error:
         raise ProtocolError("run", "a beginning without a description of its columns") from error

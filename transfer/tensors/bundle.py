@@ -220,7 +220,7 @@ class BundleHeader:
         at = self._data_index
         text = bytes(memoryview(data)[at : at + self.metadata_bytes])
         try:
-            return loads(text)
+            return loads(text, strict=False)
         except (ValueError, RecursionError) as error:
             raise ProtocolError("tensor", "the metadata of a bundle is not JSON") from error
 
