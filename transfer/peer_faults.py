@@ -31,8 +31,22 @@ class PeerFaults:
 
     def note(self, what: str, error: BaseException, peer: Hashable = None) -> InternalError:
         """Counts a fault, and logs it with its traceback if it is new. Returns the error for the peer."""
+        if self._is_new((what, peer, type(error))):
+            self._log.error("%s failed: %.200r", what, error, exc_info=error)
+        return InternalError(
+            f"{what} failed: {error!r:.200}", hint="the log of the program has the traceback"
+        )
+
+    def warn(self, what: str, error: BaseException, peer: str) -> None:
+        """Counts what can only be the peer's mistake, and logs one line if there was none like it lately.
+
+        What the error says is left out: it may have what the peer said, such as a token.
+        """
+        if self._is_new((what, None, type(error))):
+            self._log.warning("%s of %s cannot be read: %s", what, peer, type(error).__name__)
+
+    def _is_new(self, key: Hashable) -> bool:
         now = self._clock()
-        key = (what, peer, type(error))
         with self._lock:
             self.count += 1
             if self._logged and next(iter(self._logged.values())) + _QUIET <= now:
@@ -40,11 +54,7 @@ class PeerFaults:
             new = key not in self._logged and len(self._logged) < _MOST
             if new:
                 self._logged[key] = now
-        if new:
-            self._log.error("%s failed: %.200r", what, error, exc_info=error)
-        return InternalError(
-            f"{what} failed: {error!r:.200}", hint="the log of the program has the traceback"
-        )
+        return new
 
     def refusal(self, what: str, error: Exception, peer: Hashable = None) -> TransferError:
         """The error for the peer: ours as it is; any other is noted."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
@@ -11,6 +14,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from transfer.https import Https, bearer
+from transfer.peer_faults import PeerFaults
 from transports.security.guard import check_listening
 
 #: seconds that somebody has to shake hands, to ask, and to read
@@ -20,11 +24,15 @@ _MOST = 64
 #: in the environment of a request: a certificate was shown, and is good
 _CERTIFICATE = "transfer.certificate"
 
+_log = logging.getLogger("transfer")
+
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 class _Handler(WSGIRequestHandler):
     timeout = _PATIENCE
+    #: of a request line that names none: what is answered has a status line all the same
+    default_request_version = "HTTP/1.0"
 
     def get_environ(self) -> dict[str, Any]:
         """See WSGIRequestHandler."""
@@ -33,6 +41,10 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nobody wants to read it."""
+
+    def get_stderr(self) -> Any:
+        """Where wsgiref writes tracebacks: of peers who went, since `_answering` logs those of the app."""
+        return io.StringIO()
 
 
 class Scraped(ThreadingMixIn, WSGIServer):
@@ -55,6 +67,8 @@ class Scraped(ThreadingMixIn, WSGIServer):
         self._asking: dict[socket.socket, None] = {}  # the oldest first
         self._asking_lock = threading.Lock()
         super().__init__((where, number), _Handler)
+        self._faults = PeerFaults(_log)
+        app = _answering(app, self._faults)
         self.set_app(_guarded(app, https) if security.tls and security.authenticates else app)
         self.port: int = self.server_address[1]
 
@@ -91,12 +105,33 @@ class Scraped(ThreadingMixIn, WSGIServer):
             with self._asking_lock:
                 self._asking.pop(request, None)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """See BaseServer, which prints a traceback."""
+        self._faults.note("a scrape", sys.exc_info()[1] or OSError())
+
 
 def _put_out(request: socket.socket) -> None:
     try:
         request.shutdown(socket.SHUT_RDWR)
     except OSError:
         return  # it has gone by itself
+
+
+def _answering(app: App, faults: PeerFaults) -> App:
+    """Answers where the app raises. An Accept that it cannot read (a version without numbers) is left out."""
+
+    def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        try:
+            try:
+                return app(environ, start)
+            except (TypeError, ValueError):
+                return app({**environ, "HTTP_ACCEPT": ""}, start)
+        except Exception as error:  # noqa: BLE001 - of this request; the others are answered
+            faults.note("a scrape", error)
+            start("500 Internal Server Error", [("Content-Type", "text/plain")])
+            return [b"the metrics cannot be read: see the log of the program\n"]
+
+    return answer
 
 
 def _guarded(app: App, https: Https) -> App:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -229,3 +230,50 @@ def _dropped(folder: Path) -> float:
     MultiProcessCollector(registry, str(folder))
     labels = {"reason": "no_peer", "socket": "PUB"}
     return registry.get_sample_value("transfer_drops_total", labels) or 0.0
+
+
+NONSENSE = {
+    "no words": b"GET\r\n\r\n",
+    "binary": b"\x00\xff\x01\r\n\r\n",
+    "TLS": bytes.fromhex("16030100c8010000c40303") + bytes(200) + b"\n",
+    "many words": b"GET / HTTP/1.1 x y\r\n\r\n",
+    "another version": b"GET / HTTP/x\r\n\r\n",
+}
+
+
+def said(port: int, data: bytes) -> bytes:
+    """All that is answered."""
+    with socket.create_connection(("127.0.0.1", port), 20) as connection:
+        connection.sendall(data)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_what_is_no_request_is_answered_400_and_not_logged(case, capfd, caplog):
+    with transfer.Context(metrics_port="127.0.0.1:0") as context:
+        assert said(context._metrics.port, NONSENSE[case]).startswith(b"HTTP/1.0 400 ")
+        scrape(context._metrics.port)
+    assert capfd.readouterr().err == ""
+    assert not caplog.records
+
+
+def test_an_accept_that_cannot_be_read_is_left_out(capfd, caplog):
+    with transfer.Context(metrics_port="127.0.0.1:0") as context:
+        asked = b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text; version=x\r\n\r\n"
+        answer = said(context._metrics.port, asked)
+    assert answer.startswith(b"HTTP/1.0 200 ")
+    assert b"transfer_messages_sent" in answer
+    assert capfd.readouterr().err == ""
+    assert not caplog.records
+
+
+def test_numbers_that_cannot_be_read_are_an_error_that_is_logged_once(capfd, caplog, monkeypatch):
+    def fails(environ, start):
+        raise KeyError("nobody thought of it")
+
+    monkeypatch.setattr(metrics, "make_wsgi_app", lambda registry: fails)
+    with transfer.Context(metrics_port="127.0.0.1:0") as context:
+        for _ in range(3):
+            assert said(context._metrics.port, b"GET / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 500 ")
+    assert capfd.readouterr().err == ""
+    assert [record.exc_info is not None for record in caplog.records] == [True]

@@ -13,6 +13,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from transfer.broker.http.asked import Asked
+from transfer.broker.http.request_log import PEERS_MISTAKES
 from transfer.broker.state.chain import Json, Window, parse_time, time_text
 from transfer.broker.state.letter import DeadLetter, Filter, Reference, State
 from transfer.broker.state.operations import Operator
@@ -178,7 +179,10 @@ class Admin:
 
 async def body_of(request: web.Request) -> Asked:
     """The members of the body's JSON object. Raises UsageError."""
-    data = await request.read()
+    try:
+        data = await request.read()
+    except PEERS_MISTAKES as error:
+        raise UsageError(f"the body cannot be read: {type(error).__name__}") from error
     try:
         values = loads(data)
     except (ValueError, RecursionError) as error:

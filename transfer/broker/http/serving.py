@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from transfer.broker.http.console import add_console
 from transfer.broker.http.entrance import Entrance
 from transfer.broker.http.health import live_problems, ready_problems
 from transfer.broker.http.looking import add_looks
+from transfer.broker.http.request_log import RequestLog
 from transfer.broker.listener import Listener
 from transfer.broker.replaying import Replaying
 from transfer.broker.state.operations import Operator
@@ -24,6 +26,7 @@ from transports.security.guard import check_listening
 if TYPE_CHECKING:
     from transfer.broker.server import Broker
 
+_log = logging.getLogger("transfer.broker")
 #: seconds that answers on their way have when the broker ends
 _LAST_WORDS = 1.0
 
@@ -50,7 +53,13 @@ class HttpServer:
         )
         add_looks(app, broker)
         add_console(app)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_LAST_WORDS)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=_LAST_WORDS,
+            logger=RequestLog(_log),
+        )
         self._entrance = Entrance(
             self._loop,
             self._runner,
