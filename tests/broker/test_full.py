@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import socket
 import threading
 import time
 
@@ -13,12 +14,17 @@ import pytest
 
 import transfer
 from tests.broker import abtp_alone
+from tests.broker.everything import HERE, whole
 from tests.broker.own_peers import wait_for
 from tests.broker.running import running
-from transfer.broker.fronts import own_waiting
-from transfer.clients.abtp import AbtpProducer
+from transfer.broker.fronts import own_plain, own_waiting
+from transfer.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.clients.own import BrokerClient
+from transfer.clients.pybroker import PyBrokerClient
+from transfer.clients.rqueue import RqueueClient
+from transfer.clients.ttp import TtpClient
 from transfer.protocols.own import HELD_UP, Op, decode, decode_words, encode
+from transfer.protocols.ttp import HEADER_SIZE, WANTED, Kind, decode_error, decode_header, encode_head
 from transports.errors import Again, LogFull
 
 PAYLOAD = b"x" * 30_000
@@ -171,3 +177,104 @@ def test_a_fan_out_is_throttled_while_the_log_is_full(tmp_path, disk):
         disk.clear()
         broker.until(lambda: not broker.hub.is_full)
         producer.publish("kept.t", "last")
+
+
+def test_a_ttp_publisher_that_waits_hears_why(tmp_path, disk):
+    with full_log(tmp_path, disk) as (broker, *_), TtpClient(HERE, broker.ports["ttp"], timeout=2.0) as late:
+        with pytest.raises(
+            LogFull, match=r"(?s)no room on the disk.*group 'g' of topic 't' holds.*may be kept yet"
+        ):
+            late.publish("t", b"late", wait=True)
+        with TtpClient(HERE, broker.ports["ttp"], timeout=2.0) as large:
+            with pytest.raises(LogFull, match="group 'g' of topic 't' holds"):
+                large.publish("t", bytes(3 << 20), wait=True)
+        with TtpClient(HERE, broker.ports["ttp"], timeout=2.0) as stream:
+            with pytest.raises(LogFull, match="group 'g' of topic 't' holds"):
+                stream.stream("t", [PAYLOAD] * 10, wait=True)
+        with TtpClient(HERE, broker.ports["ttp"], timeout=2.0) as careless:
+            with pytest.raises(LogFull, match="group 'g' of topic 't' holds"):
+                for _ in range(1000):
+                    careless.publish("t", PAYLOAD)
+        disk.clear()
+        late.timeout = 20.0
+        late.publish("t", b"again", wait=True)
+        assert not late.complaints
+
+
+def test_what_a_ttp_publisher_is_told_is_an_error_about_no_frame(tmp_path, disk):
+    with (
+        full_log(tmp_path, disk) as (broker, *_),
+        socket.create_connection((HERE, broker.ports["ttp"]), 20) as raw,
+    ):
+        raw.sendall(encode_head(Kind.PUBLISH, b"t", b"", 3, WANTED, 7) + b"one")
+        reader = raw.makefile("rb")
+        header = decode_header(reader.read(HEADER_SIZE))
+        assert (header.kind, header.stream_id) == (Kind.ERROR, 0)
+        assert decode_error(reader.read(header.data_size))[0] == "full"
+        disk.clear()
+        while header.kind is Kind.ERROR:
+            header = decode_header(reader.read(HEADER_SIZE))
+            reader.read(header.data_size)
+        assert (header.kind, header.stream_id) == (Kind.ACK, 7)
+
+
+@pytest.mark.parametrize("nbytes", [10, 2 << 20])
+def test_a_request_is_answered_while_the_log_is_full(tmp_path, disk, monkeypatch, nbytes):
+    monkeypatch.setattr(own_plain, "_PATIENCE", 0.2)
+    with full_log(tmp_path, disk) as (broker, *_), transfer.Context() as context:
+        with context.socket(transfer.REQ) as program:
+            program.rcvtimeo = 20_000
+            program.connect(broker.endpoints["requests"])
+            program.send_multipart([b"t", bytes(nbytes)])
+            answer = json.loads(program.recv())
+            assert answer["kept"] is False
+            assert "the log is full" in answer["error"]
+            assert "group 'g' of topic 't' holds" in answer["error"]
+            monkeypatch.setattr(own_plain, "_PATIENCE", 20.0)
+            program.send_multipart([b"t", bytes(nbytes)])
+            disk.clear()
+            assert json.loads(program.recv()) == {"kept": True}
+
+
+def test_a_large_message_of_the_own_protocol_hears_why_it_waits(tmp_path, disk):
+    with full_log(tmp_path, disk) as (broker, *_):
+        with BrokerClient(broker.endpoints["requests"], timeout=3.0) as late:
+            with pytest.raises(LogFull, match="group 'g' of topic 't' holds"):
+                late.publish("u", bytes(9 << 20))
+
+
+def test_pybroker_and_rqueue_say_where_to_look(tmp_path, disk):
+    """Their protocols have no word for it."""
+    with full_log(tmp_path, disk) as (broker, *_):
+        for client, port in ((PyBrokerClient, "pybroker"), (RqueueClient, "rqueue")):
+            with client(HERE, broker.ports[port], timeout=1.0) as late, pytest.raises(Again, match="readyz"):
+                for _ in range(1000):
+                    late.publish("t", PAYLOAD)
+
+
+@pytest.mark.parametrize("nbytes", [200_000, 2 << 20])
+@pytest.mark.parametrize("mode", ["direct", "fanout"])
+def test_the_message_that_finds_the_log_full_is_throttled_too(tmp_path, disk, mode, nbytes):
+    """It is not only those behind it that are answered."""
+    with whole(tmp_path) as broker:
+        endpoint = broker.endpoints["abtp router"]
+        with AbtpConsumer("w", ["kept.d"], endpoint), AbtpProducer(endpoint, timeout=10) as producer:
+            topic = "kept.d" if mode == "direct" else "kept.f"
+            producer.publish(topic, b"first")
+            disk.set()
+            refused = None
+            while refused is None:
+                try:
+                    producer.publish(topic, bytes(nbytes), headers={"delivery_mode": mode})
+                except Again as error:
+                    refused = str(error)
+            assert refused.startswith("throttled: no room on the disk")
+            assert broker.fronts["abtp"].counters["failed"] == 0
+            disk.clear()
+
+
+def test_a_full_log_is_logged_once(tmp_path, disk, caplog):
+    with full_log(tmp_path, disk) as (broker, *_):
+        with TtpClient(HERE, broker.ports["ttp"], timeout=2.0) as late, pytest.raises(LogFull):
+            late.publish("t", bytes(3 << 20), wait=True)
+    assert [record.levelname for record in caplog.records].count("WARNING") <= 2  # of small ones, and large

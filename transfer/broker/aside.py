@@ -76,12 +76,13 @@ class Aside:
         """Whether a message of this topic goes this way."""
         return nbytes >= LARGE or topic in self._waiting
 
-    def take(self, topic: Topic, message: Message, told: Told | None) -> None:
-        """Takes a message for a topic that keeps it. Raises UsageError when it never fits."""
+    def take(self, topic: Topic, message: Message, told: Told | None, *, hold: bool = True) -> None:
+        """Takes a message for a topic that keeps it. hold False: a large one that a full log cannot take is
+        given up. Raises UsageError when it never fits."""
         one = _Waiting(message, told)
         if message.nbytes >= LARGE:
             self._store.check_room(message.nbytes)
-            one.writing = self._begin(topic, one)
+            one.writing = self._begin(topic, one, hold)
         self._nbytes += message.nbytes
         self._waiting.setdefault(topic, deque()).append(one)
 
@@ -112,13 +113,14 @@ class Aside:
                     break
         self._waiting.clear()
 
-    def _begin(self, topic: Topic, one: _Waiting) -> Writing:
+    def _begin(self, topic: Topic, one: _Waiting, hold: bool) -> Writing:
         nbytes = one.message.nbytes
         writing = Writing(
             self._writer,
             lambda: self._store.log.blob(topic.log_name, nbytes),
             one,
             lambda error: self._end(topic, one, error),
+            hold=hold,
         )
         for part in one.message.parts:
             writing.write(part)
@@ -131,8 +133,14 @@ class Aside:
         waiting = self._waiting.get(topic)
         if waiting is None or one not in waiting:
             return  # the log has failed meanwhile
-        if waiting[0] is not one:
+        if waiting[0] is not one and error is None:
             raise LogFull("a message before it waits for room in the log")
+        if waiting[0] is not one:
+            assert one.writing is not None
+            waiting.remove(one)
+            self._nbytes -= one.message.nbytes
+            self._written(topic, one.message, one.writing, one.told, error)
+            return
         self._take_turn(topic, one, error)
         while waiting and self._waiting.get(topic) is waiting and waiting[0].writing is None:
             self._take_turn(topic, waiting[0], None)

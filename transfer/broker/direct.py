@@ -241,8 +241,8 @@ class Direct:
             if len(errors) == 2:
                 told(errors[0] or errors[1])
 
-        keep(topic, message, one_kept)
-        assert message.offset is not None  # the log was not full
+        keep(topic, message, one_kept)  # raises LogFull, and nothing is done then
+        assert message.offset is not None
         self._then.append(one_kept)
         # Of one that was written before, the parts are somebody else's file: it is read from the log.
         held = None if isinstance(message, Written) else message

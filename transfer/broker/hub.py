@@ -119,13 +119,9 @@ class Hub:
         if self.is_full:
             raise LogFull(self.full)
         if self._aside.takes(topic, message.nbytes):
-            self._aside.take(topic, message, told)
+            self._aside.take(topic, message, told, hold=False)
             return
-        try:
-            self.durability.append(topic, message, told, hold=False)
-        except LogFull as error:
-            raise LogFull(self.full or str(error)) from error
-        self._appended(topic, message)
+        self.keep_now(topic, message, told)
 
     def publish_many(self, messages: Sequence[Message], told: Told | None = None) -> None:
         """Takes several messages, at least one, in their order. told: when all are kept, or with the reason
@@ -149,9 +145,14 @@ class Hub:
             return False
         return self._keep(topic, message, told)
 
-    def keep_now(self, topic: Topic, message: Message, told: Told | None = None) -> bool:
-        """As `keep`, but on the loop, however large it is: who asks needs its offset at once."""
-        return self._keep(topic, message, told)
+    def keep_now(self, topic: Topic, message: Message, told: Told | None = None) -> None:
+        """As `keep`, but on the loop, however large it is: it has its offset at once. Raises LogFull, which
+        names what holds the log; nothing is kept then."""
+        try:
+            self.durability.append(topic, message, told, hold=False)
+        except LogFull as error:
+            raise LogFull(self.full or str(error)) from error
+        self._appended(topic, message)
 
     def _keep(self, topic: Topic, message: Message, told: Told | None) -> bool:
         appended = self.durability.append(topic, message, told)

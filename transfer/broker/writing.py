@@ -76,12 +76,20 @@ class Writing:
     Whoever publishes is paused while much waits for the disk, and from `finish` until `written` was told:
     so what it publishes next stands behind it. `written` then calls `commit` or `abandon`. A full log is
     waited for: before the first byte is written as long as it is full, in the middle for `_FULL_PATIENCE`.
+    hold False: it is not, and `written` is told LogFull.
     """
 
     def __init__(
-        self, writer: Writer, opened: Callable[[], BlobWriter], publisher: Publisher, written: Written
+        self,
+        writer: Writer,
+        opened: Callable[[], BlobWriter],
+        publisher: Publisher,
+        written: Written,
+        *,
+        hold: bool = True,
     ) -> None:
         self._thread = writer
+        self._hold = hold
         self._opened = opened
         self._publisher = publisher
         self._written = written
@@ -153,8 +161,10 @@ class Writing:
                 if self._failed is None and not self._given_up:
                     self._write(data)
             except LogFull as error:
+                if not self._full_since:
+                    _log.warning("%s", error)
                 if not self._is_late():
-                    self._wait_for_room(error)
+                    self._wait_for_room()
                     return
                 self._failed = error
             except TransferError as error:
@@ -184,11 +194,10 @@ class Writing:
     def _is_late(self) -> bool:
         now = time.monotonic()
         self._full_since = self._full_since or now
-        return self._blob is not None and now - self._full_since >= _FULL_PATIENCE
+        late = self._blob is not None and now - self._full_since >= _FULL_PATIENCE
+        return late or not self._hold
 
-    def _wait_for_room(self, error: LogFull) -> None:
-        if not self._thread.full:
-            _log.warning("%s", error)
+    def _wait_for_room(self) -> None:
         self._thread.full.add(self)
         if self._thread.closing.is_set():
             self.fail(Closed("the broker ends"))
@@ -221,9 +230,13 @@ class Writing:
         try:
             self._written(self._failed)
         except LogFull as error:
-            _log.warning("%s", error)
-            self._thread.loop.call_later(_FULL_PAUSE, self._finished)
-            return
+            if not self._full_since:
+                self._full_since = time.monotonic()
+                _log.warning("%s", error)
+            if self._hold:
+                self._thread.loop.call_later(_FULL_PAUSE, self._finished)
+                return
+            self._written(error)
         except Exception:  # noqa: BLE001 - others go on
             _log.exception("a payload that was written is not kept")
         self._publisher.resume()

@@ -23,6 +23,8 @@ _AHEAD = 256 << 10
 _BUFFERS = 512
 #: seconds that one call of the system waits; a deadline may be as far away as infinity
 _LONGEST = 3600.0
+#: PyBroker and rqueue have no word for it
+_FULL = "if the broker's log is full, its publishers wait: GET /readyz of its HTTP says so, and who holds it"
 
 
 class Connection:
@@ -165,9 +167,9 @@ class Connection:
     def _wait_to_send(self, deadline: float) -> None:
         try:
             self._wait(select.POLLOUT, deadline)
-        except Again:
+        except Again as error:
             self._end()
-            raise
+            raise Again(f"{self.peer} took nothing in time", hint=_FULL) from error
 
     def _wait(self, event: int, deadline: float) -> None:
         left = deadline - time.monotonic()

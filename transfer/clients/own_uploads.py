@@ -104,6 +104,7 @@ class Uploads:
             lambda: self._granted.get(number, 0) > sent or not self._client.is_open(number),
             None,
             "the broker took nothing more of a large message",
+            publishes=True,
         ):
             return min(PIECE, self._granted[number] - sent) if self._client.is_open(number) else 0
 
@@ -123,7 +124,7 @@ class Uploads:
     def wait(self, topic: bytes) -> None:
         """Until it is not. Raises Again, Broken, Closed."""
         with self._client.waited(
-            lambda: not self.is_behind(topic), None, "a large message was not acknowledged"
+            lambda: not self.is_behind(topic), None, "a large message was not acknowledged", publishes=True
         ):
             return
 

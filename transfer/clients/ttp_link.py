@@ -23,6 +23,8 @@ _PROTOCOL = "ttp/2"
 _MISSED = 3
 #: complaints of the broker that nobody waits for
 _COMPLAINTS = 64
+#: seconds for which the broker holds up what it said it does; it says so each second
+_LATELY = 5.0
 NOTHING = memoryview(b"")
 
 
@@ -49,6 +51,8 @@ class Link:
         self._reader = Reader(limits)
         self._inbox: deque[Frame] = deque()
         self._awaited: dict[int, Frame | None] = {}  # answers, by the stream id of what they answer
+        self._held_up: LogFull | None = None  # why the broker takes nothing, and when it said so
+        self._held_up_at = 0.0
         self._owed = False  # the broker wants a heartbeat
         self._echoes = False  # the broker answers heartbeats
         self._failure: TransferError | None = None
@@ -102,7 +106,7 @@ class Link:
         deadline = time.monotonic() + self.timeout
         while (answer := self._awaited[number]) is None:
             self._beat()
-            self._wait(deadline, select.POLLIN)
+            self._wait_for_broker(deadline, select.POLLIN)
         del self._awaited[number]
         if answer.kind == Kind.ERROR:
             raise _error_of(answer)
@@ -126,11 +130,11 @@ class Link:
                 if left:
                     left[0] = left[0][sent:]
                 if left or self._unsent:
-                    self._wait(deadline, select.POLLIN | select.POLLOUT)
-        except BaseException as error:
+                    self._wait_for_broker(deadline, select.POLLIN | select.POLLOUT)
+        except BaseException:
             if not untouched:
                 self._fail(Broken("a frame was half sent when it was interrupted"))
-            raise error
+            raise
         self._sent = time.monotonic()
 
     def _send_some(self, buffers: list[memoryview]) -> int:
@@ -206,9 +210,23 @@ class Link:
             self._owed = self._owed or bool(frame.flags & WANTED)
             self._echoes = True
         elif frame.stream_id in self._awaited:
-            self._awaited[frame.stream_id] = frame
+            self._awaited[frame.stream_id], self._held_up = frame, None
         elif frame.kind == Kind.ERROR:
-            self.complaints.append(_error_of(frame))
+            error = _error_of(frame)
+            if not frame.stream_id and isinstance(error, LogFull):
+                self._held_up, self._held_up_at = error, time.monotonic()
+            else:
+                self.complaints.append(error)
+
+    def _wait_for_broker(self, deadline: float, events: int) -> None:
+        """As `_wait`, for what is published: raises LogFull if the broker has just said that this is why."""
+        try:
+            self._wait(deadline, events)
+        except Again as error:
+            if self._held_up is None or time.monotonic() - self._held_up_at > _LATELY:
+                raise
+            hint = "it may be kept yet; let consumers acknowledge"
+            raise LogFull(f"{error}: {self._held_up}", hint=hint) from None
 
     def _fail(self, error: TransferError) -> TransferError:
         """The connection is of no use any more."""

@@ -368,12 +368,12 @@ class AbtpFront:
                 if answer:
                     self._say(peer, encode_accepted(message_id))
                 return
-            code = Code.UNAVAILABLE
+            code, text = Code.UNAVAILABLE, str(error)
             if isinstance(error, LogFull):
-                code = Code.THROTTLED
+                code, text = Code.THROTTLED, self._hub.full or text
             elif isinstance(error, UsageError):
                 code = Code.POLICY_DENIED
-            self._refuse(peer, code, str(error), message_id)
+            self._refuse(peer, code, text, message_id)
 
         return told
 

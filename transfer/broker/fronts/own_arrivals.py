@@ -75,6 +75,8 @@ class ProgramArrivals:
         self.shared = shared
         self.say = say
         self.refuse = refuse
+        #: messages of which all was sent, and that are not kept yet
+        self.untold: set[_Arrival] = set()
         self._open: dict[int, _Arrival] = {}
         self._refused: dict[int, None] = {}  # what still comes of them is passed over; the oldest first
 
@@ -116,6 +118,11 @@ class ProgramArrivals:
             raise ProtocolError("control", f"{_MOST} messages in pieces are open; no more are allowed")
         message = Message(topic, (), Front.OWN, begin.parts)
         self._open[number] = _Arrival(self, number, message, begin.nbytes)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the program waits for an answer, or may."""
+        return bool(self._open or self.untold)
 
     def is_open(self, number: int) -> bool:
         """Whether it was begun, and refused or not."""
@@ -189,6 +196,8 @@ class _Arrival:
         self._shared.counters["published"] += 1
         if self._kept:
             self._tell()
+        else:
+            self._program.untold.add(self)
 
     def fail(self, error: TransferError) -> None:
         """It is given up, and its program is told so."""
@@ -218,6 +227,7 @@ class _Arrival:
 
     def _told(self, error: TransferError | None) -> None:
         """What became of it; a topic that keeps nothing says so before it is there."""
+        self._program.untold.discard(self)
         if error is not None:
             self._program.refuse(self._number, error)
         elif self._ended:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,9 +19,9 @@ from transfer.broker.fronts.own_parts import (
     check_head,
     message_of,
     parts_of,
-    topic_and_rest,
     unreadable,
 )
+from transfer.broker.fronts.own_plain import PlainRequests
 from transfer.broker.fronts.own_registry import Registrations
 from transfer.broker.fronts.own_waiting import WaitingPublishes
 from transfer.broker.stored import BLOB_FROM
@@ -81,6 +80,7 @@ class Requests(Heard):
         self._programs: dict[bytes, _Program] = {}
         self._outbox = Outbox(loop, self.socket, counters)
         self._publishes = WaitingPublishes(hub, loop, self, self._publish_words, self.refuse)
+        self._plain = PlainRequests(hub, loop, counters, self.send)
         self.registrations = Registrations(loop, self.send, counters)
         hub.at_end_of_turn(self._outbox.flush)
 
@@ -91,7 +91,7 @@ class Requests(Heard):
             raise ProtocolError("parts", "a message without parts")
         first = rest[0]
         if type(first) is bytes or not len(first.data):  # the delimiter that a REQ puts before its request
-            self._take_request(identity, rest[1:])
+            self._plain.take(identity, rest[1:])
             return
         head = decode(bytes(first.data))
         if head.op is not Op.SEVERAL:
@@ -203,27 +203,6 @@ class Requests(Heard):
         except TransferError as error:
             told(error)
 
-    def _take_request(self, identity: bytes, frames: list[Frame]) -> None:
-        """A plain REQ: it is answered when the message is kept."""
-
-        def told(error: TransferError | None) -> None:
-            words: dict[str, Any] = {"kept": error is None}
-            if error is not None:
-                words["error"] = str(error)
-            self._answer(identity, words)
-
-        try:
-            if not frames:
-                raise ProtocolError("parts", "a request without parts")
-            topic, rest = topic_and_rest(frames)
-            self._hub.publish(message_of(topic, rest), told)
-            self._counters["published"] += 1
-        except TransferError as error:
-            told(error)
-
-    def _answer(self, identity: bytes, words: dict[str, Any]) -> None:
-        self.send(identity, b"", [(None, None, 0, json.dumps(words).encode())])
-
     def refuse(self, identity: bytes, number: int, error: TransferError, *, again: bool = False) -> None:
         """Tells a program that what had this number was not done. again: nothing of it; it may ask again."""
         words: dict[str, Any] = {"code": type(error).__name__, "message": str(error)}
@@ -258,7 +237,8 @@ class Requests(Heard):
         """Programs that do not read what they are told are let go; those that have gone lose what they
         held."""
         self.arrivals.tick()
-        self._publishes.tick()
+        held = [identity for identity, program in self._programs.items() if program.arrivals.is_waiting]
+        self._publishes.tick(held)
         there = self.socket.routes()
         for identity, waiting in there.items():
             if waiting > _MOST_UNREAD:
@@ -272,6 +252,7 @@ class Requests(Heard):
     def close(self) -> None:
         self.registrations.close()
         self._publishes.close()
+        self._plain.close()
         super().close()
         self.reader.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from transfer.broker.fronts.own_parts import flat
@@ -78,9 +78,9 @@ class WaitingPublishes:
         """Whether something that this program publishes waits."""
         return identity in self._nbytes
 
-    def tick(self) -> None:
-        """About once a second: those who wait hear why."""
-        for identity in self._held_up:
+    def tick(self, in_pieces: Iterable[bytes]) -> None:
+        """About once a second: those who wait hear why. in_pieces: programs whose large messages wait."""
+        for identity in self._held_up.union(in_pieces if self._hub.is_full else ()):
             self._say_why(identity)
 
     def pause(self) -> None:

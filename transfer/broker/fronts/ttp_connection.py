@@ -71,6 +71,7 @@ class TtpConnection(Outgoing):
         self._number = 0  # the stream id of their frame
         self._subscriptions: set[str] = set()
         self._asked = 0.0  # when a heartbeat was wanted last
+        self._unanswered: set[int] = set()  # stream ids whose ACK is wanted
         super().__init__(lines, connection, peer)
 
     # -- frames that come --------------------------------------------------------------------------------
@@ -245,15 +246,18 @@ class TtpConnection(Outgoing):
 
     def _error(self, header: Header, topic: bytes, meta: bytes) -> None:
         """A publisher gives a stream up."""
+        self._unanswered.discard(header.stream_id)
         self._streams.give_up(header.stream_id, "its publisher gave it up")
 
     # -- answers -----------------------------------------------------------------------------------------
 
     def _receipt(self, number: int, *, whole: bool = True) -> Receipt:
+        self._unanswered.add(number)
         return Receipt(lambda error: self._acknowledge(number, error), whole=whole)
 
     def _acknowledge(self, number: int, error: TransferError | None) -> None:
         if error is None:
+            self._unanswered.discard(number)
             self._answer(encode_head(Kind.ACK, stream_id=number))
         else:
             self._refuse(number, error)
@@ -261,7 +265,18 @@ class TtpConnection(Outgoing):
     def _refuse(self, number: int, error: TransferError) -> None:
         """The frame was not taken; the connection goes on."""
         self._front.counters["refused"] += 1
+        self._unanswered.discard(number)
         self._answer(encode_error(number, _code(error), str(error)))
+
+    def pause(self) -> None:
+        """See Line."""
+        super().pause()
+        self._say_why()
+
+    def _say_why(self) -> None:
+        """What was published waits for room in the log: an ERROR about no frame, if the last one was read."""
+        if (self.paused or self._unanswered) and self._hub.is_full and not self.queued and not self.closed:
+            self._answer(encode_error(0, "full", self._hub.full))
 
     def refuse(self, error: ProtocolError) -> None:
         """See Line: what comes behind cannot be understood."""
@@ -287,11 +302,13 @@ class TtpConnection(Outgoing):
 
     def tick(self, now: float) -> None:
         """Ends the connection if it is idle. A subscriber need only answer the heartbeats that it is sent."""
+        self._say_why()
         idle = self._front.settings.idle
         if self.paused or self._sink is not None:
             self._streams.touch(now)
         for number in self._streams.stalled(now - idle):
             self._front.counters["stalled"] += 1
+            self._unanswered.discard(number)
             self._answer(encode_error(number, "stalled", f"no chunk came for {idle:g} s"))
         if self.paused or self.in_payload:  # it must wait, or the hub looks whether it takes what it is sent
             self.heard = now
