@@ -77,14 +77,18 @@ class Disk:
 
     def restart(self) -> None:
         """The machine starts again, on what the disk has."""
-        gc.collect()  # of messages that were looked at
-        for _ in range(50):
-            if subprocess.run(["umount", str(self.folder)], capture_output=True, check=False).returncode == 0:
-                break
-            time.sleep(0.1)
+        self.unmount()
         Path("/proc/sys/vm/drop_caches").write_text("3")
         self.repair()
         self.mount()
+
+    def unmount(self) -> None:
+        gc.collect()  # of messages that were looked at
+        for _ in range(50):
+            if subprocess.run(["umount", str(self.folder)], capture_output=True, check=False).returncode == 0:
+                return
+            time.sleep(0.1)
+        call("umount", str(self.folder))
 
     def _linear(self) -> str:
         return f"0 {self._sectors} linear {self._disk} 0"
@@ -216,7 +220,7 @@ def main() -> int:
     else:
         total = cuts(disk, int(count), int(*seed or [1]))
         print(f"{count} cuts on {kind}, {total} acknowledgements, none lost", flush=True)
-    call("umount", str(disk.folder))
+    disk.unmount()
     call("dmsetup", "remove", NAME)
     return 0
 
