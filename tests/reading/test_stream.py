@@ -401,6 +401,15 @@ def test_without_a_state_it_begins_where_the_group_is(caplog):
     assert read(run, 10, epochs=2) == [] and "another group begins anew" in caplog.text
 
 
+@pytest.mark.parametrize(("options", "least"), [({"world_size": 4}, 4), ({"drop_last": True}, 10)])
+def test_a_run_that_has_too_few_rows_for_a_step_is_warned_of(caplog, options, least):
+    assert read(Run(3), 10, **options) == []
+    assert f"has 3 rows, too few for a step of {least}" in caplog.text
+    caplog.clear()
+    assert read(Run(0), 10, **options) == []
+    assert "too few" not in caplog.text
+
+
 def test_steps_of_a_checkpoint_that_was_not_acknowledged_are_told_later():
     run = Run(100)
     with RowStream(Source(run), 10) as stream:

@@ -41,10 +41,12 @@ class Try:
 @dataclass(repr=False)
 class Group:
     """Readers of a run. used: (epoch, position) of rows that were handed to a training loop, or that a loaded
-    state says were. done: those that an acknowledgement was of. origin: where it began."""
+    state says were. done: those that an acknowledgement was of. origin: where it began. most_ranks: that it
+    had."""
 
     world: int
     origin: tuple[int, int]
+    most_ranks: int = 0
     used: set = field(default_factory=set)
     done: set = field(default_factory=set)
     states: list = field(default_factory=list)  # (position, state), of any rank

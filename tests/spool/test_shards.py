@@ -267,3 +267,30 @@ def test_shards_that_are_none_are_refused(ranks):
         where = {"shard": shard, "count": count, "shards": shards}
         with pytest.raises(UsageError, match=r"shards \d+ to"):
             ask(ranks.endpoint, Acknowledge(**common, run_id="", **where, epoch=0, row=0, steps=[]))
+
+
+def fetched(end):
+    """A fetch of ten rows, up to this one."""
+    return Fetch(epoch=0, seed=None, begin=end - 10, rows=10, stride=20, times=1, need=end, next=(0, end))
+
+
+def test_a_shard_that_acknowledges_keeps_what_it_was_sent_behind_that():
+    group = Group()
+    for shard in range(2):
+        group.join(shard, 2, alone=not shard)
+        group.deliver(shard, fetched(100), ROWS, over=False)
+    group.acknowledge((0, 40), 0, 1, 2)
+    assert group.acknowledged is None or group.acknowledged <= (0, 40)
+    group.acknowledge((0, 80), 1, 1, 2)  # a checkpoint of all ranks: the first one has the rows up to it
+    assert group.acknowledged == (0, 80)
+
+
+def test_a_shard_that_goes_back_has_not_what_it_was_sent_behind_that():
+    group = Group()
+    for shard in range(2):
+        group.join(shard, 2, alone=not shard)
+        group.deliver(shard, fetched(100), ROWS, over=False)
+    group.acknowledge((0, 60), 0, 1, 2)
+    group.acknowledge((0, 40), 0, 1, 2)
+    group.acknowledge((0, 80), 1, 1, 2)
+    assert group.acknowledged == (0, 40)

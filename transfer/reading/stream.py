@@ -118,12 +118,7 @@ class RowStream:
         self.waited_seconds = 0.0
         self.lineage = Lineage()
         self._begin(*(self.info.acknowledged or (0, 0)))
-        if self.info.acknowledged is not None and self._plan.ended(self._place):
-            _log.warning(
-                "group %r has done with all epochs of run %r: another group begins anew",
-                group,
-                self.info.name,
-            )
+        self._warn_of_nothing(group)
 
     def __enter__(self) -> Self:
         return self
@@ -283,6 +278,23 @@ class RowStream:
             number += epoch * (self._plan.steps(0) if self._plan.total is not None else 0)
         start = Place(epoch, row, 0, number)
         self._go_to(self._plan.after(start, self._worker), self._plan.settled(start))
+
+    def _warn_of_nothing(self, group: str) -> None:
+        """A training that gets no rows says why."""
+        total = self._plan.total
+        if total and not self._plan.steps(0):
+            _log.warning(
+                "run %r has %d rows, too few for a step of %d: no rank gets any",
+                self.info.name,
+                total,
+                self._plan.step_rows if self._plan.drop_last else self._plan.world,
+            )
+        elif self.info.acknowledged is not None and self._plan.ended(self._place):
+            _log.warning(
+                "group %r has done with all epochs of run %r: another group begins anew",
+                group,
+                self.info.name,
+            )
 
     def _go_to(self, place: Place, marked: Place) -> None:
         """place: of this worker's next step. marked: of the first one that the lineage does not tell of."""

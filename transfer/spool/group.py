@@ -122,7 +122,11 @@ class Group:
             return
         own = range(shard, shard + count) if shards == self.shards else range(0)
         for number in own:
-            self.positions[number] = Shard(position, position)
+            known = self.positions.setdefault(number, Shard())
+            back = known.acknowledged is not None and position < known.acknowledged
+            known.acknowledged = position
+            # What it was sent behind that is on its way to a training loop, unless it goes back.
+            known.delivered = position if back else _most(position, known.delivered)
         for number, one in self.positions.items():
             if number not in own:
                 one.acknowledged = _least(position, _most(one.acknowledged, one.delivered))
