@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.broker.running import running
 from transfer.broker.checking import check
-from transfer.broker.server import LOG
+from transfer.broker.parts import LOG
 from transfer.broker.watching import overview_told
 from transfer.clients.own import BrokerClient
 from transfer.log.record import Kind, scan

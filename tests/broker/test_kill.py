@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 
 from tests.broker.serving import Serving
-from transfer.broker.server import LOG, STATE
+from transfer.broker.parts import LOG, STATE
 from transfer.broker.state.database import Database
 from transfer.broker.state.dead_letters import DeadLetters
 from transfer.broker.state.letter import Filter

@@ -10,7 +10,7 @@ import pytest
 
 from tests.broker.heart import EVERYTHING, Ear, Publisher, heart
 from tests.broker.running import running
-from transfer.broker.server import LOG
+from transfer.broker.parts import LOG
 from transfer.broker.store import Store
 from transfer.clients.own import BrokerClient
 from transfer.clients.ttp import TtpClient

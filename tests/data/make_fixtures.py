@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.broker.running import running
 from tests.spool.sending import RAGGED, WIDE, ask, write
-from transfer.broker.server import AUDIT
+from transfer.broker.parts import AUDIT
 from transfer.broker.state.audit import Audit
 from transfer.broker.state.chain import Action
 from transfer.clients.own import BrokerClient

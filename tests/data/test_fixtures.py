@@ -11,7 +11,7 @@ import pytest
 from tests.broker.running import running
 from tests.spool.sending import RAGGED, SMALL, WIDE, agrees, ask
 from transfer.broker.checking import check
-from transfer.broker.server import AUDIT
+from transfer.broker.parts import AUDIT
 from transfer.broker.state.audit import Audit
 from transfer.clients.own import BrokerClient
 from transfer.log import Log

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from transfer.broker.parts import AUDIT, LOG, STATE, lost_state, made_parts
 from transfer.broker.state.database import Database
-from transfer.broker.state.dead_letters import DeadLetters
+from transfer.broker.state.dead_letters import LETTERS, DeadLetters
 from transfer.broker.state.verification import examine
-from transfer.log import Log
+from transfer.log.looking import Looked, look
 from transports.errors import LogDamaged, LogInUse, TransferError, UsageError
 
 if TYPE_CHECKING:
@@ -18,8 +22,6 @@ if TYPE_CHECKING:
 
 #: problems of one part that are told
 _TOLD = 20
-#: the parts of a broker's folder: the log, the database (with the files of dead letters), the audit
-LOG, STATE, AUDIT = "log", "state.db", "audit"
 
 #: is told how many bytes were read until now
 Read = Callable[[int], None]
@@ -56,7 +58,7 @@ class Report:
 
 
 def check(folder: Path, read: Read = lambda _: None) -> Report:
-    """Reads everything. A tail that a crash tore off is repaired, as a start would.
+    """Reads everything, and changes nothing in the folder.
 
     Raises UsageError when there is no broker's data, LogInUse when a broker runs there.
     """
@@ -64,43 +66,52 @@ def check(folder: Path, read: Read = lambda _: None) -> Report:
         raise UsageError(
             f"{folder} has no data of a broker", hint="name the folder that --data was given when it ran"
         )
-    log = _log(folder / LOG, read)  # first: it tells whether a broker runs there
-    return Report((log, *_state(folder), *_audit(folder)))
-
-
-def _log(folder: Path, read: Read) -> Part:
     try:
-        log = Log(folder, damaged="serve")
+        looked = look(folder / LOG, read)  # first: it tells whether a broker runs there
     except LogInUse as error:
-        raise LogInUse(f"a broker runs on {folder.parent}", hint="end it first") from error
+        raise LogInUse(f"a broker runs on {folder}", hint="end it first") from error
     except LogDamaged as error:
-        return Part("log", "it cannot be opened", (_text(error),))
-    with log:
-        verified = log.verify(read)
-        damages = [*dict.fromkeys((*(one.text for one in log.damage), *verified.damages))]
+        log, made = Part("log", "it cannot be opened", (_text(error),)), made_parts({})
+    else:
+        log, made = _log(looked), made_parts(looked.state)
+    return Report((log, *_state(folder, made), *_audit(folder, made)))
+
+
+def _log(looked: Looked) -> Part:
+    verified, damages = looked.verified, looked.damages
     more = len(damages) - _TOLD
     problems = (*damages[:_TOLD], *((f"and {more} more",) if more > 0 else ()))
     found = f"{verified.records} records and {verified.blobs} large payloads, {verified.nbytes} bytes"
     return Part("log", found, problems)
 
 
-def _state(folder: Path) -> Iterator[Part]:
-    path = folder / STATE
-    if not path.exists():
-        return
+def _state(folder: Path, made: Set[str]) -> Iterator[Part]:
+    lost = lost_state(folder, made)
+    if lost:
+        yield Part("state", "nothing", (lost,))
+    elif (folder / STATE).exists():
+        with TemporaryDirectory(prefix="transfer-check-") as copy:
+            yield from _state_in(folder, Path(copy))
+
+
+def _state_in(folder: Path, copy: Path) -> Iterator[Part]:
+    """Reads a copy of the database: SQLite writes when it opens one that has a write-ahead log."""
     try:
-        database = Database(path)
+        for name in (STATE, f"{STATE}-wal"):
+            with suppress(FileNotFoundError):
+                copyfile(folder / name, copy / name)
+        database = Database(copy / STATE)
     except (TransferError, OSError) as error:
-        yield Part("state", "it cannot be opened", (_text(error),))
+        yield Part("state", "it cannot be opened", (_text(error).replace(str(copy), str(folder)),))
         return
     try:
         tables = database.query("SELECT name FROM sqlite_schema WHERE type = 'table'")
         problems = database.check()
         yield Part("state", f"{len(tables)} tables", tuple(problems[:_TOLD]))
         if not problems:
-            yield _letters(DeadLetters(database))
+            yield _letters(DeadLetters(database, folder / LETTERS))
     except TransferError as error:
-        yield Part("state", "it cannot be read", (_text(error),))
+        yield Part("state", "it cannot be read", (_text(error).replace(str(copy), str(folder)),))
     finally:
         database.close()
 
@@ -118,10 +129,10 @@ def _letters(letters: DeadLetters) -> Part:
     return Part("letters", f"{count} dead letters", told)
 
 
-def _audit(folder: Path) -> Iterator[Part]:
+def _audit(folder: Path, made: Set[str]) -> Iterator[Part]:
     path = folder / AUDIT
-    if path.is_dir():
-        verdict = examine(path)
+    if path.is_dir() or AUDIT in made:
+        verdict = examine(path, begun=AUDIT in made)
         told = [str(problem) for problem in verdict.problems]
         yield Part("audit", f"{verdict.events} events", tuple(told[:_TOLD]))
 

@@ -35,6 +35,7 @@ from transfer.broker.fronts.ttp import TtpFront
 from transfer.broker.hub import Hub
 from transfer.broker.lines import Lines
 from transfer.broker.listener import Accepted
+from transfer.broker.parts import AUDIT, LOG, STATE, check_state, made_parts, note_made
 from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.settings import AbtpEndpoints, Settings
 from transfer.broker.state.audit import Audit
@@ -62,8 +63,6 @@ _log = logging.getLogger("transfer.broker")
 _TICK = 1.0
 #: and between two looks whether all has ended that had begun
 _DRAIN_LOOK = 0.05
-#: the folders and files of a broker
-LOG, STATE, AUDIT = "log", "state.db", "audit"
 
 
 class Front(Protocol):
@@ -204,13 +203,17 @@ class Broker:
         room = log_room(settings.retention_bytes, self.folder / LOG)
         retention = Retention(bytes=room, age=settings.retention_age)
         log = self._owned.enter_context(Log(self.folder / LOG, retention=retention, damaged="serve"))
+        check_state(log, self.folder)
         database = Database(self.folder / STATE)
         self._owned.callback(database.close)
         self.letters = DeadLetters(database)
         self.letters.sweep()
         thread = StateThread(loop, self.threads)
         self._owned.callback(thread.close)
-        self.audit = self._owned.enter_context(Audit(self.folder / AUDIT, time.time_ns() // 1_000_000))
+        now_ms = time.time_ns() // 1_000_000
+        begun = AUDIT in made_parts(log.state)
+        self.audit = self._owned.enter_context(Audit(self.folder / AUDIT, now_ms, begun=begun))
+        note_made(log)
         store = Store(log, settings.durable, most=settings.most_topics, room=room)
         retry = RetryPolicy(max_attempts=settings.attempts, initial=settings.first_delay)
         burying = Burying(thread, self.letters, log)

@@ -120,7 +120,17 @@ def check(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Read all that a broker keeps, and tell what is damaged. Exit code 1: something is."""
+    """Read all that a broker keeps, and tell what is damaged. Changes nothing. Exit code 1: something is."""
     from transfer.cli.brokering import check_folder
 
     raise typer.Exit(check_folder(folder, as_json=json, quiet=quiet))
+
+
+@app.command(name="forget-lost")
+def forget(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A broker's data.")],
+) -> None:
+    """Go on without a database that is lost: the next broker on the folder makes an empty one."""
+    from transfer.cli.brokering import forget_lost_state
+
+    raise typer.Exit(forget_lost_state(folder))

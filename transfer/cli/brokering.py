@@ -19,7 +19,7 @@ from transfer.cli.options import show_size
 from transfer.cli.service import logged, raise_descriptor_limit
 from transfer.config import broker_environment
 from transports.config import security
-from transports.errors import InternalError, LogDamaged, LogInUse, OptionError, TransferError
+from transports.errors import InternalError, LogDamaged, LogInUse, OptionError, TransferError, UsageError
 from transports.security.guard import is_loopback
 
 if TYPE_CHECKING:
@@ -211,3 +211,14 @@ def check_folder(folder: Path, *, as_json: bool, quiet: bool) -> int:
             for problem in part.problems:
                 print(f"  {problem}")
     return 0 if report.whole else EXIT_ERROR
+
+
+def forget_lost_state(folder: Path) -> int:
+    """Raises UsageError when there is no broker's folder, LogInUse when a broker runs there."""
+    from transfer.broker.parts import LOG, forget_lost
+
+    if not (folder / LOG).is_dir():
+        raise UsageError(f"{folder} has no data of a broker", hint="name the folder that --data was given")
+    lost = forget_lost(folder)
+    print(f"the next broker begins without: {lost}" if lost else f"nothing is lost in {folder}")
+    return 0

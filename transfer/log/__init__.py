@@ -19,6 +19,7 @@ holes        the room of blobs that were discarded, given back to the disk
 retention    which segments may go (pure)
 compaction   what is needed of old segments, carried into the newest one
 verify       whether all is what was written
+looking      the same of a folder in which nothing is changed
 checks       what the log is given: a folder, names, buffers
 log          the log: append, commit, read, groups, discard, drop
 """

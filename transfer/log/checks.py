@@ -10,6 +10,7 @@ from typing import Any
 from transfer.log.disk import full_disk_told, make_folder
 from transports.errors import LogInUse, UsageError
 
+_LOCK = "LOCK"
 #: bytes of a topic's or group's name at most
 MAX_NAME = 1024
 
@@ -18,9 +19,23 @@ def lock(folder: Path) -> int:
     """Makes the folder a log's own until the descriptor is closed. Raises LogInUse."""
     with full_disk_told():
         make_folder(folder)
-    fd = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    return _locked(fd, fcntl.LOCK_EX, folder)
+
+
+def lock_shared(folder: Path) -> int:
+    """The same for those who only look, who may be several; -1: no log was open there yet. Raises
+    LogInUse."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fd = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+    return _locked(fd, fcntl.LOCK_SH, folder)
+
+
+def _locked(fd: int, how: int, folder: Path) -> int:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:
         os.close(fd)
         raise LogInUse(f"the log in {folder} is open elsewhere") from error

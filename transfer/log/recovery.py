@@ -23,7 +23,7 @@ from transfer.log.index import Lost, Run, Topic
 from transfer.log.quarantine import quarantine, quarantine_segment, save_tail, without_segment
 from transfer.log.record import Kind, scan
 from transfer.log.segment import Segment
-from transfer.log.segment_files import BLOBS, INDEX, SUFFIX, finish_removals, path_of, segments_in
+from transfer.log.segment_files import BLOBS, INDEX, REMOVED, SUFFIX, finish_removals, path_of, segments_in
 from transfer.log.segment_walk import describe, walk_mended
 from transfer.log.state import take_discarded, take_state
 from transfer.log.tail import RESTORE, Read, clear, look_for_damage, whole_until, write_again
@@ -69,32 +69,42 @@ class Recovered:
         return Damage(text, topic.name, header.offset, header.offset + 1)
 
 
-def recover(folder: Path, *, begun: bool = False, repair: bool = False, serve: bool = False) -> Recovered:
+def recover(
+    folder: Path,
+    *,
+    begun: bool = False,
+    repair: bool = False,
+    serve: bool = False,
+    kind: type[Segment] = Segment,
+) -> Recovered:
     """Opens all segments of a folder. begun: the folder has had segments. repair: damage is cut off, with all
-    that follows it. serve: what is whole is opened although messages are missing.
+    that follows it. serve: what is whole is opened although messages are missing. kind: of the segments; with
+    one that is read-only nothing in the folder is changed.
 
     Raises LogDamaged; then nothing is open, and nothing was changed but single bits that were wrong.
     """
-    finish_removals(folder)
+    if not kind.read_only:
+        finish_removals(folder)
     there = segments_in(folder)
-    firsts = _begun(folder, there, repair)
+    firsts = _begun(folder, there, kind, repair=repair)
     if repair:
-        firsts = _begun(folder, _without_damage(folder, firsts), repair)
+        firsts = _begun(folder, _without_damage(folder, firsts), kind, repair=repair)
     else:
         _check_there(folder, firsts, there, begun)
     found = Recovered()
     try:
         with undisturbed():
-            _open(found, folder, firsts, repair)
+            _open(found, folder, firsts, kind, repair=repair)
             if found.damage and not (serve or repair):
                 raise LogDamaged(found.damage[0].text, hint=_SERVE)
     except BaseException:
         for segment in found.segments:
             segment.close()
         raise
-    for first in there[len(firsts) :]:
-        path_of(folder, first).unlink(missing_ok=True)  # it was not begun
-    _set_apart(folder, firsts, found.damage)
+    if not kind.read_only:
+        for first in there[len(firsts) :]:
+            path_of(folder, first).unlink(missing_ok=True)  # it was not begun
+    _set_apart(folder, firsts, found.damage, read_only=kind.read_only)
     return found
 
 
@@ -110,12 +120,13 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def _open(found: Recovered, folder: Path, firsts: list[int], repair: bool) -> None:
+def _open(found: Recovered, folder: Path, firsts: list[int], kind: type[Segment], *, repair: bool) -> None:
     contents: list[Contents] = []
-    with full_disk_told():  # before a file is cut to its records, which says that another one follows it
-        sync_folder(folder)
+    if not kind.read_only:
+        with full_disk_told():  # before a file is cut to its records, which says that another one follows it
+            sync_folder(folder)
     for first, following in zip(firsts, [*firsts[1:], None], strict=False):
-        segment = Segment.open(folder, first)
+        segment = kind.open(folder, first)
         found.segments.append(segment)
         if following is not None:
             contents.append(_take_sealed(found, segment, following))
@@ -131,7 +142,7 @@ def _open(found: Recovered, folder: Path, firsts: list[int], repair: bool) -> No
 def _check_there(folder: Path, firsts: list[int], there: list[int], begun: bool) -> None:
     """Raises LogDamaged if the segment that was written last is missing, and with it the state and what was
     kept last. there: with those that were not begun."""
-    orphans = without_segment(folder, there)
+    orphans = without_segment(folder, [*there, *segments_in(folder, REMOVED)])
     names = ", ".join(path.name for path in orphans)
     if not firsts and (begun or orphans):
         raise LogDamaged(
@@ -147,13 +158,14 @@ def _check_there(folder: Path, firsts: list[int], there: list[int], begun: bool)
         )
 
 
-def _set_apart(folder: Path, firsts: list[int], damage: list[Damage]) -> None:
+def _set_apart(folder: Path, firsts: list[int], damage: list[Damage], *, read_only: bool) -> None:
     """Files of segments that are not known are kept elsewhere; a new index that was not finished is not."""
-    for path in without_segment(folder, firsts):
+    for path in without_segment(folder, [*firsts, *segments_in(folder, REMOVED)]):
         why = f"the file of its records, {path.with_suffix(SUFFIX).name}, is missing"
-        quarantine(folder, path, why)
-        damage.append(Damage(f"{path.name} is in quarantine: {why}"))
-    for first in firsts:
+        if not read_only:
+            quarantine(folder, path, why)
+        damage.append(Damage(f"{path.name} {'goes into' if read_only else 'is in'} quarantine: {why}"))
+    for first in firsts if not read_only else ():
         path_of(folder, first, INDEX + ".new").unlink(missing_ok=True)
 
 
@@ -165,9 +177,9 @@ def _take_sealed(found: Recovered, segment: Segment, following: int) -> Contents
     contents = load(segment.folder, segment.first)
     if contents is None or not _is_index_of(contents, segment, following):
         contents = _read_sealed(found, segment, following)
-        # Without it the next start takes longer, which is all.
-        with suppress(OSError):
-            store(segment.folder, contents)
+        if not segment.read_only:
+            with suppress(OSError):  # without it the next start takes longer, which is all
+                store(segment.folder, contents)
     with suppress(FileNotFoundError):
         segment.index_bytes = path_of(segment.folder, segment.first, INDEX).stat().st_size
     segment.end = contents.end
@@ -242,16 +254,16 @@ def _lost_messages(topic: Topic, run: Run) -> Damage:
 # -- the last segment ----------------------------------------------------------------------------------------
 
 
-def _begun(folder: Path, firsts: list[int], repair: bool) -> list[int]:
+def _begun(folder: Path, firsts: list[int], kind: type[Segment], *, repair: bool) -> list[int]:
     """Without segments at the end that were not begun when the crash came; those hold state only."""
-    while firsts and _unbegun(folder, firsts[-1], repair):
+    while firsts and _unbegun(folder, firsts[-1], kind, repair=repair):
         firsts = firsts[:-1]
     return firsts
 
 
-def _unbegun(folder: Path, first: int, repair: bool) -> bool:
+def _unbegun(folder: Path, first: int, kind: type[Segment], *, repair: bool) -> bool:
     """True if the last segment was not begun when the crash came. Raises LogDamaged: it was."""
-    segment = Segment.open(folder, first)
+    segment = kind.open(folder, first)
     try:
         for found in walk(segment.memory, segment.find, first, _known(segment)):
             if isinstance(found, Gap) or found.kind == Kind.OPENED:
@@ -296,7 +308,8 @@ def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
         found.cut = len(tail)
         if repair:
             save_tail(segment.folder, segment.path, segment.end, tail)
-        path_of(segment.folder, segment.first, INDEX).unlink(missing_ok=True)
+        if not segment.read_only:
+            path_of(segment.folder, segment.first, INDEX).unlink(missing_ok=True)
         segment.cut(segment.end)
     if not repair and not read.gaps:  # a damaged record may name a blob
         clear(segment, [one for one in read.blobs if one.sequence < found.sequence])

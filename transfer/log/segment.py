@@ -47,6 +47,9 @@ class Segment:
     blobs. index_bytes: of its index file.
     """
 
+    #: whether its files stay as they are
+    read_only = False
+
     def __init__(self, folder: Path, first: int, fd: int, capacity: int) -> None:
         self.folder = folder
         self.first = first

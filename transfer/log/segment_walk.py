@@ -21,7 +21,7 @@ def walk_mended(segment: Segment, known: Known) -> Iterator[Record | Gap]:
             if whole is not None:
                 with full_disk_told():
                     segment.write(found.position, whole)
-                _log.error("record %d of %s had a wrong bit: put right", found.sequence, segment.path)
+                _log.error("record %d of %s had a wrong bit: read as it was", found.sequence, segment.path)
                 record = decode(segment.memory, found.position)
                 if record is not None:
                     yield record

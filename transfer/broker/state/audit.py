@@ -46,11 +46,11 @@ class Audit:
 
     found: what the last look at all of it found: at opening, by `verify`, or when the file was not as the
     last event left it. Problems are told in the log too. A tail that a crash tore off in mid-line is
-    removed: nobody was told that its event was kept. Raises LogInUse, LogFull, InternalError. `close` it;
-    twice is fine.
+    removed: nobody was told that its event was kept. begun: there was an audit in this folder, so that an
+    empty one is damage. Raises LogInUse, LogFull, InternalError. `close` it; twice is fine.
     """
 
-    def __init__(self, folder: Path | str, now_ms: int) -> None:
+    def __init__(self, folder: Path | str, now_ms: int, *, begun: bool = False) -> None:
         self.folder = Path(folder)
         self._lock = threading.Lock()
         self._fd = self._head_fd = -1
@@ -60,7 +60,7 @@ class Audit:
             make_folder(self.folder)
             self._head_fd = _locked(self.folder / HEAD)
         try:
-            self.found = self._settle(now_ms)
+            self.found = self._settle(now_ms, begun=begun)
         except BaseException:
             self.close()
             raise
@@ -112,9 +112,9 @@ class Audit:
 
     # -- what lies there already -------------------------------------------------------------------------
 
-    def _settle(self, now_ms: int) -> Verdict:
+    def _settle(self, now_ms: int, *, begun: bool = False) -> Verdict:
         """Reads the folder and goes on at its end, or in a new file if there is damage nobody named yet."""
-        verdict = examine(self.folder)
+        verdict = examine(self.folder, begun=begun)
         for problem in verdict.problems:
             _log.warning("audit in %s: %s", self.folder, problem)
         self._time = verdict.latest

@@ -12,6 +12,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from transfer.broker.message import Front
 from transfer.broker.state.database import Database, Value, row_check
@@ -95,12 +96,12 @@ class DeadLetters:
     """The letters in a database. Any thread may use it. Each method is one transaction, on the disk when
     it returns. Raises what `Database` raises: LogDamaged, LogFull, Closed, InternalError.
 
-    payloads: the large ones.
+    payloads: the large ones, in a folder beside the database if no other is said.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, payloads: Path | None = None) -> None:
         self._database = database
-        self.payloads = Payloads(database.path.parent / LETTERS)
+        self.payloads = Payloads(payloads or database.path.parent / LETTERS)
         database.prepare(STORE, SCHEMA)
 
     def sweep(self) -> int:

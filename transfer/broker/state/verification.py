@@ -146,8 +146,11 @@ def segments_in(folder: Path) -> list[int]:
     return sorted(number for number in numbers if number and (folder / name_of(number)).exists())
 
 
-def examine(folder: Path) -> Verdict:
-    """Reads all of an audit. Somebody may append meanwhile: what is not acknowledged yet is no damage."""
+def examine(folder: Path, *, begun: bool = False) -> Verdict:
+    """Reads all of an audit. Somebody may append meanwhile: what is not acknowledged yet is no damage.
+
+    begun: there was one, so that an empty folder is damage.
+    """
     heads, problems = _read_heads(folder)
     last = max([*segments_in(folder), *heads, 1])
     chain, found = Chain(), []
@@ -163,6 +166,8 @@ def examine(folder: Path) -> Verdict:
         found.append(read)
     if not heads and any(one.nbytes or one.torn for one in found):
         problems.append(Problem(HEAD, 0, "it is missing: whether a tail was cut off cannot be told"))
+    if begun and not heads and not segments_in(folder):
+        problems.append(Problem(HEAD, 0, "the whole audit is missing"))
     for one in found:
         known = any(_names(later.first, one) for later in found[one.number :])
         problems += [replace(problem, known=known) for problem in one.problems]
