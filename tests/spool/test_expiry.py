@@ -5,14 +5,20 @@ from __future__ import annotations
 import logging
 import shutil
 
+import numpy as np
 import pytest
 
+from transfer.runs import to_table
 from transfer.spool.ages import Ages
+from transfer.spool.entry import Entry
 from transfer.spool.expiry import Expiry
+from transfer.spool.ledger import REMEMBERED_JOBS, Run
+from transfer.spool.protocol import CommitJob, Declare, Ended
 from transfer.spool.source import FAILED, OPEN
 from transfer.spool.store import Store
-from transports.errors import OptionError
+from transports.errors import Broken, OptionError
 
+from .direct import DirectSpool
 from .sending import WIDE, Task
 from .test_store import disk, make, send, small_segments, sync  # noqa: F401
 
@@ -75,6 +81,47 @@ def test_staged_rows_of_a_job_that_sends_nothing(stores, restarts, caplog):
     assert disk(stores.store) <= empty + (1 << 20)
     assert stores.store.entry("run").run.state == FAILED
     assert stores.store.declare("run", "other", "committed", "batch")
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("kind", ["batch", "stream"])
+def test_who_comes_late_for_rows_that_went_hears_why(tmp_path, kind, restarts):
+    """A task, its end, the commit: until the driver begins anew."""
+    spool = DirectSpool(tmp_path)
+    declared = {"run": "run", "job": "job", "delivery": "committed", "kind": kind}
+    spool.ask(Declare(**declared))
+    task, late = (Task("run", "job", partition, 0, 0, [8]) for partition in range(2))
+    for message, arrays in [*task.messages, *late.messages[:-1]]:
+        spool.receive(message, arrays)
+    entry = spool.store.entry("run")
+    spool.store.expire(entry, "job", 60.0)
+    for _ in range(restarts):
+        spool.restart(crash=False)
+    match = "job job had sent for run run was removed.* 60 s"
+    with pytest.raises(Broken, match=match):
+        spool.ask(Declare(**declared, task=True))
+    spool.receive(*late.messages[-1])
+    spool.committer.flush()
+    with pytest.raises(Broken, match=match):
+        spool.ask(Ended(run="run", job="job", partition=1, attempt=0))
+    columns = {name: np.array(column, np.int64) for name, column in to_table([task.winner]).items()}
+    with pytest.raises(Broken, match=match):
+        spool.ask(CommitJob(run="run", job="job"), columns)
+    spool.ask(Declare(**declared))
+    spool.ask(Declare(**declared, task=True))
+    again = Task("run", "job", 0, 1, 0, [8])
+    for message, arrays in again.messages:
+        spool.receive(message, arrays)
+    columns = {name: np.array(column, np.int64) for name, column in to_table([again.winner]).items()}
+    assert spool.ask(CommitJob(run="run", job="job"), columns)[1]["rows"] == 8
+    spool.close()
+
+
+def test_of_few_jobs_it_is_known_that_their_rows_went():
+    entry = Entry(Run("run", "committed", "batch"), 1, 0.0, "id")
+    for job in range(REMEMBERED_JOBS + 10):
+        entry.expire(str(job), 60.0)
+    assert [*entry.expired] == [str(job) for job in range(10, REMEMBERED_JOBS + 10)]
 
 
 def test_a_job_that_sends_now_and_then_keeps_its_rows(stores):

@@ -71,6 +71,24 @@ def test_a_reader_that_comes_back_is_not_given_another_run(tmp_path):
         reader.close()
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_a_reader_with_a_lease_hears_which_run_was_deleted(tmp_path, again):
+    with Spool(tmp_path) as spool:
+        write(spool.endpoint, "run", [[20]])
+        before = run_id(spool)
+        reader = RunClient(spool.url("run"), timeout=20)
+        reader.open("group")
+        if again:
+            now = f"run is {write_again(spool)[1]} now"
+        else:
+            ask(spool.endpoint, DeleteRun(run="run", force=True))
+            now = "no run has that name now"
+        reader.request(fetch(0, 10))
+        with pytest.raises(Broken, match=f"run, {before}, was deleted: {now}"):
+            reader.collect(20)
+        reader.close()
+
+
 def test_a_reader_whose_run_is_gone_does_not_wait_for_another(tmp_path):
     with Spool(tmp_path) as spool:
         write(spool.endpoint, "run", [[20]])

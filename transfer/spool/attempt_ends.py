@@ -65,7 +65,16 @@ class AttemptEnds:
 
     def dropped(self, message: End) -> None:
         """The spool was restarted while it was sent, or its job is over."""
-        self._over(message, _missing(message.run, message.partition))
+        self._over(message, self._why_missing(message.run, message.job, message.partition))
+
+    def _why_missing(self, run: str, job: str, partition: int) -> TransferError:
+        entry = self._store.entries.get(run)
+        try:
+            if entry is not None:
+                entry.check_job(job)
+        except Broken as error:
+            return error
+        return _missing(run, partition)
 
     def kept(self, message: End) -> None:
         """All of an attempt is on the disk."""
@@ -100,7 +109,7 @@ class AttemptEnds:
                 continue  # it waits for the disk
             with self._lock:
                 self._asking.pop(key, None)
-            error = _missing(key[0], key[2])
+            error = self._why_missing(key[0], key[1], key[2])
             for identity, request, _ in asking:
                 self._responder.respond(identity, request, {"error": refusal(error)})
 

@@ -9,9 +9,9 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from transfer.spool.group import Group
-from transfer.spool.ledger import Run
+from transfer.spool.ledger import REMEMBERED_JOBS, Run
 from transfer.spool.source import DAMAGED, OPEN
-from transports.errors import LogDamaged
+from transports.errors import Broken, LogDamaged
 
 _RUN_TOPIC, _LINEAGE_TOPIC = "run/", "lineage/"
 #: of a run's state in the log. 1 had neither a number nor the run's id
@@ -35,7 +35,7 @@ class Entry:
     number: unlike all others, those of runs that are gone and had this name too; run_id: so too, and unlike
     those of other spools. index: the offset of its
     index, or -1. tidy: what a sealed run does not need was given back. aborted: jobs whose abort a full disk
-    did not take.
+    did not take. expired: jobs whose staged rows went, and after how many seconds of silence.
     """
 
     run: Run
@@ -47,6 +47,7 @@ class Entry:
     index: int = -1
     tidy: bool = False
     aborted: list[str] = field(default_factory=list)
+    expired: dict[str, float] = field(default_factory=dict)
     sequence: int = 0  # of the record that committed a job last, or deleted the run
     groups: dict[str, Group] = field(default_factory=dict)
     touched: float = 0.0
@@ -70,6 +71,23 @@ class Entry:
                 f"run {self.run.name} is damaged: {self.damage}",
                 hint="restore the spool's folder, or write the run again: transfer runs delete makes its "
                 "name free; transfer runs salvage copies the other runs",
+            )
+
+    def expire(self, job: str, age: float) -> None:
+        """Its staged rows go. Of the last such jobs that is known."""
+        self.expired[job] = age
+        if len(self.expired) > REMEMBERED_JOBS:
+            del self.expired[next(iter(self.expired))]
+
+    def check_job(self, job: str) -> None:
+        """Raises Broken, if the job's rows went by their age."""
+        age = self.expired.get(job)
+        if age is not None:
+            raise Broken(
+                f"what job {job} had sent for run {self.run.name} was removed: nothing more came of it for "
+                f"{age:g} s, the age of staged rows",
+                hint="write the rows again; a spool whose jobs are silent for longer: transfer serve "
+                "--staged-age, a broker's: spool.staged_age",
             )
 
     @property
@@ -116,6 +134,7 @@ def state_of(entry: Entry) -> tuple[bytes, bytes]:
         "index": entry.index,
         "tidy": entry.tidy,
         "aborted": entry.aborted,
+        "expired": entry.expired,
         "touched": entry.touched,
         "active": entry.active,
         "released": entry.released,
@@ -144,6 +163,7 @@ def entry_of(key: bytes, value: bytes) -> Entry:
         index=told["index"],
         tidy=told["tidy"],
         aborted=told["aborted"],
+        expired=told.get("expired", {}),
         touched=told.get("touched", 0.0),
         active=told.get("active", {}),
         released=tuple(told["released"]) if told.get("released") else None,

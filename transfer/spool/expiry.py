@@ -51,11 +51,11 @@ class Expiry:
                 group.used = now
             self._look_at_group(entry, name, group, now)
         for job, last in [*entry.active.items()]:
-            found = entry.run.jobs.get(job)
-            if found is not None and found.attempts and self._is_over(self._ages.staged, last, now):
+            found, age = entry.run.jobs.get(job), self._ages.staged
+            if age is not None and found is not None and found.attempts and self._is_over(age, last, now):
                 text = f"job {job} of run {entry.run.name} has sent nothing since then: its staged rows"
                 self._remove("staged", text, found.nbytes, last, now)
-                self._store.abort(entry.run.name, job)
+                self._store.expire(entry, job, age)
         reason = self._reason(entry, reading, now)
         if reason:
             nbytes = entry.bytes_from(0) + entry.run.staged_bytes

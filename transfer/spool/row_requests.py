@@ -12,7 +12,7 @@ from transfer.spool.answer_queue import AnswerQueue, Slices
 from transfer.spool.protocol import refusal
 from transfer.spool.reader import Reader, Taker
 from transfer.spool.source import OPEN
-from transports.errors import Broken, TransferError, UsageError
+from transports.errors import TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.peer_faults import PeerFaults
@@ -100,7 +100,7 @@ class RowRequests:
                 return
             reader.waiting.popleft()
             if not there:
-                self._say(identity, request, {"error": refusal(Broken(f"run {reader.run} was deleted"))})
+                self._say(identity, request, {"error": refusal(self._store.gone(entry))})
                 continue
             meta = {"visible": seen.rows, "state": seen.state}
             done = partial(self._delivered, reader, request, seen)

@@ -81,16 +81,15 @@ class Store:
         """Raises OptionError: there is no such run; Broken: it is not the one with this id."""
         found = self.entries.get(run)
         if run_id and (found is None or found.run_id != run_id):
-            now = f"{run} is {found.run_id} now" if found is not None else "no run has that name now"
-            raise Broken(
-                f"run {run}, {run_id}, was deleted: {now}",
-                hint="the rows of a run that was written again are others: read it from its first row, "
-                "without a saved state",
-            )
+            raise _gone(run, run_id, found)
         if found is None:
             names = ", ".join(sorted(self.entries)[:5]) or "none"
             raise OptionError(f"there is no run {run!r}", hint=f"there are: {names}")
         return found
+
+    def gone(self, entry: Entry) -> Broken:
+        """What who still reads a deleted run hears."""
+        return _gone(entry.run.name, entry.run_id, self.entries.get(entry.run.name))
 
     # -- jobs --------------------------------------------------------------------------------------------
 
@@ -117,6 +116,7 @@ class Store:
                 )
             wanted = entry.run.declare(job, delivery, kind, if_complete)
             if wanted:
+                entry.expired.pop(job, None)
                 new = job not in entry.active
                 entry.active[job] = self.now()
                 if new or job in entry.aborted:
@@ -186,6 +186,7 @@ class Store:
                     "write the run again",
                 )
             entry.check_whole()
+            entry.check_job(job)
             if not entry.run.check_commit(job, winners, if_complete):
                 return entry.sequence, True
             sequence = self._runs.append(entry, Commit(run, job), integer_columns(to_table(winners)))
@@ -218,6 +219,13 @@ class Store:
             self._runs.discard(entry, entry.run.abort(job))
             self._book(entry, sequence)
             return sequence
+
+    def expire(self, entry: Entry, job: str, age: float) -> None:
+        """A job is aborted that was silent for so long. Who sends for it later is refused."""
+        with self.lock:
+            entry.expire(job, age)
+            self.abort(entry.run.name, job)
+            self._runs.put(entry)
 
     def _book(self, entry: Entry, sequence: int | None, unneeded: Sequence[int] = ()) -> None:
         """Readers may see what is booked now when this record is kept; None: at once."""
@@ -363,3 +371,13 @@ class Store:
             entry.first = visible.ends[high - 1]
             self._runs.put(entry)
             self._runs.discard(entry, visible.offsets[low:high])
+
+
+def _gone(run: str, run_id: str, found: Entry | None) -> Broken:
+    """found: the run that has the name now."""
+    now = f"{run} is {found.run_id} now" if found is not None else "no run has that name now"
+    return Broken(
+        f"run {run}, {run_id}, was deleted: {now}",
+        hint="the rows of a run that was written again are others: read it from its first row, "
+        "without a saved state",
+    )

@@ -50,6 +50,9 @@ class WriterRequests:
             if cause is not None:
                 raise raised(cause)
             raise Broken(f"job {request.job} of run {request.run} was aborted")
+        entry = self._store.entries.get(request.run)
+        if request.task and entry is not None:
+            entry.check_job(request.job)
         self._aborted.pop(job, None)
         wanted = self._store.declare(
             request.run, request.job, request.delivery, request.kind, request.if_complete
