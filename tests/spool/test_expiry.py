@@ -135,6 +135,26 @@ def test_a_job_that_sends_now_and_then_keeps_its_rows(stores):
     assert [*stores.store.entry("run").run.jobs] == ["slow"]
 
 
+def test_a_small_age_leaves_the_others_their_grace(tmp_path):
+    """A spool that was away for long starts: who reads for a group has more time to come back than a job."""
+    removed, time = [], [1e9]
+    store = Store(tmp_path / "spool")
+    make(store, "run", 1)
+    store.group(store.entry("run"), "group").used = time[0]
+    store.declare("other", "job", "committed", "batch")
+    send(store, Task("other", "job", 0, 0, 0, [8], WIDE))
+    store.now = lambda: time[0]
+    store.entry("other").active["job"] = time[0]
+    time[0] += 1e6
+    ages = Ages(staged=10.0, group=300.0, failed=None, unread=None)
+    expiry = Expiry(store, ages, lambda reason, _: removed.append((reason, time[0] - 1e9 - 1e6)))
+    for _ in range(40):
+        time[0] += 1
+        expiry.look(())
+    assert removed == [("staged", 1.0), ("group", 30.0)]
+    store.close()
+
+
 @pytest.mark.parametrize("restarts", [0, 3])
 def test_failed_runs(stores, restarts):
     stores.store.declare("run", "job", "committed", "batch")

@@ -41,7 +41,7 @@ class Ages:
         known: list[float | None] = [getattr(self, field.name) for field in fields(self)]
         return min([_COARSEST, *(age / 10 for age in known if age is not None)])
 
-    @property
-    def grace(self) -> float:
-        """How long a start waits before it removes anything: readers and writers come back meanwhile."""
-        return min(self.coarse, _LONGEST_GRACE)
+    def grace(self, age: float) -> float:
+        """How long a start waits before it removes anything by this age: readers and writers come back
+        meanwhile."""
+        return min(age / 10, _LONGEST_GRACE)

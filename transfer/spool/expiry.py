@@ -29,7 +29,7 @@ class Expiry:
         self._store = store
         self._ages = ages
         self._removed = removed
-        self._due = store.now() + ages.grace
+        self._started = self._due = store.now()
 
     def look(self, reading: Collection[tuple[int, str]]) -> None:
         """reading: numbers of runs with the groups for which they are being read."""
@@ -110,7 +110,9 @@ class Expiry:
             self._remove("unread", text, before - entry.bytes_from(0), since, now)
 
     def _is_over(self, age: float | None, since: float, now: float) -> bool:
-        return age is not None and since + age + self._ages.coarse < now
+        if age is None or now < self._started + self._ages.grace(age):
+            return False
+        return since + age + self._ages.coarse < now
 
     def _remove(self, reason: str, what: str, nbytes: int, since: float, now: float) -> None:
         _log.warning("removed (%s, after %.0f s): %s, %d bytes", reason, now - since, what, nbytes)
