@@ -164,3 +164,21 @@ def test_base64_is_what_raw_means(broker, sockets):
     sockets(zmq.DEALER).send_multipart([b"t", b"hello"])
     found = json.loads(consumer.recv_multipart()[2])
     assert base64.b64decode(found["payload"]) == b"hello" and found["headers"]["codec"] == "raw"
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, 12 << 20])
+@pytest.mark.parametrize("topic", ["kept.a", "passing.a"])
+def test_the_first_message_of_a_broker_may_be_large(tmp_path, topic, nbytes):
+    with running(tmp_path) as broker, plain(broker) as connect:
+        subscribers = [connect(zmq.SUB) for _ in range(3)]
+        for number, subscriber in enumerate(subscribers, start=2):
+            subscriber.setsockopt(zmq.SUBSCRIBE, topic[:number].encode())
+        worker, _ = registered(connect, "w", [f"{topic}.direct"])
+        broker.until(lambda: len(broker.front.subscriber._prefixes) == 3)
+        client = connect(zmq.REQ)
+        for name in (topic, f"{topic}.direct"):
+            client.send_multipart([name.encode(), json.dumps("x" * nbytes).encode()])
+            assert json.loads(client.recv_multipart()[1])["type"] == "accepted"
+        for subscriber in subscribers:
+            assert len(subscriber.recv_multipart()[1]) > nbytes
+        assert len(worker.recv_multipart()[2]) > nbytes

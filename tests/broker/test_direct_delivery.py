@@ -249,3 +249,61 @@ def test_no_more_wait_for_a_worker_than_may_be_queued(tmp_path):
         counters = broker.fronts["abtp"].counters
         eventually(lambda: counters["awaiting_route"] + counters["refused_no_route"] == 5)
         assert counters["awaiting_route"] == 3
+
+
+def test_large_messages_that_wait_for_a_worker_throttle_nobody_else(tmp_path):
+    with abtp(tmp_path, route_grace=30.0) as broker, producer(broker) as maker:
+        departed(broker, "orders.*")
+        counters = broker.fronts["abtp"].counters
+        explicit = {"delivery_mode": "direct"}
+        for _ in range(26):
+            maker.publish("orders.a", bytes(10 << 20), headers=explicit, wait=False)
+        eventually(lambda: counters["awaiting_route"] + counters["refused_no_route"] == 26)
+        assert counters["awaiting_route"] == 6
+        with producer(broker) as other:
+            other.publish("bills", 1)
+        with consumer(broker) as worker:
+            for _ in range(6):
+                worker.ack(worker.recv(20), confirm=True)
+
+
+def test_consumers_that_register_meanwhile_do_not_look_at_each_message_that_waits(tmp_path, monkeypatch):
+    with abtp(tmp_path, route_grace=30.0) as broker, producer(broker) as maker:
+        departed(broker, "orders.*", "bills")
+        names = [maker.publish(topic, 1, wait=False) for topic in ("orders.a", "bills") * 50]
+        eventually(lambda: broker.fronts["abtp"].counters["awaiting_route"] == 100)
+        looked, admit = [], broker.direct.desk.admit
+        monkeypatch.setattr(
+            broker.direct.desk, "admit", lambda facts, *a, **b: looked.append(facts) or admit(facts, *a, **b)
+        )
+        with AbtpConsumer("other", ["other"], broker.endpoints["abtp router"]):
+            assert len(looked) == 2  # one of each topic
+            with consumer(broker, subscriptions=("orders.*", "bills")) as worker:
+                maker.confirm(10)
+                received = [worker.recv(10) for _ in range(100)]
+                assert [one.message_id for one in received] == names
+                for one in received:
+                    worker.ack(one)
+
+
+def test_a_message_that_cannot_be_given_keeps_no_other_one_from_it(tmp_path, monkeypatch):
+    with abtp(tmp_path, route_grace=30.0) as broker, producer(broker) as maker:
+        departed(broker, "orders.*")
+        for number in range(3):
+            maker.publish("orders.a", number, message_id=f"m{number}", wait=False)
+        eventually(lambda: broker.fronts["abtp"].counters["awaiting_route"] == 3)
+        gave = broker.fronts["abtp"]._gave
+
+        def fails(peer, envelope, *rest):
+            if envelope.message_id == "m0":
+                raise KeyError("nobody thought of it")
+            return gave(peer, envelope, *rest)
+
+        monkeypatch.setattr(broker.fronts["abtp"], "_gave", fails)
+        with consumer(broker) as worker:
+            with pytest.raises(Again, match="unavailable"):
+                maker.confirm(10)
+            for name in ("m1", "m2"):
+                message = worker.recv(10)
+                assert message.message_id == name
+                worker.ack(message)

@@ -294,8 +294,8 @@ class AbtpFront:
         try:
             if not self._gave(one.peer, one.envelope, one.message, one.told, one.until):
                 self._fan_out(one.envelope, one.message, one.told)
-        except TransferError as error:  # nothing was taken
-            one.told(error)
+        except Exception as error:  # noqa: BLE001 - of this message, nothing was taken; others are given too
+            one.told(self._faults.refusal("a message that waited", error, one.peer))
 
     def _gave(
         self, peer: bytes, envelope: Envelope, message: Message, told: Told, until: float | None = None

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from transfer.broker.message import Message
     from transfer.protocols.abtp_envelope import Envelope
 
+#: bytes of payloads that wait: more would use up what all producers may have in front of the disk
+_MOST_BYTES = 64 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:
@@ -25,6 +28,11 @@ class Awaiting:
     message: Message
     told: Told
     until: float
+
+    @property
+    def topic(self) -> tuple[str, str]:
+        """With its tenant."""
+        return self.envelope.tenant, self.envelope.topic
 
 
 class AwaitingRoute:
@@ -46,6 +54,7 @@ class AwaitingRoute:
         self._most_of_topic = most_of_topic
         self._give = give
         self._waiting: deque[Awaiting] = deque()
+        self._nbytes = 0
         self._of_topic: Counter[tuple[str, str]] = Counter()
         self._due: asyncio.TimerHandle | None = None
 
@@ -59,21 +68,26 @@ class AwaitingRoute:
         before."""
         now = self._loop.time()
         until = now + self._grace if until is None else until
-        topic = (envelope.tenant, envelope.topic)
-        if until <= now or len(self._waiting) >= self._most or self._of_topic[topic] >= self._most_of_topic:
+        one = Awaiting(peer, envelope, message, told, until)
+        if until <= now or len(self._waiting) >= self._most:
             return False
-        self._waiting.append(Awaiting(peer, envelope, message, told, until))
-        self._of_topic[topic] += 1
+        if self._of_topic[one.topic] >= self._most_of_topic or self._nbytes + message.nbytes > _MOST_BYTES:
+            return False
+        self._add(one)
         if self._due is None:
             self._due = self._loop.call_at(until, self._expire)
         return True
 
     def retry(self) -> None:
-        """A consumer has registered: each is given again, in the order in which they came."""
-        waiting, self._waiting = self._waiting, deque()
+        """A consumer has registered: each is given again, in the order in which they came. Of a topic that
+        still has no route only the first one: many consumers may come while many messages wait."""
+        waiting, self._waiting, self._nbytes = self._waiting, deque(), 0
         self._of_topic.clear()
         for one in waiting:
-            self._give(one)
+            if one.topic in self._of_topic:
+                self._add(one)
+            else:
+                self._give(one)
 
     def close(self) -> None:
         """None of them is kept, and their producers are told so. Idempotent."""
@@ -83,15 +97,20 @@ class AwaitingRoute:
         for one in waiting:
             one.told(Closed("the broker ends"))
 
+    def _add(self, one: Awaiting) -> None:
+        self._waiting.append(one)
+        self._nbytes += one.message.nbytes
+        self._of_topic[one.topic] += 1
+
     def _expire(self) -> None:
         self._due = None
         now = self._loop.time()
         while self._waiting and self._waiting[0].until <= now:
             one = self._waiting.popleft()
-            topic = (one.envelope.tenant, one.envelope.topic)
-            self._of_topic[topic] -= 1
-            if not self._of_topic[topic]:
-                del self._of_topic[topic]
+            self._nbytes -= one.message.nbytes
+            self._of_topic[one.topic] -= 1
+            if not self._of_topic[one.topic]:
+                del self._of_topic[one.topic]
             self._give(one)
         if self._waiting and self._due is None:
             self._due = self._loop.call_at(self._waiting[0].until, self._expire)
