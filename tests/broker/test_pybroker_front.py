@@ -289,3 +289,31 @@ def test_following_ends_when_nothing_comes(broker):
             next(pybroker.follow("logs", interval=0.01, timeout=0.03))
         pybroker.publish("logs", b"late")
         assert next(pybroker.follow("logs", interval=0.01, timeout=float("inf"))) == b"late"
+
+
+def test_fetches_of_many_connections_leave_turns_to_others(broker, monkeypatch):
+    """Each takes some 20 ms if its messages are small: one in a turn of the loop."""
+    turns, fetched, stream = [0], [], broker.hub.stream
+
+    def count():
+        turns[0] += 1
+        broker._loop.call_soon(count)
+
+    def counted(*arguments):
+        fetched.append(turns[0])
+        return stream(*arguments)
+
+    monkeypatch.setattr(broker.hub, "stream", counted)
+    with client(broker) as publisher:
+        publisher.publish("logs", b"something")
+        while not publisher.fetch("logs"):
+            pass
+    fetched.clear()
+    connections = [broker.connect() for _ in range(5)]
+    broker.call(count)
+    for connection in connections:
+        connection.sendall(encode_fetch("logs", 0) * 4)
+    for connection in connections:
+        with connection:
+            assert receive(connection, 4 * 13) == (encode_length(9) + b"something") * 4
+    assert len(fetched) == len(set(fetched)) == 20

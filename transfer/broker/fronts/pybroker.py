@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
+from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from transfer.broker.fronts.publishing import (
     LARGE_FROM,
@@ -25,6 +28,10 @@ from transfer.protocols.pybroker import (
 )
 from transports.errors import LogDamaged, UsageError
 
+if TYPE_CHECKING:
+    from transfer.broker.hub import Hub
+    from transfer.broker.lines import Lines
+
 _log = logging.getLogger("transfer.broker")
 
 #: an answer of more buffers than this is copied into one: each costs a place in a call of the system
@@ -41,10 +48,42 @@ class PyBrokerSettings(PublishingSettings):
     answers: int = 4 << 20
 
 
+class _Fetches:
+    """FETCHes of all connections, one in each turn of the loop: 1 MiB of small messages takes some 20 ms."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[tuple[PyBrokerConnection, Fetch]] = deque()
+        self._served = False  # one in this turn
+
+    def add(self, connection: PyBrokerConnection, request: Fetch) -> None:
+        """Serves it now, or when its turn comes; its connection is not read until then."""
+        if self._served:
+            connection.pause()
+            self._waiting.append((connection, request))
+            return
+        self._served = True
+        self._loop.call_soon(self._next)
+        connection.serve(request)
+
+    def _next(self) -> None:
+        self._served = False
+        while self._waiting and not self._served:
+            connection, request = self._waiting.popleft()
+            try:
+                if not connection.closed:
+                    self.add(connection, request)
+            finally:
+                connection.resume()
+
+
 class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
     """One connection; its requests are served in their order."""
 
-    def __init__(self, shared: Shared[PyBrokerSettings], connection: socket.socket, peer: str) -> None:
+    def __init__(
+        self, shared: Shared[PyBrokerSettings], fetches: _Fetches, connection: socket.socket, peer: str
+    ) -> None:
+        self._fetches = fetches
         self._waits = False  # it reads no more until its answers are written
         self._waiting = 0  # bytes of them at the last look
         self._moved = 0.0  # when that was last another number
@@ -57,7 +96,7 @@ class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
             return 0
         if isinstance(request, Publish):
             return self._publish(request, data, position)
-        self._fetch(request)
+        self._fetches.add(self, request)
         return request.size
 
     def relieved(self) -> None:
@@ -87,7 +126,8 @@ class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
         self.publish(Message(topic, (kept(data[begin:end]),), Front.PYBROKER), nbytes)
         return end - position
 
-    def _fetch(self, request: Fetch) -> None:
+    def serve(self, request: Fetch) -> None:
+        """Answers it."""
         topic, _, offset = request
         try:
             parts = self._answer(topic, offset)
@@ -129,6 +169,10 @@ class PyBrokerFront(PublishingFront[PyBrokerSettings]):
     #: more. damaged: connections ended because what they asked for is damaged on the disk
     names = (*PublishingFront.names, "fetched", "fetched_bytes", "gone", "damaged")
 
+    def __init__(self, hub: Hub, lines: Lines, settings: PyBrokerSettings) -> None:
+        super().__init__(hub, lines, settings)
+        self._fetches = _Fetches(lines.loop)
+
     def connected(self, connection: socket.socket, peer: str) -> None:
         """See PublishingFront."""
-        PyBrokerConnection(self._shared, connection, peer)
+        PyBrokerConnection(self._shared, self._fetches, connection, peer)
