@@ -292,7 +292,8 @@ def test_following_ends_when_nothing_comes(broker):
 
 
 def test_fetches_of_many_connections_leave_turns_to_others(broker, monkeypatch):
-    """Each takes some 20 ms if its messages are small: one in a turn of the loop."""
+    """Each takes some 20 ms if its messages are small: one large answer in a turn of the loop."""
+    payload = bytes(1 << 17)
     turns, fetched, stream = [0], [], broker.hub.stream
 
     def count():
@@ -305,7 +306,7 @@ def test_fetches_of_many_connections_leave_turns_to_others(broker, monkeypatch):
 
     monkeypatch.setattr(broker.hub, "stream", counted)
     with client(broker) as publisher:
-        publisher.publish("logs", b"something")
+        publisher.publish("logs", payload)
         while not publisher.fetch("logs"):
             pass
     fetched.clear()
@@ -315,5 +316,5 @@ def test_fetches_of_many_connections_leave_turns_to_others(broker, monkeypatch):
         connection.sendall(encode_fetch("logs", 0) * 4)
     for connection in connections:
         with connection:
-            assert receive(connection, 4 * 13) == (encode_length(9) + b"something") * 4
+            assert receive(connection, 4 * (4 + (1 << 17))) == (encode_length(1 << 17) + payload) * 4
     assert len(fetched) == len(set(fetched)) == 20

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
+#: bytes of answers in one turn of the loop, of all connections: the last answer may be larger
+_TURN = 64 << 10
 #: an answer of more buffers than this is copied into one: each costs a place in a call of the system
 _MOST_BUFFERS = 64
 
@@ -49,26 +51,27 @@ class PyBrokerSettings(PublishingSettings):
 
 
 class _Fetches:
-    """FETCHes of all connections, one in each turn of the loop: 1 MiB of small messages takes some 20 ms."""
+    """FETCHes of all connections, some bytes of answers in each turn of the loop: 1 MiB of small messages
+    takes some 20 ms."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[tuple[PyBrokerConnection, Fetch]] = deque()
-        self._served = False  # one in this turn
+        self._left = _TURN  # bytes in this turn
 
     def add(self, connection: PyBrokerConnection, request: Fetch) -> None:
         """Serves it now, or when its turn comes; its connection is not read until then."""
-        if self._served:
+        if self._left <= 0:
             connection.pause()
             self._waiting.append((connection, request))
             return
-        self._served = True
-        self._loop.call_soon(self._next)
-        connection.serve(request)
+        self._left -= connection.serve(request)
+        if self._left <= 0:
+            self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        self._served = False
-        while self._waiting and not self._served:
+        self._left = _TURN
+        while self._waiting and self._left > 0:
             connection, request = self._waiting.popleft()
             try:
                 if not connection.closed:
@@ -126,8 +129,8 @@ class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
         self.publish(Message(topic, (kept(data[begin:end]),), Front.PYBROKER), nbytes)
         return end - position
 
-    def serve(self, request: Fetch) -> None:
-        """Answers it."""
+    def serve(self, request: Fetch) -> int:
+        """Answers it; returns how many bytes."""
         topic, _, offset = request
         try:
             parts = self._answer(topic, offset)
@@ -135,7 +138,7 @@ class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
             _log.error("%s cannot be answered: %s", self.peer, error)
             self._shared.counters["damaged"] += 1
             self.close(str(error))
-            return
+            return 0
         self._shared.counters["fetched"] += 1
         for part in parts:
             self.write(part)
@@ -143,6 +146,7 @@ class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
             self._waits = True
             self._waiting, self._moved = self.queued, self._loop.time()
             self.pause()
+        return sum(map(len, parts))
 
     def _answer(self, topic: str, offset: int) -> list[Buffer]:
         """Raises LogDamaged."""
