@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -173,23 +173,27 @@ class _Given(Collector):
             yield _family(name, spec, by_name[name])
 
 
-def exposition(context: Context, families: Mapping[str, Family], numbers: Mapping[Key, float]) -> bytes:
-    """A context's numbers, those of others, and what this process takes of its machine, in Prometheus' text
-    format. Any thread.
+def exposition(
+    contexts: Sequence[Context], families: Mapping[str, Family], numbers: Mapping[Key, float]
+) -> bytes:
+    """Contexts' numbers added up, those of others, and what this process takes of its machine, in Prometheus'
+    text format. Any thread.
 
     families: counters and gauges by name; numbers: by name and labels, each of one of them. Of this process
     alone, whatever PROMETHEUS_MULTIPROC_DIR says.
     """
     registry = CollectorRegistry()
     collector = ContextCollector()
-    collector.add(context)
+    for context in contexts:
+        collector.add(context)
     registry.register(collector)
     registry.register(_Given(families, numbers))
     ProcessCollector(registry=registry)
     try:
         return generate_latest(registry)
     finally:
-        collector.remove(context)
+        for context in contexts:
+            collector.remove(context)
 
 
 def _family(name: str, spec: Family, samples: Mapping[tuple[str, ...], float]) -> Metric:

@@ -43,6 +43,15 @@ def test_rows_and_messages_share_a_log(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"log", "state.db", "audit"}
 
 
+def test_metrics_of_a_broker_are_those_of_its_spool_too(tmp_path):
+    with running(tmp_path, spool=FREE, http=0) as broker:
+        broker.spool._removed("staged", 5)
+        _, text = ask(broker.ports["http"], "/metrics")
+    assert 'transfer_spool_removals_total{reason="staged"} 1.0' in text
+    assert 'transfer_spool_removed_bytes_total{reason="staged"} 5.0' in text
+    assert text.count("# TYPE transfer_received_messages_total") <= 1
+
+
 def publish_and_write(folder: Path, seconds: float) -> None:
     """A publisher and Spark's tasks commit the same log, each all the time."""
     ending = threading.Event()

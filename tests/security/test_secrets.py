@@ -47,7 +47,7 @@ def test_nobody_reads_it(paper, tmp_path, caplog, by):
         texts += [repr(each) for each in (context, pull, push, stranger, *pull.peers(), *push.peers())]
         texts += [
             repr(context.__dict__),
-            metrics.exposition(context, {}, {}).decode(),
+            metrics.exposition([context], {}, {}).decode(),
         ]
     texts.append(caplog.text)
     key = Path(paper.issued.key).read_text().splitlines()[1]

@@ -137,6 +137,6 @@ def test_what_was_removed_is_counted(tmp_path):
         while spool.store.entry("run").run.state != FAILED:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        counts = spool._context.tally.ended()
+        counts = spool.context.tally.ended()
         assert counts["transfer_spool_removals_total", ("staged",)] == 1
         assert counts["transfer_spool_removed_bytes_total", ("staged",)] == 32

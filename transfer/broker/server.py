@@ -126,6 +126,11 @@ class Broker:
         return self.spool.failure if self.spool is not None else None
 
     @property
+    def contexts(self) -> list[transfer.Context]:
+        """Its own and its spool's."""
+        return [self.context, *([self.spool.context] if self.spool is not None else [])]
+
+    @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """Its loop, for what runs there."""
         return self._loop

@@ -83,7 +83,8 @@ class Spool:
             folder if isinstance(folder, Log) else Path(folder), retention_bytes=retention_bytes
         )
         try:
-            self._context = transfer.Context(metrics_port=metrics_port, security=security)
+            #: of its sockets and metrics
+            self.context = transfer.Context(metrics_port=metrics_port, security=security)
         except BaseException:
             self.store.close()
             raise
@@ -96,13 +97,13 @@ class Spool:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._threads: list[threading.Thread] = []
         try:
-            self._asked = self._context.socket(transfer.ROUTER)
+            self._asked = self.context.socket(transfer.ROUTER)
             # The desk bounds what is on its way to each reader; here an answer would be dropped.
             self._asked.sndhwm = self._asked.sndhwm_bytes = 0
             self._requests = MessageReceiver(self._asked, self._asked.recv_tensors_from, self.faults)
             self._asked.bind(endpoint)
             self.endpoint: str = self._asked.last_endpoint
-            self._pushed = self._context.socket(transfer.PULL)
+            self._pushed = self.context.socket(transfer.PULL)
             host = self.endpoint.rpartition(":")[0]
             self._pushed.bind(rows_endpoint or f"{host}:0")
             self.rows_endpoint: str = self._pushed.last_endpoint
@@ -113,7 +114,7 @@ class Spool:
             ages = ages or Ages()
             if retention_age is not None:
                 ages = replace(ages, retention=retention_age)
-            answers = Answers(self.store, self._context.pool)
+            answers = Answers(self.store, self.context.pool)
             self._desk = Desk(
                 self.store,
                 answers,
@@ -146,7 +147,7 @@ class Spool:
     @property
     def security(self) -> Security:
         """Who may come in."""
-        return self._context.credentials.security
+        return self.context.credentials.security
 
     def url(self, run: str = "") -> str:
         """`run://host:port/NAME`."""
@@ -200,7 +201,7 @@ class Spool:
 
     def _removed(self, reason: str, nbytes: int) -> None:
         counts = {"transfer_spool_removals_total": 1, "transfer_spool_removed_bytes_total": nbytes}
-        self._context.tally.add(((name, (reason,)), count) for name, count in counts.items())
+        self.context.tally.add(((name, (reason,)), count) for name, count in counts.items())
 
     def _failed(self, error: TransferError) -> None:
         """Nothing can be kept any more: all who wait see that their connections end."""
@@ -345,7 +346,7 @@ class Spool:
         """Nothing can be kept any more: who is connected sees that it ends, and nobody is let in."""
         self._closing.set()
         self._wake_up()
-        self._context.destroy(0)
+        self.context.destroy(0)
 
     def _wake_up(self) -> None:
         os.eventfd_write(self._wake, 1)

@@ -89,7 +89,7 @@ class _Looks:
         ready = not ready_problems(self._broker)
         numbers = numbers_of(self._broker, self._names, ready=ready, dead_letters=disk.dead_letters)
         text = await asyncio.get_running_loop().run_in_executor(
-            self._thread, exposition, self._broker.context, FAMILIES, numbers
+            self._thread, exposition, self._broker.contexts, FAMILIES, numbers
         )
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
