@@ -11,8 +11,8 @@ from transports.errors import UsageError
 
 #: seconds between two looks where no descriptor tells (room to send, a REQ whose peer died)
 _LOOK = 0.005
-#: seconds between two looks at sockets whose descriptor tells: one that another thread closes takes
-#: its descriptor away without waking those who poll it
+#: seconds between two looks where all descriptors tell: one that another thread closes is gone without
+#: waking those who poll it
 _CLOSED_LOOK = 0.2
 _TO_KERNEL = {POLLIN: select.POLLIN, POLLOUT: select.POLLOUT, POLLERR: select.POLLERR}
 
@@ -29,11 +29,9 @@ def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[An
     told = {thing: thing.fileno() for thing, _ in sockets}  # before the first look: it tells from now on
     while True:
         ready = [(thing, found) for thing, bits in sockets if (found := thing._ready_bits(bits))]
-        seconds = 0.0 if ready else _left(deadline)
         telling = {told[thing] for thing, bits in sockets if thing._tells(bits)}
-        if told:
-            look = _LOOK if len(telling) < len(told) else _CLOSED_LOOK
-            seconds = look if seconds is None else min(look, seconds)
+        left, look = _left(deadline), _LOOK if len(telling) < len(told) else _CLOSED_LOOK
+        seconds = 0.0 if ready else look if left is None else min(look, left)
         poll = select.poll()
         for fd in telling:
             poll.register(fd, select.POLLIN)
@@ -45,17 +43,17 @@ def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[An
             return ready or [(thing, found) for thing, bits in sockets if (found := thing._ready_bits(bits))]
 
 
-def _plain_ready(
-    poll: Any, plain: dict[int, tuple[Any, int]], seconds: float | None
-) -> list[tuple[Any, int]]:
+def _plain_ready(poll: Any, plain: dict[int, tuple[Any, int]], seconds: float) -> list[tuple[Any, int]]:
     found = []
-    for fd, events in poll.poll(None if seconds is None else max(0.0, seconds) * 1000.0):
+    for fd, events in poll.poll(seconds * 1000.0):
         if fd not in plain:  # a socket's: the caller looks itself
             continue
         thing, wanted = plain[fd]
         bits = sum(bit for bit, kernel in _TO_KERNEL.items() if events & kernel and (wanted | POLLERR) & bit)
         if events & select.POLLHUP:
             bits |= (wanted & POLLIN) or POLLERR
+        if events & select.POLLNVAL:  # it is closed: as pyzmq reports it, else this would never sleep
+            bits |= POLLERR
         if bits:
             found.append((thing, bits))
     return found

@@ -139,11 +139,11 @@ def cuts(disk: Disk, count: int, seed: int) -> int:
         if not child:
             _write(program, folder, notes, chance.randrange(1 << 30))
         time.sleep(chance.uniform(0.5, 2.5))
-        before = len(_read(notes))
+        before = len(read_notes(notes))
         disk.cut()
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        noted = _read(notes)
+        noted = read_notes(notes)
         marks += noted[:before] + [one for one in noted[before:] if one[0] == "try"]
         total += sum(one[0] == "ack" for one in noted[:before])
         disk.restart()
@@ -164,7 +164,7 @@ def _write(program: LogProgram, folder: Path, notes: Path, seed: int) -> None:
         os._exit(1)
 
 
-def _read(notes: Path) -> list[Any]:
+def read_notes(notes: Path) -> list[Any]:
     return [
         ast.literal_eval(line) for line in notes.read_text().splitlines(keepends=True) if line.endswith("\n")
     ]

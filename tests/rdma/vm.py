@@ -123,13 +123,13 @@ class Begun:
     def wait(self, timeout: float) -> Ran:
         """Until it ends, at most so many seconds; it is not this one that ends it."""
         deadline = time.monotonic() + timeout
-        while not self._has_ended():
+        while not self.has_ended():
             if time.monotonic() > deadline:
                 return self.ran(f"\nthe virtual machine did not end within {timeout:.0f} s")
             time.sleep(0.2)
         return self.ran()
 
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Not there, or a zombie: whoever began it asks for its status later."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

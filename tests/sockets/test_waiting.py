@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket as sockets
 import threading
@@ -10,7 +11,7 @@ import time
 import pytest
 
 import transfer
-from transfer import DEALER, PAIR, POLLIN, POLLOUT, PUB, PULL, PUSH, REP, REQ, SUB, Poller
+from transfer import DEALER, PAIR, POLLERR, POLLIN, POLLOUT, PUB, PULL, PUSH, REP, REQ, SUB, Poller
 from transports.errors import Again, Closed, NotSupported
 
 from .helpers import TCP, Thread, eventually, pair_of
@@ -71,6 +72,19 @@ def test_a_poller_watches_sockets_and_descriptors(context):
         poller.modify(left, 0)
         assert left not in poller
         assert dict(poller.poll(10_000)) == {one: POLLIN}
+
+
+def test_a_poller_sees_that_another_thread_closes_its_only_descriptor():
+    """The system does not wake those who poll it."""
+    fd = os.eventfd(0)
+    poller = Poller()
+    poller.register(fd, POLLIN)
+    found = []
+    reader = Thread(lambda: found.append(poller.poll()))
+    time.sleep(0.1)  # it sleeps by now, most likely
+    os.close(fd)
+    reader.finish()
+    assert found == [[(fd, POLLERR)]]
 
 
 def test_a_poller_wakes_for_a_message_that_comes_later(context):

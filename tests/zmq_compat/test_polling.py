@@ -67,6 +67,15 @@ def test_poller_takes_descriptors(zmq, link):
         os.close(writer)
 
 
+def test_a_closed_descriptor_is_an_error(zmq):
+    reader, writer = os.pipe()
+    poller = zmq.Poller()
+    poller.register(reader, zmq.POLLIN)
+    os.close(reader)
+    os.close(writer)
+    assert poller.poll(5000) == [(reader, zmq.POLLERR)]
+
+
 def test_files_are_polled_by_their_descriptors(zmq):
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as source, os.fdopen(writer, "wb") as target:
