@@ -182,13 +182,16 @@ class DirectLine:
         return [meta for _, meta in self._inbox]
 
     def rows_of(self, meta):
-        """(epoch, position) of the rows of an answer."""
+        """(epoch, position) of the rows of an answer that are of whole steps: readers throw others away."""
         fetch = self.fetches.get(meta["id"])
         if fetch is None or fetch.next is None or "count" not in meta:
             return set()
-        begins = [fetch.begin + number * fetch.stride for number in range(fetch.times)]
-        rows = {row for begin in begins for row in range(begin, begin + fetch.rows)}
-        return {(fetch.epoch, row) for row in rows if row < meta["visible"]}
+        found = set()
+        for number in range(fetch.times):
+            if fetch.need - (fetch.times - 1 - number) * fetch.stride <= meta["visible"]:
+                begin = fetch.begin + number * fetch.stride
+                found |= {(fetch.epoch, row) for row in range(begin, begin + fetch.rows)}
+        return found
 
     def close(self):
         if self._life == self._spool.lives:

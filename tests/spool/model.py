@@ -1,4 +1,4 @@
-"""What a spool's readers should see: runs, attempts and groups in a few plain words. No spool in here."""
+"""What a spool's readers should see: runs and attempts in a few plain words. No spool in here."""
 
 from __future__ import annotations
 
@@ -36,20 +36,6 @@ class Try:
     def agrees(self, other):
         """Whether it has the same rows, cut alike."""
         return (self.frames == other.frames) or not (sum(self.sizes) or sum(other.sizes))
-
-
-@dataclass(repr=False)
-class Group:
-    """Readers of a run. used: (epoch, position) of rows that were handed to a training loop, or that a loaded
-    state says were. done: those that an acknowledgement was of. origin: where it began. most_ranks: that it
-    had."""
-
-    world: int
-    origin: tuple[int, int]
-    most_ranks: int = 0
-    used: set = field(default_factory=set)
-    done: set = field(default_factory=set)
-    states: list = field(default_factory=list)  # (position, state), of any rank
 
 
 @dataclass(repr=False)
@@ -147,6 +133,11 @@ class Run:
         if self.rows < world:
             return None
         return self.step((epoch + 1, 0), rank, world)
+
+    def settle(self, position, world):
+        """Rows at an epoch's end that are too few for a step are left out."""
+        epoch, row = position
+        return (epoch + 1, 0) if self.state == "sealed" and self.rows - row < world else position
 
     def share(self, begin, end, rank, world):
         """All positions of a rank's rows from one position on, before another."""

@@ -29,17 +29,21 @@ from transports.errors import Again, Broken, OptionError, ProtocolError, UsageEr
 
 from . import direct
 from .direct import DirectLink, DirectSpool
-from .model import BATCH, Group, Run, Try
+from .model import BATCH, Run, Try
+from .model_groups import Group
 from .sending import Task
 
 #: where the folders are: the disk is not what is tested here
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 SIZES = st.lists(st.integers(1, 12), max_size=3)
 NAMES, EPOCHS = ("a", "b"), 2
+#: the checkpoint that a reader acknowledges: its last one, one before that, or none
+ACKNOWLEDGED = st.sampled_from([None, None, 0, 0, 1, 2])
 
 
 class Reader:
-    """A rank that trains. at: where its next step begins. began: where it began."""
+    """A rank that trains. at: where its next step begins. began: where it began. took: whether it asked for
+    rows. saved: (position, state) of its checkpoints, the last one first."""
 
     def __repr__(self):
         return f"rank {self.rank} of {self.name}, {self.run}, at {self.at}"
@@ -48,6 +52,8 @@ class Reader:
         self.run, self.name, self.rank, self.stream, self.seed = run, group, rank, stream, seed
         self.at = self.began = position_of(stream)
         self.link = stream._source._link
+        self.took = False
+        self.saved = []
 
     @property
     def group(self):
@@ -212,12 +218,9 @@ class Machine(RuleBasedStateMachine):
             seen = self.spool.ask(look, commit=False)[1]
             assert (seen["visible"], seen["state"]) == (run.rows, run.state), "a crash would take it back"
             self.spool.restart(crash=True)
-            # It may have reached the disk: with it a segment began, and the one before was synced.
-            if self._declare(run, job):
+            if self._declare(run, job):  # a full segment of the log was synced, and so it was kept
                 self._committed(run, job, winners)
-                self._come_back()
-                return
-            self._come_back()
+            self._come_back(crash=True)
             if job not in run.tries:
                 return
         for _ in range(2):  # its answer may be lost
@@ -260,10 +263,10 @@ class Machine(RuleBasedStateMachine):
     @rule(crash=st.booleans())
     def restart(self, crash):
         self.spool.restart(crash=crash)
-        self._come_back()
+        self._come_back(crash)
 
-    def _come_back(self):
-        """Tasks and readers, to a spool that was started again."""
+    def _come_back(self, crash):
+        """All that had connections."""
         for run, job in self._jobs():  # tasks whose connections broke are tried again
             run.tries[job] = [one for one in run.tries[job] if one.ended]
             assert not self._declare(run, job)
@@ -272,6 +275,8 @@ class Machine(RuleBasedStateMachine):
             if run.state == "failed":
                 run.state = self.spool.ask(Read(run=run.name, begin=0, end=0))[1]["state"]
                 assert run.state in ("failed", "open")
+        for group in self._groups() if crash else ():
+            group.crash()
         for reader in [*self.readers]:
             reader.link.hang_up()
             try:
@@ -279,6 +284,9 @@ class Machine(RuleBasedStateMachine):
             except Broken:
                 assert self.runs.get(reader.run.name) is not reader.run
                 self._leave(reader, closed=False)
+
+    def _groups(self):
+        return [group for run in self.runs.values() for group in run.groups.values()]
 
     # -- readers -----------------------------------------------------------------------------------------
 
@@ -289,7 +297,7 @@ class Machine(RuleBasedStateMachine):
         world=st.sampled_from([1, 2, 2, 3]),
         resume=st.booleans(),
         steps=st.integers(0, 6),
-        acknowledge=st.booleans(),
+        acknowledge=ACKNOWLEDGED,
         leave=st.sampled_from([None, None, False, True]),
     )
     def train(self, data, group, world, resume, steps, acknowledge, leave):
@@ -298,17 +306,17 @@ class Machine(RuleBasedStateMachine):
         reader = self._open(data, run, group, world, resume=resume)
         if reader is None or not self._read(reader, steps):
             return
-        if steps:
-            self._save(reader, acknowledge=acknowledge)
+        if steps or acknowledge == 0:
+            self._save(reader, acknowledge)
         if leave is not None:
             self._leave(reader, closed=leave)
 
     @precondition(lambda self: self.readers)
-    @rule(data=st.data(), steps=st.integers(1, 6), acknowledge=st.booleans())
+    @rule(data=st.data(), steps=st.integers(0, 6), acknowledge=ACKNOWLEDGED)
     def train_on(self, data, steps, acknowledge):
         reader = data.draw(st.sampled_from(self.readers))
         if self._read(reader, steps):
-            self._save(reader, acknowledge=acknowledge)
+            self._save(reader, acknowledge)
 
     def _open(self, data, run, group, world, *, resume):
         """None: the lease is another's."""
@@ -335,22 +343,23 @@ class Machine(RuleBasedStateMachine):
             return None
         stream = make()
         assert stream.info.run_id == run.run_id
-        start = position_of(stream)
-        known = run.groups.setdefault(group, Group(world, start))
-        known.world, known.most_ranks = world, max(world, known.most_ranks)
-        self._check_start(run, known, start)
+        now, start = stream.info.acknowledged or (0, 0), position_of(stream)
+        known = run.groups.get(group)
+        if known is None:
+            known = run.groups[group] = Group(world, now, begun=now)
+            assert now == (0, self.spool.store.entry(run.name).first)
+        known.open(rank, world, now, alone=not mates)
+        assert start >= now and not any(run.share(now, start, one, world) for one in range(world))
         states = [
             state
             for position, state in known.states
             if state["seed"] == seed
             and self._fits(run, position, start, world)
+            and self._fits(run, position, known.origin, world)
             and all(self._fits(run, position, one.began, world) for one in mates)
         ]
         if resume and states:
-            state = data.draw(st.sampled_from(states))
-            stream.load_state_dict(state)
-            start = position_of(stream)
-            known.used |= run.share(known.origin, start, rank, world)
+            stream.load_state_dict(data.draw(st.sampled_from(states)))
         self.readers.append(Reader(run, group, rank, stream, seed))
         return self.readers[-1]
 
@@ -360,16 +369,6 @@ class Machine(RuleBasedStateMachine):
         rows = (one[1] - other[1]) if one[0] == other[0] else one[1]
         return rows % (world * BATCH) == 0 and (one[0] == other[0] or other[1] % (world * BATCH) == 0)
 
-    def _check_start(self, run, group, start):
-        """Nothing is left out: all before it was done with by some rank, or is the rest of an epoch that does
-        not do for a row for each."""
-        epoch, row = start
-        for one in range(epoch + 1):
-            before = {(one, position) for position in range(row if one == epoch else run.rows)}
-            left = sorted({position for position in before if position >= group.origin} - group.done)
-            rest = one < epoch and run.state == "sealed" and len(left) < group.most_ranks
-            assert not left or (rest and left[0] == (one, run.rows - len(left))), left
-
     def _read(self, reader, steps):
         """False: the run is gone, or has failed, and so has the reader."""
         run, stream, world = reader.run, reader.stream, reader.group.world
@@ -378,6 +377,7 @@ class Machine(RuleBasedStateMachine):
             if step is not None and step[0][0] >= EPOCHS:
                 step = None
             try:
+                reader.took |= not stream.finished
                 batch = None if stream.finished else next(iter(stream), None)
             except Again:
                 batch = None
@@ -392,46 +392,34 @@ class Machine(RuleBasedStateMachine):
             assert step is not None
             position, (begin, end), reader.at = step
             assert batch["id"].tolist() == run.order(reader.seed, position[0])[begin:end]
-            reader.group.used |= {(position[0], row) for row in range(begin, end)}
         return True
 
     def _kept(self, run, position):
         return position >= (0, self.spool.store.entry(run.name).first)
 
-    def _save(self, reader, *, acknowledge):
-        """A checkpoint, which the group acknowledges, or not."""
+    def _save(self, reader, acknowledge):
+        """A checkpoint. The group acknowledges so many before it, or none."""
         run, group = reader.run, reader.group
-        position, state = position_of(reader.stream), reader.stream.state_dict()
-        group.states.append((position, state))
-        if not acknowledge:
+        saved = position_of(reader.stream), reader.stream.state_dict()
+        group.states.append(saved)
+        reader.saved.insert(0, saved)
+        if acknowledge is None:
             return
+        position, state = reader.saved[min(acknowledge, len(reader.saved) - 1)]
         if self.runs.get(run.name) is not run:
             with pytest.raises(Broken, match=run.run_id):
                 reader.stream.acknowledge(state)
             return
         reader.stream.acknowledge(state)
-        mates = [one for one in self.readers if one.run is run and one.name == reader.name]
-        given = set.union(group.used, *(one.link.delivered for one in mates))
-        own = run.share(reader.began, position, reader.rank, group.world)
-        group.done |= {row for row in given if row < position}
-        group.done |= run.share(group.origin, reader.began, reader.rank, group.world)
-        now = self.spool.store.entry(run.name).groups[reader.name].acknowledged
-        assert now is None or now <= position
-        self._check_start(run, group, now or (0, 0))
-        assert own <= given
-        ready = len(mates) == group.world and all(
-            share and share <= one.link.delivered
-            for one in mates
-            for share in [run.share(one.began, position, one.rank, group.world)]
-        )
-        if ready and all(one.began <= position for one in mates):
-            assert (now or (0, 0)) == position, "what all have is done with"
+        mates = {one.rank: one for one in self.readers if one.run is run and one.name == reader.name}
+        group.acknowledge([reader.rank], position, mates)
 
     def _leave(self, reader, *, closed):
         self.readers.remove(reader)
         if not closed:
             reader.stream._source._closed.set()  # it cannot say that it goes
             reader.link.hang_up()
+        reader.group.leave(reader, closed=closed)
         reader.stream.close()
         self.spool.tick()
 
@@ -456,6 +444,16 @@ class Machine(RuleBasedStateMachine):
             if first < run.rows:
                 arrays, _ = self.spool.ask(Read(run=name, run_id=run.run_id, begin=first, end=run.rows))
                 assert arrays["id"].tolist() == run.ids[first:]
+
+    @invariant()
+    def groups_are_where_their_readers_are(self):
+        for run in self.runs.values():
+            entry = self.spool.store.entry(run.name)
+            assert entry.groups.keys() == run.groups.keys()
+            for name, group in run.groups.items():
+                now = entry.groups[name].acknowledged or (0, 0)
+                group.check(run, now)
+                assert run.kind == "batch" or now >= (0, entry.first)
 
 
 @pytest.fixture(autouse=True)
