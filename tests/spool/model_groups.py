@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 @dataclass(repr=False)
 class Shard:
-    """done: (epoch, position) of rows that an acknowledgement was of. used: those that its last reader had used
-    when it closed, up to closed_at. least: the spool knows that all before it is done with."""
+    """done: (epoch, position) of rows that an acknowledgement was of. used: those that its last reader had
+    used when it closed, up to closed_at. least: the spool knows that all before it is done with."""
 
     least: tuple[int, int]
     done: set = field(default_factory=set)
@@ -25,7 +25,8 @@ class Shard:
 
 @dataclass(repr=False)
 class Group:
-    """Readers of a run. origin: where it was when its rows were divided into these shards, or went back to."""
+    """Readers of a run. origin: where it was when its rows were divided into these shards, or where it went
+    back to."""
 
     world: int
     origin: tuple[int, int]
