@@ -17,7 +17,9 @@ import transfer
 from tests.broker.asking import ask, look, until
 from tests.broker.running import running
 from transfer.broker import server
+from transfer.broker.burying import finish_buried
 from transfer.broker.checking import check
+from transfer.broker.engine.direct_events import Accepted, Books, End, Facts, Finished, Ref
 from transfer.broker.message import Front
 from transfer.broker.settings import AbtpEndpoints
 from transfer.broker.state import payloads
@@ -369,3 +371,23 @@ def test_killed_between_the_file_and_the_row(tmp_path):
         assert isinstance(found, DeadLetter) and broker.letters.problem(found) == ""
         assert [one.delivery_id for one in broker.letters.page(Filter())] == ["orders/billing/0"]
         assert len(files(tmp_path)) == 1
+
+
+def test_what_has_a_letter_is_finished_behind_a_crash(letters):
+    """Direct delivery keeps the letter first; `tests/crash/direct_programs.py` has the crashes."""
+    for number, name in (
+        (2, "direct/2"),
+        (3, "direct/3"),
+        (4, "direct/g/4"),
+        (9, "direct/9"),
+        (5, "orders/g/5"),
+    ):
+        letters.add(letter(number, delivery_id=name))
+    books = Books()
+    for number in range(1, 6):
+        message_id = f"msg-{number}" if number != 3 else "another, which has this number by a lost log"
+        facts = Facts("", "orders", message_id, "maker")
+        books.apply(Accepted(number, "worker", facts, Ref("broker/m/orders", number)))
+    assert finish_buried(books, letters) == [Finished(2, End.DEAD_LETTERED)]
+    assert sorted(books.parcels) == [1, 3, 4, 5]
+    assert books.next_number == 10

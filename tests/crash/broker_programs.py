@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any
 from tests.broker.asking import ask, until
 from tests.broker.running import FREE, running
 from tests.crash.log_programs import payload
-from tests.crash.program import Mark, Program
+from tests.crash.program import Mark, Program, steps_of
+from tests.spool import sending
 from transfer.broker import server
 from transfer.broker.checking import check
 from transfer.broker.fronts.own import OwnSettings
@@ -24,6 +25,8 @@ from transfer.broker.state.dead_letters import DeadLetters
 from transfer.broker.state.operations import Operator
 from transfer.clients.own import BrokerClient, Consumer
 from transfer.log import Log
+from transfer.spool.store import Store
+from transports.errors import Again
 
 #: beyond what a letter keeps in the database
 _LARGE = 70_000
@@ -33,12 +36,14 @@ _END = b"the end"
 
 @dataclass
 class Model:
-    """What was published to each topic, what of it is done with, dead letters, and how many were purged."""
+    """What was published to each topic, what of it is done with, dead letters, how many were purged, and the
+    rows of each run."""
 
     published: dict[str, list[bytes]] = field(default_factory=dict)
     done: set[bytes] = field(default_factory=set)
     letters: set[bytes] = field(default_factory=set)
     purged: int = 0
+    rows: dict[str, list[int]] = field(default_factory=dict)
 
     def take(self, step: tuple[Any, ...]) -> None:
         kind, *rest = step
@@ -49,9 +54,14 @@ class Model:
         elif kind == "dead":
             self.done.add(body(*rest))
             self.letters.add(body(*rest))
+        elif kind == "republish":
+            self.published[rest[0]].append(body(*rest[1:]))
+            self.done.discard(body(*rest[1:]))
+        elif kind == "commit":
+            self.rows[rest[0]] = rest[1]
         else:
             self.letters.discard(body(*rest))
-            self.purged += 1
+            self.purged += kind == "purge"
 
 
 def body(number: int, size: int) -> bytes:
@@ -116,34 +126,56 @@ class Driver:
             status, text = ask(self._broker.ports["http"], "/api/admin/dlq/purge", method="POST", body=said)
             assert status == 200 and json.loads(text)["purged"] == 1, text
 
+    def replay(self, offset: int, number: int, size: int = 10) -> None:
+        """It is published again, and then its letter goes: a crash may come in between."""
+        said = {"actor": "me", "reason": "why", "ids": [f"{self._topic}/g/{offset}"], "confirm": "REPLAY"}
+        said |= {"target_consumer": "g", "target_topic": self._topic}
+        self._mark(("try", ("republish", self._topic, number, size)))
+        with self._step("replayed", number, size):
+            status, text = ask(self._broker.ports["http"], "/api/admin/dlq/replay", method="POST", body=said)
+            assert status == 200 and json.loads(text)["replayed"] == 1, text
+
+    def rows(self, run: str, first: int) -> None:
+        """A job of two tasks, on the log that has the messages."""
+        endpoint = self._broker.endpoints["spool"]
+        tasks = [
+            sending.push(endpoint, run, "job", number, number, first + number * 5, [3, 2], sending.WIDE)
+            for number in range(2)
+        ]
+        with self._step("commit", run, [*range(first, first + 10)]):
+            sending.commit(endpoint, run, "job", tasks)
+
 
 class BrokerProgram(Program):
-    """steps: with a function that runs a broker on the folder."""
+    """steps: with a function that runs a broker on the folder. options: of the broker."""
 
-    def __init__(self, name: str, steps: Callable[[Callable[[], Any], Mark], None]) -> None:
+    def __init__(self, name: str, steps: Callable[[Callable[[], Any], Mark], None], **options: Any) -> None:
         super().__init__(name)
         self._steps = steps
+        self._options = {**_OWN, **options}
 
     def prepare(self, folder: Path) -> None:
         (folder / "data").mkdir()
 
     def run(self, folder: Path, mark: Mark) -> None:
         with small_segments():
-            self._steps(lambda: running(folder / "data", **_OWN, http=0), mark)
+            self._steps(lambda: running(folder / "data", **self._options, http=0), mark)
 
     def check(self, folder: Path, marks: list[Any], mark: Mark) -> None:
-        steps, acknowledged = _steps_of(marks)
+        steps, acknowledged = steps_of(marks)
         with small_segments():
-            seen = self._read(folder / "data")
+            replayed = any(step[0] == "republish" for step in steps)
+            seen = self._read(folder / "data", replayed=replayed)
             count = _matching(seen, steps, acknowledged)
             report = check(folder / "data")
             assert report.whole, [part.problems for part in report.parts]
             mark(("seen", count))
 
-    def _read(self, folder: Path) -> Model:
-        """What a broker gives: as a model whose `done` is what it does not deliver."""
+    def _read(self, folder: Path, *, replayed: bool) -> Model:
+        """What a broker gives: as a model whose `done` is what it does not deliver. replayed: letters were,
+        and may come behind what is published now."""
         seen = Model()
-        with running(folder, **_OWN) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        with running(folder, **self._options) as broker, BrokerClient(broker.endpoints["requests"]) as client:
             for name, topic in list(broker.hub.store.topics.items()):
                 messages = broker.hub.store.read(topic, 0)
                 found = [bytes(message.payload) for message in messages]
@@ -159,14 +191,35 @@ class BrokerProgram(Program):
                     came.append(bytes(message.data))
                     if came[-1] == _END:
                         consumer.ack(message, wait=True)
+                came += _behind(consumer) if replayed else []
                 assert len(set(came)) == len(came), f"{came} came twice"
                 seen.done |= set(seen.published[name]) - set(came)
             for letter in broker.letters.all():
                 assert not broker.letters.problem(letter), broker.letters.problem(letter)
                 whole = broker.letters.begin(letter, 1 << 20)
                 seen.letters.add(bytes(whole))
+            if broker.spool is not None:
+                seen.rows = _rows(broker.spool.store)
         seen.purged = _purged(folder)
         return seen
+
+
+def _behind(consumer: Consumer) -> list[bytes]:
+    found = []
+    with suppress(Again):
+        while True:
+            found.append(bytes(consumer.recv(0.3).data))
+    return found
+
+
+def _rows(store: Store) -> dict[str, list[int]]:
+    """Ids of the rows of all runs."""
+    found = {}
+    for name, entry in store.entries.items():
+        frames = [store.frame(entry, number) for number in range(len(entry.run.visible.ends))]
+        if frames:
+            found[name] = [one for frame in frames for one in sending.agrees(frame, sending.WIDE)]
+    return found
 
 
 def _purged(folder: Path) -> int:
@@ -186,7 +239,7 @@ def _matching(seen: Model, steps: list[tuple[Any, ...]], acknowledged: int) -> i
         if count:
             model.take(steps[count - 1])
         if count >= acknowledged:
-            names = ("published", "done", "letters", "purged")
+            names = ("published", "done", "letters", "purged", "rows")
             difference = [name for name in names if getattr(seen, name) != getattr(model, name)]
             found = found if difference else count
             first = first or ", ".join(
@@ -200,21 +253,7 @@ def _matching(seen: Model, steps: list[tuple[Any, ...]], acknowledged: int) -> i
 def _short(what: Any) -> Any:
     if isinstance(what, dict):
         return {key: _short(value) for key, value in what.items()}
-    return what if isinstance(what, int) else [one[:6] for one in what]
-
-
-def _steps_of(marks: list[Any]) -> tuple[list[tuple[Any, ...]], int]:
-    steps: list[tuple[Any, ...]] = []
-    acknowledged = 0
-    for kind, *rest in marks:
-        if kind == "try":
-            steps.append(rest[0])
-        elif kind == "ack":
-            acknowledged = len(steps)
-        else:
-            acknowledged = rest[0]
-            del steps[acknowledged:]
-    return steps, acknowledged
+    return what if isinstance(what, int) else [one if isinstance(one, int) else one[:6] for one in what]
 
 
 # -- the programs --------------------------------------------------------------------------------------------
@@ -261,8 +300,41 @@ def _topics(brokers: Callable[[], Any], mark: Mark) -> None:
             (drivers[number % 3].die if number % 2 else drivers[number % 3].ack)(number, 2000)
 
 
+def _replays(brokers: Callable[[], Any], mark: Mark) -> None:
+    """Dead letters, small and large, go back to their group; some of them are acknowledged then."""
+    with brokers() as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        driver = Driver(broker, client, mark, "orders")
+        for number in range(5):
+            driver.publish(number, _LARGE if number % 2 else 10)
+        for number in range(3):
+            driver.die(number, _LARGE if number % 2 else 10)
+        driver.replay(1, 1, _LARGE)
+        driver.ack(3, _LARGE)
+        driver.ack(4)
+        driver.ack(1, _LARGE)
+        driver.replay(0, 0)
+    with brokers() as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        driver = Driver(broker, client, mark, "orders")
+        driver.publish(7)
+        driver.replay(2, 2)
+
+
+def _rows_and_messages(brokers: Callable[[], Any], mark: Mark) -> None:
+    """A spool in the broker: rows and messages in turn, in one log."""
+    for begin in (0, 100):
+        with brokers() as broker, BrokerClient(broker.endpoints["requests"]) as client:
+            driver = Driver(broker, client, mark, "orders")
+            for number in range(begin, begin + 3):
+                driver.publish(number, 10 if number % 3 else 30_000)
+                driver.rows(f"run{number}", number * 10)
+            for number in range(begin, begin + 3):
+                driver.ack(number, 10 if number % 3 else 30_000)
+
+
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "broker_groups": lambda: BrokerProgram("broker_groups", _groups),
     "broker_letters": lambda: BrokerProgram("broker_letters", _letters),
     "broker_topics": lambda: BrokerProgram("broker_topics", _topics),
+    "broker_replays": lambda: BrokerProgram("broker_replays", _replays),
+    "broker_spool": lambda: BrokerProgram("broker_spool", _rows_and_messages, spool=FREE),
 }

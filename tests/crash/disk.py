@@ -186,7 +186,7 @@ class Disk:
         elif one.kind == Kind.UNLINK:
             self._name(Naming(number, removed=one.data.decode()))
         elif one.kind == Kind.REFUSED and not self._is_shared_memory(one):
-            raise ValueError(f"{one.data.decode()} of a file cannot be followed")
+            raise ValueError(f"{one.data.decode()} of {self._paths[one.inode]} cannot be followed")
 
     def _is_shared_memory(self, one: Operation) -> bool:
         """SQLite makes its index of the write-ahead log new when it opens the database."""

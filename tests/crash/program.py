@@ -33,3 +33,18 @@ class Program:
         Raises AssertionError, or what the product raises.
         """
         raise NotImplementedError
+
+
+def steps_of(marks: list[Any]) -> tuple[list[tuple[Any, ...]], int]:
+    """What was tried, and how much of it was acknowledged, or was seen behind a crash."""
+    steps: list[tuple[Any, ...]] = []
+    acknowledged = 0
+    for kind, *rest in marks:
+        if kind == "try":
+            steps.append(rest[0])
+        elif kind == "ack":
+            acknowledged = len(steps)
+        else:
+            acknowledged = rest[0]
+            del steps[acknowledged:]
+    return steps, acknowledged

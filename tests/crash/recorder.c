@@ -76,6 +76,15 @@ static void know(ino_t inode) {
     known[count++] = inode;
 }
 
+/* A file elsewhere: if its inode is known, it was that of a file under the folder which has gone. */
+static void forget(int fd) {
+    struct stat st;
+    pthread_mutex_lock(&lock);
+    int at = !fstat(fd, &st) && st.st_dev == device ? find(st.st_ino) : -1;
+    if (at >= 0) known[at] = known[--count];
+    pthread_mutex_unlock(&lock);
+}
+
 /* The inode of a descriptor that lies under the folder, or 0. With the lock. */
 static ino_t inode_of(int fd) {
     struct stat st;
@@ -322,7 +331,12 @@ int msync(void *where, size_t size, int flags) { (void)where; (void)size; (void)
 static int opened(int folder, const char *path, int flags, mode_t mode) {
     char buffer[PATH_MAX];
     struct stat st;
-    if (!inside(folder, path, buffer)) return (int)syscall(SYS_openat, folder, path, flags, mode);
+    if (!inside(folder, path, buffer)) {
+        int other = (int)syscall(SYS_openat, folder, path, flags, mode), error = errno;
+        if (other >= 0 && (flags & O_CREAT)) forget(other);
+        errno = error;
+        return other;
+    }
     pthread_mutex_lock(&lock);
     int existed = !stat(buffer, &st);
     int done = (int)syscall(SYS_openat, folder, path, flags, mode), error = errno;

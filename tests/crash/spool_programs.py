@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.crash.program import Mark, Program
+from tests.crash.program import Mark, Program, steps_of
 from tests.spool import sending
 from tests.spool.sending import SMALL, WIDE, Task
 from transfer.log import Log
@@ -214,7 +214,7 @@ class SpoolProgram(Program):
             self._steps(lambda: Spool(folder / "spool"), mark)
 
     def check(self, folder: Path, marks: list[Any], mark: Mark) -> None:
-        steps, acknowledged = _steps_of(marks)
+        steps, acknowledged = steps_of(marks)
         with small_segments():
             store = Store(folder / "spool")
             try:
@@ -273,20 +273,6 @@ def _keep(store: Store, sequence: int) -> None:
     """As the spool's committer does."""
     store.log.commit(sequence)
     store.kept(sequence)
-
-
-def _steps_of(marks: list[Any]) -> tuple[list[tuple[Any, ...]], int]:
-    steps: list[tuple[Any, ...]] = []
-    acknowledged = 0
-    for kind, *rest in marks:
-        if kind == "try":
-            steps.append(rest[0])
-        elif kind == "ack":
-            acknowledged = len(steps)
-        else:
-            acknowledged = rest[0]
-            del steps[acknowledged:]
-    return steps, acknowledged
 
 
 # -- the programs --------------------------------------------------------------------------------------------

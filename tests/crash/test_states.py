@@ -15,7 +15,7 @@ from tests.crash import explore, programs, recorder
 SHORT = {
     30: ("log_appends", "log_blobs", "log_discards", "log_compaction", "log_killed"),
     15: ("spool_jobs", "spool_streams"),
-    10: ("broker_letters",),
+    10: ("broker_letters", "broker_direct"),
 }
 #: states of each program in the long one
 LONG = 150

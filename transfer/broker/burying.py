@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from transfer.broker.engine.direct_events import End, Finished
 from transfer.broker.state.letter import DeadLetter
 from transfer.broker.state.payloads import INLINE
 from transfer.broker.topic import LOG_PREFIX
@@ -18,6 +19,7 @@ from transports.errors import LogDamaged
 if TYPE_CHECKING:
     from transfer.broker.durability import Told
     from transfer.broker.engine.direct_actions import DeadLetter as ActionLetter
+    from transfer.broker.engine.direct_events import Books
     from transfer.broker.group_contract import Dead
     from transfer.broker.message import Message
     from transfer.broker.state.dead_letters import DeadLetters
@@ -29,6 +31,8 @@ _log = logging.getLogger("transfer.broker")
 
 #: bytes of a payload that are copied at one time
 _PIECE = 4 << 20
+#: letters' names of direct delivery begin so
+_DIRECT = "direct/"
 
 
 class Burying:
@@ -127,11 +131,28 @@ def letter_of(dead: Dead, message: Message | None, now_ms: int) -> DeadLetter:
     )
 
 
+def finish_buried(books: Books, letters: DeadLetters) -> list[Finished]:
+    """Finishes messages whose letters were kept before a crash, which came before that was written; and no
+    number of a letter is given again."""
+    events = []
+    for name, message_id in letters.named(_DIRECT):
+        digits = name.removeprefix(_DIRECT)
+        if not digits.isdecimal():
+            continue  # of a group of the topic "direct"
+        number = int(digits)
+        books.next_number = max(books.next_number, number + 1)
+        parcel = books.parcels.get(number)
+        if parcel is not None and parcel.facts.message_id == message_id:
+            events.append(Finished(number, End.DEAD_LETTERED))
+            books.apply(events[-1])
+    return events
+
+
 def letter_of_parcel(dead: ActionLetter, message: Message | None, now_ms: int) -> DeadLetter:
     """The same of a message for direct delivery. Pure."""
     parcel = dead.parcel
     return DeadLetter(
-        delivery_id=f"direct/{dead.number}",
+        delivery_id=f"{_DIRECT}{dead.number}",
         message_id=parcel.facts.message_id,
         tenant=parcel.facts.tenant,
         consumer=parcel.destination,

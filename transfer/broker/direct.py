@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from transfer.broker.burying import keep_letter, large_of, letter_of_parcel
+from transfer.broker.burying import finish_buried, keep_letter, large_of, letter_of_parcel
 from transfer.broker.courier import Sent
 from transfer.broker.direct_journal import DirectJournal
 from transfer.broker.durability import together
@@ -111,7 +111,10 @@ class Direct:
         """Messages and answers go this way from now on; what was unfinished before goes on."""
         self._courier = courier
         self.desk.restore(self._sessions.load(), self._now())
-        self._do(self.desk.recover(self._journal.books(), self._now()))
+        books = self._journal.books()
+        for event in finish_buried(books, self._letters):
+            self._persist(event)
+        self._do(self.desk.recover(books, self._now()))
 
     def close(self) -> None:
         """Writes what is not written yet. Idempotent."""

@@ -146,6 +146,15 @@ class DeadLetters:
         found = "SELECT count(*) FROM dead_letters WHERE delivery_id = ?"
         return _int(self._database.query(found, [delivery_id])[0][0]) > 0
 
+    def named(self, prefix: str) -> list[tuple[str, str]]:
+        """Names of deliveries that begin so, with the message's id."""
+        rows = self._database.query(
+            "SELECT CAST(delivery_id AS BLOB), CAST(message_id AS BLOB) FROM dead_letters "
+            "WHERE substr(delivery_id, 1, ?) = ?",
+            [len(prefix), prefix],
+        )
+        return [(_text(row[0]), _text(row[1])) for row in rows]
+
     def checked(self, letter: DeadLetter) -> DeadLetter:
         """The same, damaged if its file is not what was written. Reads all of that. Raises InternalError."""
         problem = self.problem(letter)
