@@ -234,6 +234,24 @@ def test_a_torn_tail_is_removed(tmp_path, cut):
         assert ids(audit.events()) == [("msg-0",), ("msg-1",), ("msg-3",)]
 
 
+@pytest.mark.parametrize("zeros", [slice(0, 100), slice(40, 90)])
+def test_a_tail_that_lost_sectors_is_removed(tmp_path, zeros):
+    """Its end is there: sectors reach the disk in any order."""
+    write(tmp_path, 2)
+    _, line = encode(3, time_text(NOW + 9), action(9), "0" * 64)
+    head = Head(1, 3, 999, "0" * 64).encode()
+    for name, data in (("audit.log", line), (HEAD, head)):
+        torn = bytearray(data)
+        torn[zeros] = bytes(len(torn[zeros]))
+        with (tmp_path / name).open("ab") as file:
+            file.write(torn)
+    with Audit(tmp_path, NOW) as audit:
+        assert audit.found.whole and audit.found.torn == len(line)
+        audit.append(action(3), NOW)
+        assert audit.verify().whole
+        assert ids(audit.events()) == [("msg-0",), ("msg-1",), ("msg-3",)]
+
+
 def test_an_event_without_its_head_is_taken(tmp_path):
     events = write(tmp_path, 2)
     _, line = encode(3, time_text(NOW + 9), action(9), events[-1].hash)

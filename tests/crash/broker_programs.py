@@ -154,9 +154,6 @@ class BrokerProgram(Program):
         self._steps = steps
         self._options = {**_OWN, **options}
 
-    def prepare(self, folder: Path) -> None:
-        (folder / "data").mkdir()
-
     def run(self, folder: Path, mark: Mark) -> None:
         with small_segments():
             self._steps(lambda: running(folder / "data", **self._options, http=0), mark)
@@ -208,7 +205,7 @@ def _behind(consumer: Consumer) -> list[bytes]:
     found = []
     with suppress(Again):
         while True:
-            found.append(bytes(consumer.recv(0.3).data))
+            found.append(bytes(consumer.recv(0.15).data))
     return found
 
 

@@ -94,9 +94,6 @@ class DirectProgram(Program):
         super().__init__(name)
         self._steps = steps
 
-    def prepare(self, folder: Path) -> None:
-        (folder / "data").mkdir()
-
     def run(self, folder: Path, mark: Mark) -> None:
         with small_segments():
             self._steps(lambda: _driving(folder / "data", mark))
@@ -130,7 +127,7 @@ def _read(folder: Path) -> Model:
         found: list[bytes] = []
         with suppress(Again):
             while True:
-                message = driver.worker.recv(0.3 if end in found else 20)
+                message = driver.worker.recv(0.15 if end in found else 20)
                 found.append(bytes(message.payload))
                 if found[-1].startswith(b"the end"):
                     driver.worker.ack(message, confirm=True)

@@ -72,7 +72,6 @@ class Explorer:
         self._number = 0
         root = work / f"{program.name}"
         root.mkdir()
-        program.prepare(root)
         self._start = read(root)
         with recorder.recording(root, delay=program.delay) as traces:
             program.run(root, recorder.mark)

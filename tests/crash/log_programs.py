@@ -186,9 +186,6 @@ class LogProgram(Program):
         self._steps = steps
         self._options = {"segment_bytes": 1 << 14, **options}
 
-    def prepare(self, folder: Path) -> None:
-        (folder / "log").mkdir()
-
     def open(self, folder: Path) -> Log:
         return Log(folder / "log", **self._options)
 

@@ -20,9 +20,6 @@ class Program:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def prepare(self, folder: Path) -> None:
-        """What is on the disk before the recording begins."""
-
     def run(self, folder: Path, mark: Mark) -> None:
         """The program. It marks what it tries before it does, and what it was answered."""
         raise NotImplementedError

@@ -8,6 +8,7 @@ behind the event, its hash, and a checksum. It is what tells of a tail that was 
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -209,11 +210,16 @@ def _read_heads(folder: Path) -> tuple[dict[int, Head], list[Problem]]:
                 if head is not None:
                     heads[head.segment] = head
                     bad = 0  # a damaged line before says nothing that this one does not
-                elif line.endswith(b"\n"):  # else it is torn: its event was never acknowledged
+                elif not _is_torn(line):  # else its event was never acknowledged
                     bad = bad or number
     except FileNotFoundError:
         pass
     return heads, [Problem(HEAD, bad, "it is not what was written")] if bad else []
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a crash may have left so much of a line: without its end, or with zeros for sectors of it."""
+    return not line.endswith(b"\n") or b"\0" in line
 
 
 def _examine_file(folder: Path, number: int, head: Head | None, chain: Chain) -> _Read:
@@ -223,9 +229,11 @@ def _examine_file(folder: Path, number: int, head: Head | None, chain: Chain) ->
     digest = hashlib.sha256()
     try:
         with (folder / name_of(number)).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
             for line in file:
                 digest.update(line)
-                if not line.endswith(b"\n"):  # only the last one can be so
+                at_end = read.nbytes + len(line) == size and read.nbytes >= acknowledged
+                if not line.endswith(b"\n") or (at_end and _is_torn(line)):
                     if read.nbytes >= acknowledged:
                         read.torn = len(line)
                     elif read.nbytes + len(line) >= acknowledged:
