@@ -64,7 +64,9 @@ class Driver:
         hub = SimpleNamespace(
             store=store, counts=Counter(), durability=self.disk, keep_now=self.disk.keep_now
         )
-        quiet = SimpleNamespace(do=nothing, load=list, keep=nothing, drop=nothing, tell=nothing)
+        quiet = SimpleNamespace(
+            do=nothing, load=list, keep=nothing, drop=nothing, tell=nothing, named=lambda prefix: ()
+        )
         self.direct = Direct(self.loop, hub, RouteTable(), Rules(), quiet, quiet, quiet, quiet)
         self.direct.attach(self)
 

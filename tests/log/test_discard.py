@@ -251,7 +251,8 @@ def test_the_room_of_what_is_discarded_is_given_back_in_the_middle_too(tmp_path,
             del messages, one
         given = log.disk_bytes
     with Log(tmp_path / "log", fsync=fsync) as log:
-        assert log.disk_bytes <= given  # and not what was reserved
+        # Not what was reserved. A file in many extents takes a block more on a disk with many writers.
+        assert log.disk_bytes <= given + (1 << 16)
         assert [one.discarded for one in log.read("t", 0, nbytes=1 << 30)].count(True) == 4
         log.commit(log.drop("t"))
         assert blocks(log.folder) <= 1 << 16
