@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.heart import Ear, heart
-from transfer.broker.message import Front, Message
-from transfer.broker.store import Store
+from transfer.broker.message import Front, Message, Written
+from transfer.broker.store import NotKept, Store
 from transfer.broker.stored import BLOB_FROM, message_of, record_of
 from transfer.log import Log, Message as Kept, Retention
 from transports.errors import LogDamaged, LogFull, UsageError
@@ -131,6 +131,45 @@ def test_the_stream_is_all_payloads(tmp_path_factory, steps):
     store.log.close()
 
 
+def test_what_lost_its_payload_to_retention_is_gone_and_what_is_behind_it_is_read(tmp_path):
+    """A payload that arrives for long lies in an older segment than its record."""
+    store = opened(tmp_path, segment_bytes=1 << 20, retention=Retention(bytes=16 << 20))
+    topic = store.topic("t")
+    put(store, "t", b"first")
+    arriving = [store.log.blob(topic.log_name, BLOB_FROM, arriving=True) for _ in range(2)]
+    for blob in arriving:
+        blob.write(b"L" * BLOB_FROM)
+        blob.sync()
+    for _ in range(30):  # other segments begin
+        put(store, "other", bytes(BLOB_FROM - 1))
+    positions = []
+    for n, blob in enumerate(arriving):
+        positions.append(topic.position)
+        store.append(topic, Written("t", (b"L" * BLOB_FROM,), Front.TTP, b"", None, blob))
+        put(store, "t", b"behind %d" % n)
+    remember(store)
+    for _ in range(400):
+        if all(one.discarded for one in store.log.read(topic.log_name, 1, limit=4)[::2]):
+            break
+        put(store, "other", bytes(BLOB_FROM - 1))
+        remember(store)
+    kept = store.log.read(topic.log_name, 0)
+    assert [one.discarded for one in kept] == [True, False, True, False]
+    with pytest.raises(NotKept) as refused:
+        store.stream(topic, 0, 10)
+    first = positions[0] + BLOB_FROM
+    assert refused.value.next == first
+    assert flat(store.stream(topic, first, 1 << 20)) == b"behind 0"
+    with pytest.raises(NotKept) as refused:
+        store.stream(topic, positions[1] + 7, 10)
+    assert refused.value.next == positions[1] + BLOB_FROM
+    assert flat(store.stream(topic, refused.value.next, 1 << 20)) == b"behind 1"
+    assert [bytes(one.payload) for one in store.read(topic, 0)] == [b"behind 0", b"behind 1"]
+    assert [bytes(one.payload) for one in store.read(topic, 3, limit=1)] == [b"behind 1"]
+    assert store.message(topic.log_name, kept[0].offset) is None
+    store.log.close()
+
+
 def test_positions_stay_when_all_messages_are_gone(tmp_path):
     """Retention takes a topic's messages as soon as their position is kept, and the next one stands behind
     them all the same."""
@@ -148,10 +187,12 @@ def test_positions_stay_when_all_messages_are_gone(tmp_path):
         store = reopened(store, **limits)
         topic = store.topic("old")
         assert topic.position == 1000 + 50 * round_
-        assert store.oldest(topic) == topic.position
+        with pytest.raises(NotKept) as refused:
+            store.stream(topic, 3, 100)
+        assert refused.value.next == topic.position
         put(store, "old", b"x" * 50)
         assert flat(store.stream(topic, topic.position - 50, 100)) == b"x" * 50
-        with pytest.raises(UsageError, match=f"the oldest that is there is {1000 + 50 * round_}"):
+        with pytest.raises(NotKept, match=f"that is there is {1000 + 50 * round_}"):
             store.stream(topic, 3, 100)
     store.log.close()
 
@@ -195,7 +236,9 @@ def test_retention_never_skips_bytes_in_a_stream(tmp_path):
             beating.kept("t", payload)
             if n % 5 == 0:
                 beating.hub.tick(0.0)
-        oldest = beating.hub.oldest("t")
+        with pytest.raises(NotKept) as refused:
+            beating.hub.stream("t", 0, 10)
+        oldest = refused.value.next
         assert 0 < oldest < len(sent)
         found = flat(beating.hub.stream("t", oldest, len(sent)))
         assert found == sent[oldest:]

@@ -246,16 +246,11 @@ class Hub:
     def stream(self, topic: str, position: int, limit: int) -> list[Buffer]:
         """Bytes of the topic's payloads, one behind the other, from a position on: at most `limit`.
 
-        Positions never move. Only what is on the disk. Raises UsageError when the position was never there,
-        or is not kept any more; LogDamaged.
+        Positions never move. Only what is on the disk. Raises NotKept when the position is gone; UsageError
+        when it was never there; LogDamaged.
         """
         found = self.store.topics.get(topic)
         return self.store.stream(found, position, limit) if found is not None else []
-
-    def oldest(self, topic: str) -> int:
-        """The first position of the topic's byte stream that is still there."""
-        found = self.store.topics.get(topic)
-        return self.store.oldest(found) if found is not None else 0
 
     def is_writing(self, topic: Topic) -> bool:
         """Whether messages of the topic are on their way into the log."""

@@ -33,6 +33,17 @@ _HOLDER = HOLDS + "position"
 _ENDED = b"broker/ended/"
 
 
+class NotKept(UsageError):
+    """A position of a topic's byte stream is gone. next: the first one behind it that is there."""
+
+    def __init__(self, topic: str, position: int, following: int) -> None:
+        super().__init__(
+            f"position {position} of topic {topic!r} is not kept any more",
+            hint=f"the first one behind it that is there is {following}",
+        )
+        self.next = following
+
+
 class Store:
     """Topics over a log. On the broker's loop; the log itself may be used by others meanwhile.
 
@@ -209,7 +220,7 @@ class Store:
     def message(self, log_name: str, offset: int) -> Message | None:
         """One message that is kept; None: it is gone. Raises LogDamaged."""
         found = self.log.read(log_name, offset, limit=1)
-        if not found or found[0].offset != offset:
+        if not found or found[0].offset != offset or found[0].discarded:
             return None
         return message_of(log_name.partition("/")[2], found[0])
 
@@ -248,13 +259,18 @@ class Store:
     ) -> list[Message]:
         """Messages that are kept, from `offset` on, or from the oldest that is there; those before a damaged
         one. verify: as in `Log.read`. Raises LogDamaged when the first one is damaged."""
-        try:
-            kept = self.log.read(topic.log_name, offset, limit=limit, nbytes=nbytes, verify=verify)
-            return [message_of(topic.name, one) for one in kept]
-        except LogDamaged:
-            if limit == 1:
-                raise
-        return self.read(topic, offset, nbytes=nbytes, limit=limit // 2, verify=verify)
+        while True:
+            try:
+                kept = self.log.read(topic.log_name, offset, limit=limit, nbytes=nbytes, verify=verify)
+            except LogDamaged:
+                if limit == 1:
+                    raise
+                limit //= 2
+                continue
+            messages = [message_of(topic.name, one) for one in kept if not one.discarded]
+            if messages or not kept:
+                return messages
+            offset = kept[-1].offset + 1
 
     def check(self, topic: Topic, offset: int) -> None:
         """Looks at all of a message's payload. Raises LogDamaged."""
@@ -263,7 +279,8 @@ class Store:
     def stream(self, topic: Topic, position: int, limit: int) -> list[Buffer]:
         """Bytes of all the topic's payloads, one behind the other, from a position on: at most `limit`.
 
-        Only what is kept. Raises UsageError when the position was never there, or is gone; LogDamaged.
+        Only what is kept. Raises NotKept when the position is gone; UsageError when it was never there;
+        LogDamaged.
         """
         if not 0 <= position <= topic.position:
             raise UsageError(f"position {position} of topic {topic.name!r}, which ends at {topic.position}")
@@ -282,10 +299,7 @@ class Store:
             if begin > position:  # what should stand here is gone
                 if parts:
                     break
-                raise UsageError(
-                    f"position {position} of topic {topic.name!r} is not kept any more",
-                    hint=f"the oldest that is there is {begin}",
-                )
+                raise NotKept(topic.name, position, begin)
             part = memoryview(payload)[position - begin : position - begin + limit]
             if part:
                 parts.append(part)
@@ -293,12 +307,8 @@ class Store:
                 limit -= len(part)
             if limit <= 0:
                 break
-
-    def oldest(self, topic: Topic) -> int:
-        """The first position of the topic's byte stream that is still there."""
-        low, high = self.log.range(topic.log_name)
-        kept = self.log.read(topic.log_name, low, limit=1, verify=False) if low < high else []
-        return position_of(kept[0].body) if kept else topic.position
+        if not parts and topic.kept == self.range(topic)[1]:  # and not only because it is not synced yet
+            raise NotKept(topic.name, position, topic.position)
 
     def _hold(self, topic: Topic) -> None:
         try:
@@ -318,7 +328,8 @@ class Store:
             self._checked = place
         while kept:
             for one in kept:
-                yield position_of(one.body), message_of(topic.name, one).payload
+                if not one.discarded:  # retention was so quick that the payload has gone before its record
+                    yield position_of(one.body), message_of(topic.name, one).payload
             offset = kept[-1].offset + 1
             try:
                 kept = self.log.read(topic.log_name, offset, nbytes=_READ)

@@ -116,7 +116,7 @@ def encode_length(nbytes: int) -> bytes:
 
 
 def encode_gone(oldest: int) -> bytes:
-    """A whole answer: the offset is not kept any more; `oldest` is the first that is."""
+    """A whole answer: the offset is not kept any more; `oldest` is the first one behind it that is."""
     return _LENGTH.pack(GONE) + _OFFSET.pack(oldest)
 
 

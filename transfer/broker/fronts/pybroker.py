@@ -18,6 +18,7 @@ from transfer.broker.fronts.publishing import (
     kept,
 )
 from transfer.broker.message import Buffer, Front, Message
+from transfer.broker.store import NotKept
 from transfer.protocols.pybroker import (
     MAX_ANSWER,
     Fetch,
@@ -153,11 +154,10 @@ class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
         hub, counters = self._shared.hub, self._shared.counters
         try:
             parts = hub.stream(topic, offset, MAX_ANSWER)
-        except UsageError:  # there is nothing at this offset: not any more, or not yet
-            oldest = hub.oldest(topic)
-            if offset < oldest:
-                counters["gone"] += 1
-                return [encode_gone(oldest)]
+        except NotKept as error:
+            counters["gone"] += 1
+            return [encode_gone(error.next)]
+        except UsageError:  # there is nothing at this offset yet
             parts = []
         nbytes = sum(map(len, parts))
         counters["fetched_bytes"] += nbytes
