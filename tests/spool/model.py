@@ -51,6 +51,7 @@ class Run:
     tries: dict = field(default_factory=dict)  # open job -> its attempts
     done: set = field(default_factory=set)
     taken: dict = field(default_factory=dict)  # of delivery "partition": the attempt that is visible
+    first: str = ""  # the job of a batch whose partitions are visible at their ends
     groups: dict = field(default_factory=dict)
     failed: bool = False  # once, though it may go on
 
@@ -76,11 +77,16 @@ class Run:
         if self.delivery == "partition":
             if key in self.taken and not self.taken[key].agrees(one):
                 return False
-            if key not in self.taken:
+            if key not in self.taken and (self.kind == "stream" or self.first in ("", one.job)):
                 self.taken[key] = one
-                self.frames += [frame for frame in one.frames if frame]
+                self._shows(one)
         one.ended = True
         return True
+
+    def _shows(self, one):
+        self.frames += [frame for frame in one.frames if frame]
+        if sum(one.sizes):
+            self.first = self.first or one.job
 
     def may_commit(self, job, winners):
         """Whether its rows fit those that are visible."""
@@ -93,9 +99,9 @@ class Run:
         )
 
     def commits(self, job, winners):
-        if self.delivery == "committed":
-            for one in sorted(winners, key=lambda one: one.partition):
-                self.frames += [frame for frame in one.frames if frame]
+        for one in sorted(winners, key=lambda one: one.partition):
+            if self.key(job, one.partition) not in self.taken:
+                self._shows(one)
         self.tries.pop(job, None)
         self.done.add(job)
         if self.kind == "batch":

@@ -141,9 +141,10 @@ class Machine(RuleBasedStateMachine):
             return
         one.ended = message
         if self.delivery == "partition":
+            later = self.kind == "batch" and self.visible and self.visible[-1][2] != key[0]
             if place in self.taken:
                 self._forget(one)
-            else:
+            elif not later:
                 self.taken[place] = cut
                 self._show(key, one)
 
@@ -188,8 +189,8 @@ class Machine(RuleBasedStateMachine):
         self.books.tell("commit", job, tuple(winners))
         self.over.add(job)
         self.open.pop(job, None)
-        if self.delivery == "committed":
-            for winner in sorted(winners, key=lambda one: one.partition):
+        for winner in sorted(winners, key=lambda one: one.partition):
+            if (whose, winner.partition) not in self.taken:
                 self._show(
                     (job, winner.partition, winner.attempt), attempts[winner.partition, winner.attempt]
                 )

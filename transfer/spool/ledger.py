@@ -2,8 +2,9 @@
 
 A job is one try of the run; each of its tasks may be tried several times (attempts). What an attempt sends
 is staged. It becomes visible, whole, at the job's commit ("committed"), or when the first attempt of a
-partition has ended and is on the disk ("partition"). What nobody will see any more is named, so that its
-room can be given back.
+partition has ended and is on the disk ("partition"). Where rows of an earlier job are visible, partitions of a
+later one wait for its commit: its plan may be another one, whose partitions hold the same rows again. What
+nobody will see any more is named, so that its room can be given back.
 
 The same events in the same order give the same books: that is how a spool finds its state again after a
 crash.
@@ -246,9 +247,9 @@ class Run:
             unneeded = [place.offset for place in attempt.places]
             attempt.places, attempt.nbytes = [], 0
             return unneeded
-        self.layouts = self.layouts or job.layouts
-        self._taken[key] = Taken(message.job, message.attempt, message.rows, message.crc)
-        self._show(message.job, [attempt])
+        if self.kind == "batch" and self.names and self.names[-1] != message.job:
+            return []  # the commit shows it
+        self._take(message.job, job, [attempt])
         return []
 
     def check_commit(self, job: str, winners: Sequence[Winner], if_complete: IfComplete = "refuse") -> bool:
@@ -283,9 +284,10 @@ class Run:
             del self.done[next(iter(self.done))]
         won = {(winner.partition, winner.attempt) for winner in winners}
         if self.delivery == "committed":
-            self.layouts = self.layouts or found.layouts
-            ordered = sorted(won)
-            self._show(job, [found.attempts[key] for key in ordered])
+            self._show(job, found, [found.attempts[key] for key in sorted(won)])
+        else:
+            left = sorted(key for key in won if self._key(job, key[0]) not in self._taken)
+            self._take(job, found, [found.attempts[key] for key in left])
         unneeded = self._losers(found, job, won)
         if self.kind == "stream":
             self._taken = {key: whose for key, whose in self._taken.items() if whose.job != job}
@@ -366,9 +368,20 @@ class Run:
             for place in attempt.places
         ]
 
-    def _show(self, job: str, attempts: Iterable[Attempt]) -> None:
-        if job not in self.names[-1:]:
-            self.names.append(job)
+    def _take(self, name: str, job: Job, attempts: Sequence[Attempt]) -> None:
+        """In mode "partition": these attempts' rows are those of their partitions."""
+        for attempt in attempts:
+            assert attempt.ended is not None
+            key = self._key(name, attempt.partition)
+            self._taken[key] = Taken(name, attempt.number, attempt.rows, attempt.ended.crc)
+        if attempts:
+            self._show(name, job, attempts)
+
+    def _show(self, name: str, job: Job, attempts: Iterable[Attempt]) -> None:
+        self.layouts = self.layouts or job.layouts
+        attempts = [attempt for attempt in attempts if attempt.rows]
+        if attempts and name not in self.names[-1:]:
+            self.names.append(name)
         number = len(self.names) - 1
         for attempt in attempts:
             self.visible.add(number, attempt.partition, attempt.number, attempt.places)
