@@ -2,8 +2,8 @@
 
 A job is one try of the run; each of its tasks may be tried several times (attempts). What an attempt sends
 is staged. It becomes visible, whole, at the job's commit ("committed"), or when the first attempt of a
-partition has ended and is on the disk ("partition"). Where rows of an earlier job are visible, partitions of a
-later one wait for its commit: its plan may be another one, whose partitions hold the same rows again. What
+partition has ended and is on the disk ("partition"). Where rows of an earlier job are visible, partitions of
+a later one wait for its commit: its plan may be another one, whose partitions hold the same rows again. What
 nobody will see any more is named, so that its room can be given back.
 
 The same events in the same order give the same books: that is how a spool finds its state again after a
