@@ -60,6 +60,11 @@ class Layout:
             names.append(self.name + VALID)
         return tuple(names)
 
+    @property
+    def takes_no_bytes(self) -> bool:
+        """Whether any number of rows fits into no memory at all."""
+        return self.kind == "dense" and not self.nulls and 0 in self.shape
+
 
 def to_json(layouts: Iterable[Layout]) -> list[dict[str, Any]]:
     """What travels as JSON."""

@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from msgspec.structs import replace
 
 from transfer.rows import Layout, cut, join, row_bytes
 from transfer.spool.answer_queue import LARGE, AnswerQueue, whole
@@ -16,7 +17,7 @@ from transfer.spool.order import Order
 from transfer.spool.protocol import MAX_ROWS, MAX_TIMES, Fetch, ListRuns, Read
 from transfer.spool.server import Spool
 from transports.core import Pool
-from transports.errors import UsageError
+from transports.errors import NotATensor, UsageError
 
 from .sending import RAGGED, ask, commit, frame, push, write
 
@@ -116,15 +117,20 @@ def test_too_many_rows_are_refused_first(spool, seed):
 
 @pytest.mark.parametrize("seed", [None, 1])
 def test_rows_without_width_count_too(spool, seed):
-    none = (Layout("none", "dense", "uint8", (0,)),)
+    # More rows than the run has, each range cut off at its end.
+    refused(spool, "mixed", replace(asked(0, 1 << 12, 0, MAX_TIMES, seed), columns=("none",)))
+
+
+def test_rows_that_take_no_bytes_are_refused(spool):
+    """A message of some bytes held 2^32 of them, and an order of 20 such messages took 8 s."""
+    none = (Layout("none", "dense", "uint8", (0,)), Layout("nil", "dense", "int8", (3, 0)))
 
     def make(first, rows, _):
-        return {"none": np.zeros((rows, 0), np.uint8)}
+        return {"none": np.zeros((rows, 0), np.uint8), "nil": np.zeros((rows, 3, 0), np.int8)}
 
-    run = f"none{seed}"
-    winner = push(spool.endpoint, run, "job", 0, 0, 0, [1 << 12], none, make=make)
-    commit(spool.endpoint, run, "job", [winner])
-    refused(spool, run, asked(0, 1 << 12, 0, MAX_TIMES, seed))
+    with pytest.raises(NotATensor, match="rows of no bytes") as caught:
+        push(spool.endpoint, "none", "job", 0, 0, 0, [1 << 12], none, make=make)
+    assert "such as an id" in caught.value.hint
 
 
 def test_a_gather_takes_little_memory_beside_its_rows(spool):

@@ -324,7 +324,14 @@ class Run:
         return self.state == SEALED
 
     def _check_layouts(self, job: str, partition: int, layouts: tuple[Layout, ...]) -> None:
-        """An attempt without rows has none."""
+        """An attempt without rows has none. Rows that take no bytes could be any number in a small message: an
+        order of them would cost what it likes."""
+        if layouts and all(layout.takes_no_bytes for layout in layouts):
+            raise NotATensor(
+                f"partition {partition} of run {self.name} has rows of no bytes: every array in every column "
+                "is empty",
+                hint="write a column that has values, such as an id, with them",
+            )
         known = self.layouts or self.jobs[job].layouts
         if known is not None and layouts and layouts != known:
             raise NotATensor(
