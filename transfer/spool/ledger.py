@@ -324,7 +324,7 @@ class Run:
         return self.state == SEALED
 
     def _check_layouts(self, job: str, partition: int, layouts: tuple[Layout, ...]) -> None:
-        """An attempt without rows has none. Rows that take no bytes could be any number in a small message: an
+        """An attempt without rows has none. Of rows that take no bytes a small message holds any number: an
         order of them would cost what it likes."""
         if layouts and all(layout.takes_no_bytes for layout in layouts):
             raise NotATensor(
