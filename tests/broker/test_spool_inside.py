@@ -14,8 +14,8 @@ import pytest
 from tests.broker.asking import ask, until
 from tests.broker.running import FREE, running
 from tests.cli.feeding import send_run
-from transfer.broker.upkeep import Upkeep
 from transfer.clients.own import BrokerClient
+from transfer.log.upkeep import Upkeep
 from transfer.reading import RowStream
 
 IDS = [range(40), range(40, 100)]
@@ -130,7 +130,7 @@ def test_a_broker_whose_thread_ends_is_not_alive(tmp_path, monkeypatch):
 
     with running(tmp_path, http=0) as broker:
         monkeypatch.setattr(broker.hub.store.log, "collect", fails)
-        upkeep = Upkeep(broker.hub.store.log, 0.01, broker.threads)
+        upkeep = Upkeep(broker.hub.store.log, "transfer-broker-upkeep", broker.threads.start, 0.01)
         until(lambda: upkeep._thread.is_alive(), False)
         assert problems(broker) == ["the thread transfer-broker-upkeep has ended: OSError('out of luck')"]
 

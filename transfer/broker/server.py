@@ -46,10 +46,10 @@ from transfer.broker.state.dead_letters import DeadLetters
 from transfer.broker.state.sessions import Sessions
 from transfer.broker.state.thread import StateThread
 from transfer.broker.store import Store
-from transfer.broker.upkeep import Upkeep
 from transfer.broker.volume import log_room
 from transfer.log import Log, Retention, undisturbed
 from transfer.log.disk import make_folder
+from transfer.log.upkeep import Upkeep
 from transports.address import format_host
 from transports.errors import NotSupported, TransferError
 
@@ -252,7 +252,7 @@ class Broker:
             Sessions(database),
             auditing,
         )
-        self._owned.callback(Upkeep(log, threads=self.threads).close)
+        self._owned.callback(Upkeep(log, "transfer-broker-upkeep", self.threads.start).close)
         self._open_fronts()
         if settings.spool is not None:
             self._open_spool(log, settings.spool, settings.spool_ages)

@@ -18,6 +18,7 @@ pieces       a blob that arrives in pieces
 holes        the room of blobs that were discarded, given back to the disk
 retention    which segments may go (pure)
 compaction   what is needed of old segments, carried into the newest one
+upkeep       a thread that has both done
 verify       whether all is what was written
 looking      the same of a folder in which nothing is changed
 checks       what the log is given: a folder, names, buffers

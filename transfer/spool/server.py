@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import transfer
 from transfer.log import Log
 from transfer.log.group_committer import GroupCommitter
+from transfer.log.upkeep import Upkeep
 from transfer.peer_faults import PeerFaults
 from transfer.runs import Begin, End, Rows, fits, from_meta as message_of
 from transfer.spool.address import RunAddress
@@ -125,11 +126,9 @@ class Spool:
                 expiry=Expiry(self.store, ages, self._removed),
             )
             for name, work in (("rows", self._receive_rows), ("desk", self._serve_desk)):
-                thread = threading.Thread(
-                    target=self._run, args=(name, work), name=f"transfer-spool-{name}", daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
+                self._threads.append(self._start(name, work))
+            if not isinstance(folder, Log):  # else its owner does that
+                self._upkeep = Upkeep(self.store.log, "upkeep", self._start)
         except BaseException:
             self.close()
             raise
@@ -170,6 +169,8 @@ class Spool:
                 self._desk.readers.note_all()
         if hasattr(self, "_committer"):
             self._committer.close()
+        if hasattr(self, "_upkeep"):
+            self._upkeep.close()
         self.store.close()
         if not any(thread.is_alive() for thread in self._threads):  # else one might write to another's number
             os.close(self._wake)
@@ -184,7 +185,14 @@ class Spool:
 
     # -- threads ---------------------------------------------------------------------------------------------
 
-    def _run(self, name: str, work: Callable[[], None]) -> None:
+    def _start(self, name: str, work: Callable[[], object]) -> threading.Thread:
+        thread = threading.Thread(
+            target=self._run, args=(name, work), name=f"transfer-spool-{name}", daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _run(self, name: str, work: Callable[[], object]) -> None:
         """A thread of the spool: when it ends before the spool is closed, the spool has failed."""
         reason = "nothing was raised"
         try:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transfer.broker.service_threads import ServiceThreads
 from transports.errors import Again, Closed, LogFull
 
 if TYPE_CHECKING:
     from transfer.log import Log
 
-_log = logging.getLogger("transfer.broker")
+    #: starts a thread of this name that does this work
+    Start = Callable[[str, Callable[[], object]], threading.Thread]
+
+_log = logging.getLogger("transfer.log")
 #: seconds between two rounds
 EVERY = 60.0
 #: seconds after a round that a full log has begun and that gave nothing back
@@ -22,14 +25,17 @@ _END = 60.0
 
 
 class Upkeep:
-    """A thread that looks after the log, at once when it is full. removed: segments that went by it."""
+    """A thread that looks after the log, at once when it is full. removed: segments that went by it.
 
-    def __init__(self, log: Log, every: float = EVERY, threads: ServiceThreads | None = None) -> None:
+    start: of whoever owns the log, and hears when the thread ends too early.
+    """
+
+    def __init__(self, log: Log, name: str, start: Start, every: float = EVERY) -> None:
         self.removed = 0
         self._log = log
         self._every = every
         self._closing = threading.Event()
-        self._thread = (threads or ServiceThreads()).start("transfer-broker-upkeep", self._work)
+        self._thread = start(name, self._work)
 
     def close(self) -> None:
         """Ends it; a round that has begun is finished. Idempotent."""
