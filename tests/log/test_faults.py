@@ -173,6 +173,30 @@ def test_a_full_disk_pushes_back_and_nothing_is_lost(small_disk, blobs):
         assert log.range("t") == (0, kept)
 
 
+@pytest.mark.parametrize("blobs", [False, True])
+def test_a_full_disk_takes_acknowledgements_and_gives_its_room_back(small_disk, blobs):
+    """Messages leave the last room to state. The last segment ends, too, if it is what fills the disk."""
+    blob = b"x" * 20_000 if blobs else None
+    with Log(small_disk, segment_bytes=1 << 18) as log:
+        log.acknowledge("t", "g", 0)
+        with pytest.raises(LogFull):
+            while True:
+                log.append("t", bytes(1000), blob=blob)
+        for number in range(2000):  # more than the last segment has room for
+            log.put(b"key", b"%050d" % number)
+        with pytest.raises(LogFull):
+            log.append("t", bytes(1000), blob=bytes(200_000))
+        end = log.range("t")[1]
+        log.commit(log.acknowledge("t", "g", end))
+        assert log.full.is_set() and log.compact() > 0
+        offset = log.append("t", b"another", blob=blob)[1]
+        log.commit()
+        assert offset == end
+    with Log(small_disk, segment_bytes=1 << 18) as log:
+        assert bytes(log.read("t", end)[0].body) == b"another"
+        assert log.groups("t") == {"g": end} and log.get(b"key") == b"%050d" % 1999
+
+
 COMPACTOR = """
 import sys
 from transfer.log import Log

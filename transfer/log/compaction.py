@@ -61,6 +61,7 @@ class Compaction:
 
     def run(self, share: float, timeout: float) -> int:
         """See `Log.compact`."""
+        self._end_last(share)
         with self._journal as journal:
             sealed, last, limit = journal.segments[:-1], journal.segments[-1].first, journal.retention.bytes
             excess = journal.disk_bytes + journal.lacking - limit if limit is not None else 0
@@ -69,6 +70,15 @@ class Compaction:
         gone = self._carry_all(self._overdue(sealed, excess, now), last, self._topics.held_from, timeout)
         count = self._worthwhile(sealed[gone:], share)
         return gone + self._carry_all(count, last, self._topics.needed_from, timeout)
+
+    def _end_last(self, share: float) -> None:
+        """On a full disk the last segment, which never goes, is ended if little of it is needed."""
+        with self._journal as journal:
+            starved, journal.starved = journal.starved, False
+            segments = journal.segments[:]
+        if starved and self._worthwhile(segments, share) == len(segments):
+            with self._journal as journal:
+                journal.end_last()
 
     def _carry_all(self, count: int, last: int, needed_from: Callable[[int], int], timeout: float) -> int:
         """Carries what is needed of so many of the oldest segments: how many have gone."""

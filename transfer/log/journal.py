@@ -20,6 +20,8 @@ from transports.errors import Again, Closed, ForkedError, InDoubt, InternalError
 
 #: bytes that a segment's file of blobs has at most, with the places of blobs that arrive: systems set limits
 _MOST_PLACES = 1 << 40
+#: bytes of the disk that messages leave to state at most: acknowledgements go on when it is full
+_SPARE = 4 << 20
 #: seconds after which a wait is looked at again: the system does not take any number of them
 _STEP = 60.0
 _IN_DOUBT = "what was not committed is in doubt until the log is opened again, which tells"
@@ -36,9 +38,9 @@ class Journal:
     methods that say so.
 
     segments: the oldest first. kept_at: (first sequence of a segment, position): records before it are kept.
-    sequence: of the next record. full: is set when a message was refused since `retention` has no room for
-    it. lacking: bytes that were wanted then. relieve: gives back what was discarded; needs the lock. mode:
-    see `Log`.
+    sequence: of the next record. full: is set when a message was refused for want of room. lacking: bytes
+    that were wanted then beyond `retention`. starved: the disk had no room for it. relieve: gives back what
+    was discarded; needs the lock. mode: see `Log`.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Journal:
         self.retention = retention
         self.full = threading.Event()
         self.lacking = 0
+        self.starved = False
         self._folder = folder
         self._mode = mode
         self._segment_bytes = segment_bytes
@@ -122,19 +125,21 @@ class Journal:
     def make_room(self, size: int, *, limited: bool = True) -> None:
         """A record with a body of `size` bytes fits now. May wait, and let others in. Raises LogFull.
 
-        limited: by retention, too. State is not: who cannot acknowledge could never make room.
+        limited: by retention, too, and by the room that is left for state: who cannot acknowledge could never
+        make room.
         """
-        size += HEADER_SIZE
-        while (segment := self.segments[-1]).end + self._waiting + size >= segment.capacity:
+        while not self.fits(size, limited=limited):
             if self._busy:
                 self.lock.wait(_STEP)
                 self._check()
             else:
-                self._roll(size, limited)
+                self._roll(size + HEADER_SIZE, limited)
 
-    def fits(self, size: int) -> bool:
+    def fits(self, size: int, *, limited: bool = True) -> bool:
         """True if there is room for a record with a body of `size` bytes."""
         segment = self.segments[-1]
+        if limited and segment.scarce:
+            return False
         return segment.end + self._waiting + HEADER_SIZE + size < segment.capacity
 
     def append_all(
@@ -173,10 +178,14 @@ class Journal:
         most = self._limits.blobs
         while (segment := self.segments[-1]).blob_end and segment.blob_bytes + nbytes > most:
             self._next_segment(limited)
-        if limited:
-            self._limit(segment.blob_growth(nbytes))
+        growth = segment.blob_growth(nbytes)
+        ahead = not limited or self._spares(growth)
+        if limited and growth:
+            self._limit(growth)
+            if not ahead:
+                self._spare(nbytes)
         with full_disk_told():
-            position = segment.reserve_blob(nbytes)
+            position = segment.reserve_blob(nbytes, ahead=ahead)
         segment.pins += 1
         return segment, position
 
@@ -197,8 +206,10 @@ class Journal:
     ) -> int:
         """Room for the next bytes of a blob that arrives; see `Segment.reserve_arriving`. Raises LogFull."""
         self._limit(needed)
+        self._spare(needed)
+        most = self._segment_bytes if self._spares(self._segment_bytes) else 0
         with full_disk_told():
-            return segment.reserve_arriving(position, reserved, needed, nbytes, self._segment_bytes)
+            return segment.reserve_arriving(position, reserved, needed, nbytes, most)
 
     def fit_last(self) -> None:
         """The last segment gives back the room that it has by a larger limit of before, and ends. With the
@@ -258,7 +269,28 @@ class Journal:
                 hint="consumers have to acknowledge, or the retention's bytes have to be more",
             )
 
+    def _spares(self, nbytes: int) -> bool:
+        """Whether a message of so many bytes leaves the disk's last room, which is for state."""
+        if not nbytes:
+            return True
+        found = os.statvfs(self._folder)
+        return found.f_bavail * found.f_frsize >= nbytes + min(_SPARE, self._segment_bytes)
+
+    def _spare(self, nbytes: int) -> None:
+        """Raises LogFull if it does not."""
+        if not self._spares(nbytes):
+            self.starved = True
+            self.full.set()
+            raise LogFull(
+                f"no room on the disk for {nbytes} bytes more",
+                hint="free some, or let consumers acknowledge: the last room is kept for that",
+            )
+
     # -- segments, with the lock -------------------------------------------------------------------------
+
+    def end_last(self) -> None:
+        """The next segment begins, so that the last one may go. May let others in. Raises LogFull."""
+        self._next_segment(limited=False)
 
     def _roll(self, size: int, limited: bool) -> None:
         """The next segment begins, with room for `size` bytes. After LogFull all is as it was."""
@@ -287,8 +319,18 @@ class Journal:
         wanted = self._limits.records(len(beginning.data), size)
         if limited:
             self._limit(wanted)
+            self._spare(wanted)
+        try:
+            with full_disk_told():
+                return Segment.create(self._folder, self.sequence, wanted), beginning
+        except LogFull:
+            least = self._limits.scarce(len(beginning.data), size)
+            if limited or least >= wanted:
+                raise
         with full_disk_told():
-            return Segment.create(self._folder, self.sequence, wanted), beginning
+            segment = Segment.create(self._folder, self.sequence, least)
+        segment.scarce = True
+        return segment, beginning
 
     def _begin(self, segment: Segment, beginning: Opening) -> None:
         """Its first records are all state and the word that it is whole; when they are synced it counts."""

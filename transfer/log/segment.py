@@ -44,7 +44,7 @@ class Segment:
     blobs that they name. carried: how many of them lay elsewhere before. blob_ends: the offset behind the
     last message whose blob lies here, by topic. pins: who needs it to stay. removed: its files are gone.
     blob_end: where the last blob ends, though it may still arrive. given_back: bytes of holes in the file of
-    blobs. index_bytes: of its index file.
+    blobs. index_bytes: of its index file. scarce: it has room for state alone, since the disk is full.
     """
 
     #: whether its files stay as they are
@@ -62,6 +62,7 @@ class Segment:
         self.carried = 0
         self.blob_ends: dict[int, int] = {}
         self.index_bytes = 0
+        self.scarce = False
         self.removed = False
         self.closed = False
         self.pins = 0
@@ -223,15 +224,16 @@ class Segment:
         needed = aligned(self.blob_end) + nbytes - self._blob_room
         return max(needed, min(self.capacity, _STEP)) if needed > 0 else 0
 
-    def reserve_blob(self, nbytes: int) -> int:
-        """Room for a blob; where it begins. Raises LogFull."""
+    def reserve_blob(self, nbytes: int, *, ahead: bool) -> int:
+        """Room for a blob; where it begins. ahead: for some that follow it too. Raises LogFull."""
         position = aligned(self.blob_end)
         self._make_blobs()
-        more = self.blob_growth(nbytes)
+        needed = max(0, position + nbytes - self._blob_room)
+        more = self.blob_growth(nbytes) if ahead else needed
         try:
             self._reserve(self._blob_room, more)
         except LogFull:
-            more = position + nbytes - self._blob_room
+            more = needed
             self._reserve(self._blob_room, more)
         self._blob_room += more
         self.blob_end = position + nbytes

@@ -11,6 +11,8 @@ _BLOBS = 16
 _SHARE = 8
 #: a segment takes at least so many times the bytes of the state that it begins with
 _STATE_SHARE = 4
+#: bytes of a segment on a disk that has little room, beside the state
+_SCARCE = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,10 @@ class SegmentLimits:
         most = self.largest if self.total is None else min(self.largest, self.total // _SHARE)
         # One byte at least stays free: a file that its records fill is that of an older segment.
         return max(self.segment_bytes, state + size + 1, min(_STATE_SHARE * state, most))
+
+    def scarce(self, state: int, size: int) -> int:
+        """Bytes of a segment for state alone, on a disk that has no room for another one."""
+        return min(self.segment_bytes, 2 * state + size + _SCARCE)
 
     def too_large(self, free: int) -> bool:
         """Whether a segment with so many free bytes is one of a larger limit of before."""
