@@ -262,6 +262,29 @@ def test_a_fetch_that_waits_when_its_run_is_deleted(spool):
             client.collect(10.0)
 
 
+def test_a_run_that_is_deleted_while_it_is_written_does_not_come_back(spool):
+    winner = push(spool.endpoint, "run", "job", 0, 0, 0, [4], delivery="partition")
+    ask(spool.endpoint, DeleteRun(run="run", force=True))
+    task = Declare(run="run", job="job", delivery="partition", kind="batch", task=True)
+    with pytest.raises(Broken, match="was deleted while this job wrote to it"):
+        ask(spool.endpoint, task)  # its next task
+    with pytest.raises(Broken, match="was deleted while this job wrote to it"):
+        commit(spool.endpoint, "run", "job", [winner])
+    assert "run" not in spool.store.entries
+    winner = push(spool.endpoint, "run", "another", 0, 0, 0, [5])
+    assert commit(spool.endpoint, "run", "another", [winner])["rows"] == 5
+
+
+def test_rows_that_are_not_there_cannot_be_acknowledged(spool):
+    """A stream's rows that came later counted as read."""
+    winner = push(spool.endpoint, "run", "job", 0, 0, 0, [4], kind="stream")
+    commit(spool.endpoint, "run", "job", [winner])
+    with opened(spool) as client:
+        with pytest.raises(UsageError, match="row 5 of run run, which has 4 rows"):
+            client.acknowledge(0, 5, [])
+        client.acknowledge(0, 4, [])
+
+
 @pytest.mark.parametrize("layouts", [SMALL, RAGGED, WIDE], ids=["small", "ragged", "wide"])
 def test_ranges_and_orders(spool, layouts):
     """Strides over frames and partitions; shuffles are those of `order.py`."""

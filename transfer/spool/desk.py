@@ -115,6 +115,7 @@ class Desk:
                     f"run {request.run} has {readers} readers and {len(entry.run.jobs)} jobs that write",
                     hint="they will fail if it goes; delete it with --force if that is meant",
                 )
+            self.writers.run_deleted(entry)
             rows, nbytes = self._store.delete(request.run)
         gone = {"rows": rows, "bytes": nbytes}
         self._responder.respond_when_committed(entry.sequence, identity, request, lambda: gone)

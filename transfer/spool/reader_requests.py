@@ -110,6 +110,11 @@ class ReaderRequests:
         lease = request.shard, request.count, request.shards
         if request.shard + request.count > request.shards or request.shards > MAX_SHARDS:
             raise UsageError(f"shards {request.shard} to {request.shard + request.count} of {request.shards}")
+        if request.row > entry.rows:  # rows that come later would count as read
+            raise UsageError(
+                f"row {request.row:,} of run {request.run}, which has {entry.rows:,} rows",
+                hint="acknowledge a state of this run, at most as far as it was read",
+            )
         position = request.epoch, request.row
         sequence = self._store.acknowledge(request.run, request.group, position, request.steps, lease)
         self._responder.respond_when_committed(sequence, identity, request, dict)

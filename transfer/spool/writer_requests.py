@@ -15,6 +15,7 @@ from transports.errors import Broken, LogFull
 
 if TYPE_CHECKING:
     from transfer.peer_faults import PeerFaults
+    from transfer.spool.entry import Entry
 
 _log = logging.getLogger("transfer.spool")
 
@@ -64,8 +65,29 @@ class WriterRequests:
         self._responder.respond_when_committed(sequence, identity, request, lambda: answer)
         return None
 
+    def run_deleted(self, entry: Entry) -> None:
+        """Jobs that write to the run are refused: their next task would make a run of its name again, and show
+        what is left of the rows."""
+        name = entry.run.name
+        cause = refusal(
+            Broken(
+                f"run {name}, {entry.run_id}, was deleted while this job wrote to it",
+                hint="write it again, by another job",
+            )
+        )
+        for job in entry.run.jobs:
+            self._remember((name, job), cause)
+
+    def _remember(self, job: tuple[str, str], cause: list[str] | None) -> None:
+        self._aborted[job] = self._aborted.get(job) or cause
+        if len(self._aborted) > _REMEMBERED:
+            self._aborted.popitem(last=False)
+
     def commit(self, identity: bytes, request: CommitJob, winners: list[Winner]) -> None:
         """The answer follows, when there is room for the commit and it is on the disk."""
+        cause = self._aborted.get((request.run, request.job))
+        if cause is not None and request.run not in self._store.entries:
+            raise raised(cause)
         try:
             sequence, before = self._store.commit(request.run, request.job, winners, request.if_complete)
         except LogFull as error:  # as its rows do, it waits until there is room
@@ -82,9 +104,7 @@ class WriterRequests:
     def abort(self, identity: bytes, request: AbortJob) -> dict[str, Any] | None:
         """The answer; None: it follows."""
         job = request.run, request.job
-        self._aborted[job] = self._aborted.get(job) or request.cause
-        if len(self._aborted) > _REMEMBERED:
-            self._aborted.popitem(last=False)
+        self._remember(job, request.cause)
         sequence = self._store.abort(request.run, request.job)
         if sequence is None:
             return {}
