@@ -26,10 +26,9 @@ from transports.errors import NotATensor, ProtocolError, UsageError
 #: committed jobs of a stream that are known by name: Spark repeats only its last batch
 REMEMBERED_JOBS = 1000
 RECUT_HINT = (
-    "With delivery=partition each try has to give the same partitions with the same rows in the same order, in "
-    "frames of the same sizes (frame_rows). "
-    "Delete the run (transfer runs delete), then write it by a deterministic plan, or with "
-    "delivery=committed."
+    "With delivery=partition each try has to give the same partitions, with the same rows in the same order, "
+    "in frames of the same sizes (frame_rows). Delete the run (transfer runs delete), then write it by a "
+    "deterministic plan, or with delivery=committed."
 )
 
 

@@ -66,7 +66,7 @@ class WriterRequests:
         return None
 
     def run_deleted(self, entry: Entry) -> None:
-        """Jobs that write to the run are refused: their next task would make a run of its name again, and show
+        """Jobs that write to the run are refused: their next task would make a run of its name again, with
         what is left of the rows."""
         name = entry.run.name
         cause = refusal(
