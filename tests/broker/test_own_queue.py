@@ -81,6 +81,20 @@ def test_what_one_had_not_taken_goes_to_another(tmp_path, connected):
         eventually(lambda: cursor(broker) == 300)
 
 
+def test_what_one_had_not_taken_goes_to_another_that_is_there_already(tmp_path, connected, caplog):
+    """It was sent in the middle of the look at what was sent, which failed for each message."""
+    with with_queue(tmp_path) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        first, second = pulling(connected, broker), pulling(connected, broker)
+        client.publish_many("orders", [b"%d" % number for number in range(300)])
+        rest = set(numbers(second, 1))
+        first.close(0)
+        while len(rest) < 300:
+            rest.update(numbers(second, 1))
+        eventually(lambda: cursor(broker) == 300)
+        assert broker.hub.groups.served[0].group.held == 0
+    assert "Exception in callback" not in caplog.text
+
+
 def test_a_tensor_by_any_way_in_comes_out(tmp_path, connected):
     with with_queue(tmp_path) as broker:
         push = connected(transfer.PUSH, broker.endpoints["pushes"])

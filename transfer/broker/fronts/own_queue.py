@@ -122,18 +122,20 @@ class OwnQueue:
 
     def _take_stock(self) -> None:
         taken: list[tuple[int, int]] = []
-        left: deque[tuple[int, int, Tracker]] = deque()
-        for offset, attempt, tracker in self._sent:
+        lost: list[tuple[int, int]] = []
+        sent, self._sent = self._sent, deque()
+        for offset, attempt, tracker in sent:
             if tracker.confirmed:
                 taken.append((offset, attempt))
             elif tracker.error is not None:
-                self._counters["unconfirmed"] += 1
-                self._give_back((offset, attempt))
+                lost.append((offset, attempt))
             else:
-                left.append((offset, attempt, tracker))
-        self._sent = left
+                self._sent.append((offset, attempt, tracker))
         if taken:
             self._hub.groups.ack(self, self._served, taken)
+        self._counters["unconfirmed"] += len(lost)
+        for key in lost:  # which may be sent to another at once
+            self._give_back(key)
 
     def _refuse(self, key: tuple[int, int], reason: str) -> None:
         """Nobody who pulls could read it."""
