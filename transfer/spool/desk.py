@@ -45,6 +45,7 @@ class Desk:
         self._answers = answers
         self._answer = answer
         self._expiry = expiry
+        self._committer = committer
         self._responder = Responder(answer, committer)
         self.attempts = AttemptEnds(store, self._responder)
         self.writers = WriterRequests(store, committer, self._responder, port, faults)
@@ -81,7 +82,9 @@ class Desk:
         self.writers.tick(connected)
         if not self.writers.full:  # else attempts may come when there is room
             self.attempts.refuse_missing()
-        self._expiry.look({(reader.entry.number, reader.group) for reader in self.readers.leases})
+        removed = self._expiry.look({(reader.entry.number, reader.group) for reader in self.readers.leases})
+        if removed is not None:  # readers see it, and its room is free, only then
+            self._committer.when_committed(removed, lambda: None)
 
     # -- runs --------------------------------------------------------------------------------------------
 

@@ -227,6 +227,10 @@ class Store:
             self.abort(entry.run.name, job)
             self._runs.put(entry)
 
+    def mark(self) -> int:
+        """The sequence of a new record behind all others, which says nothing: to wait for all of them."""
+        return self.log.put(b"room", b"")
+
     def _book(self, entry: Entry, sequence: int | None, unneeded: Sequence[int] = ()) -> None:
         """Readers may see what is booked now when this record is kept; None: at once."""
         booked = Booked(sequence or 0, entry, entry.run.visible.rows, entry.run.state, unneeded)
