@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from transfer import rows as row_layouts
 from transfer.log import Log, Retention
+from transfer.log.checks import check_key
 from transfer.runs import Abort, Begin, Commit, End, Rows, Winner, to_table
 from transfer.spool.entry import Booked, Entry, Seen, group_key, run_key
 from transfer.spool.group import Group, group_to_json
@@ -319,6 +320,7 @@ class Store:
         if group is None:
             if len(entry.groups) >= MAX_GROUPS:
                 raise UsageError(f"run {entry.run.name} has {MAX_GROUPS} groups")
+            check_key(group_key(entry, name))
             group = entry.groups[name] = Group((0, entry.first) if entry.first else None, used=self.now())
         return group
 
