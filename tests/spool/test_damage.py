@@ -16,7 +16,7 @@ from transfer.spool.protocol import Acknowledge, OpenRun, Read
 from transfer.spool.server import Spool
 from transports.errors import LogDamaged, LogInUse, UsageError
 
-from .sending import WIDE, Task, agrees, ask, write
+from .sending import WIDE, Task, agrees, ask, push, write
 
 SIZES = [[8, 8], [8, 8]]
 
@@ -192,6 +192,20 @@ def test_a_folder_on_which_a_spool_runs_is_refused(folder, tmp_path, monkeypatch
         found = CliRunner().invoke(app, [*command, "spool"])
     assert isinstance(found.exception, LogInUse) and "end it first" in found.exception.hint
     assert [path.name for path in tmp_path.iterdir()] == ["spool"]
+
+
+def test_a_run_whose_staged_rows_are_damaged_is_left_out(folder, tmp_path):
+    """Its commit would show them."""
+    with Spool(folder) as spool:
+        push(spool.endpoint, "four", "job", 0, 0, 0, [8, 8], WIDE)
+    (blobs,) = folder.glob(f"*{BLOBS}")
+    overwrite(blobs, len(blobs.read_bytes().rstrip(b"\0")) - 1000, b"damaged")
+    for command in (["verify", folder], ["salvage", folder, "--out", tmp_path / "new"]):
+        found = CliRunner().invoke(app, [*map(str, command), "--json"])
+        told = {one["name"]: bool(one["damage"]) for one in map(json.loads, found.output.splitlines())}
+        assert found.exit_code == 1, found.exception
+        assert told == {"one": False, "two": False, "three": False, "four": True}
+    assert verified(tmp_path / "new").exit_code == 0
 
 
 def test_a_copy_that_a_killed_salvage_left_is_named(folder, tmp_path):

@@ -84,7 +84,7 @@ def _copy_of(folder: Path, copy: Path) -> Iterator[Path]:
 
 
 def verify(store: Store) -> list[Found]:
-    """Reads all of each run: every row, with its checksum, and their count."""
+    """Reads all of each run: every row, staged ones too, with its checksum, and their count."""
     return [
         Found(entry.run.name, entry.state, entry.rows, entry.damage or _problem(store, entry))
         for entry in store.entries.values()
@@ -98,6 +98,9 @@ def _problem(store: Store, entry: Entry) -> str:
             if end > entry.first:
                 row_layouts.check(store.frame(entry, number), entry.run.layouts or (), end - before)
             before = end
+        for job in entry.run.jobs.values():
+            for offset in job.offsets:  # staged: a commit would show them
+                store.log.read(entry.topic, offset, limit=1)
     except (LogDamaged, ProtocolError) as error:
         return str(error).partition("\n  hint: ")[0]
     return ""
