@@ -306,7 +306,7 @@ class Store:
                     _log.warning("the disk is full: the lineage of group %s, run %s, has a gap", group, run)
             entry.touched = found.used = self.now()
             found.given_up = False
-            found.acknowledge(position, *lease)
+            found.acknowledge(position, *lease, kept=(0, entry.first))
             if found.delivered is None or found.delivered < position:
                 found.delivered = position
             sequence = self.note(entry, group)
