@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from tests.broker.asking import ask, until
 from tests.broker.running import FREE, running
 from tests.cli.feeding import send_run
+from transfer.cli.runs import app
 from transfer.clients.own import BrokerClient
 from transfer.log.upkeep import Upkeep
 from transfer.reading import RowStream
@@ -41,6 +43,20 @@ def test_rows_and_messages_share_a_log(tmp_path):
         orders = client.consume("orders", "g", begin="old")
         assert [bytes(orders.recv(10).data) for _ in range(2)] == [b"before", b"after"]
     assert {path.name for path in tmp_path.iterdir()} >= {"log", "state.db", "audit"}
+
+
+def test_runs_in_a_brokers_folder_are_verified_and_salvaged(tmp_path):
+    """Its log is found, and nothing is made next to it."""
+    data, new = tmp_path / "data", tmp_path / "new"
+    with running(data, spool=FREE) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        client.publish("orders", b"message")
+        send_run(url_of(broker), IDS)
+    before = sorted(data.rglob("*"))
+    for command in (["verify", data], ["salvage", data, "--out", new], ["verify", new]):
+        found = CliRunner().invoke(app, [*map(str, command), "--json"])
+        assert found.exit_code == 0, found.output
+        assert [json.loads(line)["name"] for line in found.output.splitlines()] == ["digits"]
+    assert sorted(data.rglob("*")) == before
 
 
 def test_metrics_of_a_broker_are_those_of_its_spool_too(tmp_path):

@@ -71,7 +71,9 @@ def test_list_as_json_is_an_object_a_run(spool, run):
     group = told["groups"]["default"]
     assert (group["acknowledged"], group["behind"]) == ([0, 48], 52)
     assert group["delivered"] >= [0, 48]  # with what was fetched ahead
-    assert run("runs", "list", f"{spool}/two", "--json")[:2] == (0, b"")
+    assert [json.loads(run("runs", "list", f"{spool}/one", "--json")[1])["name"]] == ["one"]
+    code, output, said = run("runs", "list", f"{spool}/two", "--json")
+    assert (code, output, said) == (2, b"", "transfer: there is no run 'two'\n  hint: there are: one\n")
 
 
 def test_inspect_tells_columns_groups_readers_and_jobs(spool, run):
@@ -175,8 +177,15 @@ def test_lineage_for_people(spool, run):
     ]
     code, _, said = run("runs", "lineage", f"{spool}/one", "--step", 4)
     assert code == 2 and "steps 0 to 3 are known" in said
-    code, output, _ = run("runs", "lineage", f"{spool}/one", "--group", "nobody")
+    with RowStream(f"{spool}/one", 8, group="quiet", timeout=20):
+        code, output, _ = run("runs", "lineage", f"{spool}/one", "--group", "quiet")
     assert (code, output) == (0, b"no steps: a step is told when it was acknowledged\n")
+    for more in ((), ("--step", 1)):
+        code, output, said = run("runs", "lineage", f"{spool}/one", "--group", "defaults", *more)
+        assert (code, output) == (2, b"") and "run one has no group 'defaults'" in said
+        assert "there are: default, quiet" in said
+    run("runs", "forget-group", f"{spool}/one", "default", "--yes")
+    assert lines_of(run("runs", "lineage", f"{spool}/one")[1])[1][:3] == ["0", "to", "3"]
 
 
 def test_lineage_as_parquet(spool, run, tmp_path):
@@ -198,6 +207,7 @@ def test_lineage_as_parquet(spool, run, tmp_path):
 
 
 def test_parquet_without_pyarrow_is_one_clear_line(spool, start):
+    train(f"{spool}/one", 1)
     without = "import sys; sys.modules['pyarrow'] = None; from transfer.cli import main; main()"
     command = start("runs", "lineage", f"{spool}/one", "--parquet", "x", program=("-c", without))
     code, _, said = command.end()

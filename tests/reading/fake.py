@@ -13,7 +13,7 @@ import numpy as np
 from transfer import rows as tables
 from transfer.rows import Layout
 from transfer.spool.order import Order
-from transfer.spool.source import FAILED, OPEN, SEALED, Rows, RunInfo
+from transfer.spool.source import FAILED, OPEN, SEALED, Rows, RunInfo, check_opening
 from transports.errors import Again, Closed, UsageError
 
 LAYOUTS = (Layout("id", "dense", "int64"), Layout("x", "dense", "float32", (2,)))
@@ -99,14 +99,15 @@ class Source:
         self.lease = None
         self.error = None  # raised by the next collect
 
-    def open(self, group, shard=0, shards=1):
+    def open(self, group, shard=0, shards=1, *, columns=None, shuffled=False):
         run = self.run
         with run.changed:
+            layouts = run.layouts if run.frames else ()
+            check_opening(run.name, run.state, layouts, columns, shuffled=shuffled)
             if (group, shard) in run.leases:
                 raise UsageError("another reader has the lease")
             self.lease = (group, shard)
             run.leases.add(self.lease)
-            layouts = run.layouts if run.frames else ()
             positions = run.acknowledged, run.delivered
             return RunInfo(run.name, run.state, run.visible, layouts, *positions, run.run_id)
 
@@ -160,10 +161,10 @@ class FileSource(Source):
         if about["acknowledged"]:
             self.run.acknowledged = tuple(about["acknowledged"])
 
-    def open(self, group, shard=0, shards=1):
+    def open(self, group, shard=0, shards=1, **wishes):
         (self.folder / f"opened-{os.getpid()}-{shard}-of-{shards}").touch()
         (self.folder / f"lease-{group}-{shard}").touch(exist_ok=False)
-        return super().open(group, shard, shards)
+        return super().open(group, shard, shards, **wishes)
 
     def acknowledge(self, epoch, row, steps):
         about = json.loads((self.folder / "run.json").read_text())

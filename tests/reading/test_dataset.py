@@ -166,6 +166,8 @@ def test_epoch_by_epoch():
             assert ids_of(loader) == expected[epoch]
         with pytest.raises(OptionError, match="none of the 3 epochs"):
             dataset.set_epoch(3)
+        with pytest.raises(OptionError, match=r"whole number, not 1\.5"):
+            dataset.set_epoch(1.5)
     with dataset_of(run, epochs=3, shuffle=1) as dataset:
         assert [ids_of(dataset.one_epoch()) for _ in range(3)] == expected
 

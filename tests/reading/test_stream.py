@@ -110,6 +110,26 @@ def test_without_a_batch_size_all_ranks_have_the_same_one():
     assert read(Run(), None) == []
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *[{name: 1.5} for name in ("batch_size", "epochs", "shuffle", "rank", "world_size")],
+        {"batch_size": "2"},
+        *[{"group": group} for group in ("", "g" * 256, 5)],
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_be_are_refused_before_anything_is_opened(wrong):
+    run = Run(3)
+    with pytest.raises(OptionError, match=f"{next(iter(wrong))} is a"):
+        RowStream(Source(run), **({"batch_size": 2} | wrong))
+    assert not run.leases
+
+
+def test_numpys_integers_are_integers():
+    assert ids_of(read(Run(3), np.int64(2), epochs=np.int8(1), shuffle=None)) == [0, 1, 2]
+
+
 # --- ranks, workers, and resuming with others -----------------------------------------------------
 
 
@@ -268,6 +288,37 @@ def test_what_is_dropped_is_counted():
         assert (rows, stream.rows, stream.dropped_rows) == ((18 - dropped) // 2 * 3,) * 2 + (3 * dropped,)
     with RowStream(Source(Run(17)), 2, rank=1, world_size=2) as stream:
         assert len(ids_of(stream)) == 8 and stream.dropped_rows == 1  # too few for each rank
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 8, 9])
+@pytest.mark.parametrize(("world", "batch", "drop_last"), [(4, 3, False), (1, 8, True), (2, 2, True)])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_row_of_each_epoch_is_handed_out_or_counted(rows, world, batch, drop_last, workers):
+    """Of runs that have too few for any step, too."""
+    taken, dropped = 0, set()
+    for rank in range(world):
+        for worker in range(workers):
+            shard = {"rank": rank, "world_size": world, "worker": worker, "workers": workers}
+            with RowStream(Source(Run(rows)), batch, epochs=3, drop_last=drop_last, **shard) as stream:
+                taken += sum(len(one["id"]) for one in stream)
+                dropped.add(stream.dropped_rows)
+    assert dropped == {3 * rows - taken}
+
+
+def test_what_is_dropped_is_counted_once_whatever_is_opened():
+    run = Run(5)
+    with RowStream(Source(run), 8, drop_last=True, epochs=None) as stream:
+        assert not list(stream) and stream.dropped_rows == 5  # of an epoch: there is no end of them
+    with RowStream(Source(run), 8, drop_last=True, epochs=3) as stream:
+        stream.seek(1)
+        assert not list(stream) and stream.dropped_rows == 10
+    run.acknowledged = (0, 4)
+    with RowStream(Source(run), 2, drop_last=True, epochs=2) as stream:
+        assert [len(one["id"]) for one in stream] == [2, 2] and stream.dropped_rows == 2
+    late = Run(3, state=OPEN)
+    with RowStream(Source(late), 8, drop_last=True, epochs=None) as stream:
+        late.add(2, state="sealed")
+        assert not list(stream) and stream.dropped_rows == 5
 
 
 def test_seek_begins_with_another_epoch():

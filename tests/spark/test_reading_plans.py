@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("pyarrow", reason="pip install tensor-transfer[spark]")
 pytest.importorskip("pyspark.sql.datasource", reason="pip install tensor-transfer[spark]")
 
+from pyspark.sql.types import StructType
+
 from tests.spark.pushing import SCHEMA, job, push, send
 from transfer.spark import reading
 from transfer.spark.options import ReadOptions, parse_read_options
@@ -159,11 +161,20 @@ def test_an_empty_run_has_no_rows_and_no_columns(spool):
     plan = job(spool, "run", "one", "batch")
     plan.check()
     plan.commit([])
-    with pytest.raises(UsageError, match="has no rows yet, and so no columns"):
+    with pytest.raises(UsageError, match="run run is sealed without rows, and so without columns"):
         read_schema(options(spool))
     reader = RunReader(options(spool), SCHEMA)
     (part,) = reader.partitions()
     assert ids(reader, [part]) == []
+
+
+def test_a_query_that_names_a_column_that_is_not_there_has_made_no_group(spool):
+    push(spool, "grows", 0, 20)
+    stream = RunStream(options(spool, "grows", group="g"), StructType().add("other", "long"))
+    with pytest.raises(OptionError, match="no column 'other'"):
+        stream.initialOffset()
+    stream.stop()
+    assert spool.store.entries["grows"].groups == {}
 
 
 def test_a_run_that_is_not_complete_is_refused_unless_that_is_meant(spool):

@@ -7,6 +7,7 @@ import pytest
 
 from transfer.reading import RowStream
 from transfer.rows import Layout
+from transfer.spool.admin import SpoolAdmin
 from transfer.spool.client import RunClient
 from transfer.spool.protocol import Fetch, Read
 from transfer.spool.server import Spool
@@ -53,6 +54,32 @@ def test_a_read_brings_them_too(spool):
     write(spool.endpoint, "run", [[20]], RAGGED)
     arrays, told = ask(spool.endpoint, Read(run="run", begin=2, end=9, columns=["id"]))
     assert told["count"] == 7 and {*arrays} == {"id"}
+
+
+def test_who_is_refused_has_made_no_group(spool):
+    """A stream would keep its rows for it."""
+    write(spool.endpoint, "run", [[20]], RAGGED)
+    write(spool.endpoint, "grows", [[20]], kind="stream")
+    with pytest.raises(OptionError, match=r"no column 'x'[\s\S]*It has: id, tokens, text\."):
+        RowStream(spool.url("run"), 8, columns=("x",), timeout=10.0)
+    with pytest.raises(UsageError, match="cannot be shuffled"):
+        RowStream(spool.url("grows"), 8, shuffle=3, timeout=10.0)
+    with SpoolAdmin(spool.url()) as admin:
+        assert [run["groups"] for run in admin.overview()["runs"]] == [{}, {}]
+        with RowStream(spool.url("grows"), 8, columns=("id",), timeout=10.0):
+            assert [*admin.groups("grows")] == ["default"]
+
+
+def test_what_no_spool_takes_is_the_callers_mistake(spool):
+    """And is not sent."""
+    with SpoolAdmin(spool.url()) as admin:
+        for ask_for in (lambda: admin.inspect(""), lambda: admin.groups("r" * 256), lambda: admin.inspect(5)):
+            with pytest.raises(UsageError, match="cannot be asked this"):
+                ask_for()
+        write(spool.endpoint, "run", [[20]])
+        with pytest.raises(UsageError, match="1 to 1024"):
+            RowStream(spool.url("run"), 8, group="😀" * 255, timeout=10.0)
+        assert admin.inspect("run")["groups"] == {}
 
 
 def test_a_column_that_the_run_has_not_is_refused_with_those_that_it_has(spool):

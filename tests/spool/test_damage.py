@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -13,9 +14,9 @@ from transfer.log.segment_files import BLOBS, SUFFIX
 from transfer.spool.admin import SpoolAdmin
 from transfer.spool.protocol import Acknowledge, OpenRun, Read
 from transfer.spool.server import Spool
-from transports.errors import LogDamaged
+from transports.errors import LogDamaged, LogInUse, UsageError
 
-from .sending import WIDE, agrees, ask, write
+from .sending import WIDE, Task, agrees, ask, push, write
 
 SIZES = [[8, 8], [8, 8]]
 
@@ -47,6 +48,22 @@ def damage(folder, what):
         overwrite(blobs, int.from_bytes(frames[2].body[8:16], "little") + 30_000, b"damaged")
     else:
         overwrite(path, frames[2 if what == "record" else 0].position + 60, b"damaged")
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def verified(folder, *more):
+    """And nothing was changed, whatever a start would put right."""
+    before = contents(folder)
+    found = CliRunner().invoke(app, ["verify", str(folder), *more])
+    assert contents(folder) == before
+    return found
 
 
 def states(endpoint):
@@ -128,6 +145,81 @@ def test_what_cannot_be_opened_is_salvaged_up_to_the_damage(folder, tmp_path):
     assert path.read_bytes() == before
     with Spool(tmp_path / "new") as spool:
         assert rows_of(spool.endpoint, "one") == rows_of(spool.endpoint, "two") == list(range(32))
+
+
+def test_verify_changes_nothing_in_a_folder_that_a_crash_left(folder, tmp_path):
+    """A torn tail, frames that are not needed any more, no index."""
+    with Spool(folder) as spool:
+        task = Task("four", "job", 0, 0, 0, [8, 8], WIDE)
+        spool.store.declare("four", "job", "partition", "batch")
+        for again in (task, Task("four", "job", 0, 1, 0, [8, 8], WIDE)):
+            sequences = [spool.store.receive(*message) for message in again.messages]
+        spool.store.log.commit(sequences[-1])
+        shutil.copytree(folder, tmp_path / "left")
+    left = tmp_path / "left"
+    for path in left.glob("*.index"):
+        path.unlink()
+    last = max(left.glob(f"*{SUFFIX}"))
+    end = max(one.end for one in scan(memoryview(last.read_bytes()), int(last.stem)))
+    overwrite(last, end, b"torn" * 9)
+    found = verified(left, "--json")
+    told = {one["name"]: (one["rows"], one["damage"]) for one in map(json.loads, found.output.splitlines())}
+    assert found.exit_code == 0, found.output
+    assert told == {"one": (32, ""), "two": (32, ""), "three": (32, ""), "four": (16, "")}
+    damage(left, "rows")
+    found = verified(left, "--json")
+    told = {one["name"]: bool(one["damage"]) for one in map(json.loads, found.output.splitlines())}
+    assert found.exit_code == 1
+    assert told == {"one": False, "two": True, "three": False, "four": False}
+
+
+@pytest.mark.parametrize("command", [["verify"], ["salvage", "--out", "new"]], ids=lambda one: one[0])
+def test_a_folder_that_is_no_spool_is_refused_and_left_alone(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "notes.log").write_text("mine")
+    for name in ("plain", "plain/notes.log"):
+        found = CliRunner().invoke(app, [*command, name])
+        assert isinstance(found.exception, UsageError) and "is no folder of a spool" in str(found.exception)
+        assert "transfer serve --spool" in found.exception.hint
+    assert [path.name for path in tmp_path.rglob("*")] == ["plain", "notes.log"]
+
+
+@pytest.mark.parametrize("command", [["verify"], ["salvage", "--out", "new"]], ids=lambda one: one[0])
+def test_a_folder_on_which_a_spool_runs_is_refused(folder, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    with Spool(folder):
+        found = CliRunner().invoke(app, [*command, "spool"])
+    assert isinstance(found.exception, LogInUse) and "end it first" in found.exception.hint
+    assert [path.name for path in tmp_path.iterdir()] == ["spool"]
+
+
+def test_a_run_whose_staged_rows_are_damaged_is_left_out(folder, tmp_path):
+    """Its commit would show them."""
+    with Spool(folder) as spool:
+        push(spool.endpoint, "four", "job", 0, 0, 0, [8, 8], WIDE)
+    (blobs,) = folder.glob(f"*{BLOBS}")
+    overwrite(blobs, len(blobs.read_bytes().rstrip(b"\0")) - 1000, b"damaged")
+    for command in (["verify", folder], ["salvage", folder, "--out", tmp_path / "new"]):
+        found = CliRunner().invoke(app, [*map(str, command), "--json"])
+        told = {one["name"]: bool(one["damage"]) for one in map(json.loads, found.output.splitlines())}
+        assert found.exit_code == 1, found.exception
+        assert told == {"one": False, "two": False, "three": False, "four": True}
+    assert verified(tmp_path / "new").exit_code == 0
+
+
+def test_a_copy_that_a_killed_salvage_left_is_named(folder, tmp_path):
+    (path,) = folder.glob(f"*{SUFFIX}")
+    records = list(scan(memoryview(path.read_bytes()), int(path.stem)))
+    overwrite(path, [one for one in records if one.kind == Kind.STATE][-1].position + 60, b"damaged")
+    (tmp_path / "new.copy").mkdir()
+    found = CliRunner().invoke(app, ["salvage", str(folder), "--out", str(tmp_path / "new")])
+    assert isinstance(found.exception, UsageError) and "new.copy is there" in str(found.exception)
+    assert "delete it" in found.exception.hint and (tmp_path / "new.copy").exists()
+    (tmp_path / "new.copy").rmdir()
+    found = CliRunner().invoke(app, ["salvage", str(folder), "--out", str(tmp_path / "new")])
+    assert found.exit_code == 1 and "later is left out" in found.output
+    assert not (tmp_path / "new.copy").exists()
 
 
 def test_groups_and_lineage_are_salvaged(folder, tmp_path):

@@ -83,6 +83,27 @@ def test_staged_rows_of_a_job_that_sends_nothing(stores, restarts, caplog):
     assert stores.store.declare("run", "other", "committed", "batch")
 
 
+def test_what_goes_by_its_age_is_committed_though_nothing_else_is(tmp_path):
+    """Readers see that the run failed, and the room of what went is free."""
+    spool = DirectSpool(tmp_path)
+    spool.ask(Declare(run="run", job="job", delivery="committed", kind="batch"))
+    for message, arrays in Task("run", "job", 0, 0, 0, [64] * 8, WIDE).messages:
+        spool.receive(message, arrays)
+    spool.sync()
+    full, began = disk(spool.store), spool.store.now()
+    spool.store.now = lambda: began + 100_000.0
+    spool.tick()
+    spool.committer.flush()
+    assert spool.store.entry("run").state == FAILED
+    assert disk(spool.store) <= full - (4 << 20) + (1 << 20)
+    spool.store.now = lambda: began + 1_000_000.0
+    spool.tick()
+    spool.committer.flush()
+    spool.restart(crash=True)
+    assert not spool.store.entries
+    spool.close()
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 @pytest.mark.parametrize("kind", ["batch", "stream"])
 def test_who_comes_late_for_rows_that_went_hears_why(tmp_path, kind, restarts):
@@ -221,6 +242,22 @@ def test_a_stream_whose_only_group_was_given_up(stores):
     assert stores.after(200) == []
     stores.store.group(stores.store.entry("run"), "new")
     assert stores.after(400, reading=[("run", "new")]) == []
+
+
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_stream_that_was_read_stays_with_its_positions(stores, restarts):
+    """Only rows go: who comes back reads on, and no other stream takes its name."""
+    make(stores.store, "run", 2, kind="stream")
+    stores.store.acknowledge("run", "gone", (0, 32), [[0, 1, 0, 0, 32, 1, 0]])
+    sync(stores.store)
+    run_id = stores.store.entry("run").run_id
+    assert stores.after(340) == ["group"]
+    assert stores.after(5000, restarts=restarts) == []
+    entry = stores.store.entry("run")
+    assert (entry.run_id, entry.groups["gone"].acknowledged) == (run_id, (0, 32))
+    assert stores.store.lineage(entry, "gone")
+    make(stores.store, "never opened", 2, kind="stream")
+    assert stores.after(500) == ["unread"] and [*stores.store.entries] == ["run"]
 
 
 def test_a_folder_of_a_release_that_noted_no_activity(stores, monkeypatch):

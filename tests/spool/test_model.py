@@ -410,8 +410,11 @@ class Machine(RuleBasedStateMachine):
             with pytest.raises(Broken, match=run.run_id):
                 reader.stream.acknowledge(state)
             return
+        first = self.spool.store.entry(run.name).first
         reader.stream.acknowledge(state)
         mates = {one.rank: one for one in self.readers if one.run is run and one.name == reader.name}
+        if run.kind == "stream":  # which does not go back to rows that are gone
+            position = max(position, (0, first))
         group.acknowledge([reader.rank], position, mates)
 
     def _leave(self, reader, *, closed):

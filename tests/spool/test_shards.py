@@ -60,6 +60,24 @@ def ranks(request, tmp_path):
     found.spool.close()
 
 
+def test_an_older_checkpoint_that_is_acknowledged_late_does_not_go_behind_what_is_kept(ranks):
+    """Of a stream those rows are gone; of a batch the group goes back."""
+    with ranks.open(0) as one, ranks.open(1) as other:
+        readers = [iter(one), iter(other)]
+        for reader in readers:
+            next(reader)
+        older = other.state_dict()
+        for reader in readers:
+            next(reader)
+        one.acknowledge()
+        other.acknowledge(older)
+    ranks.gone()
+    stream = ranks.entry.run.kind == "stream"
+    assert ranks.group.acknowledged == (0, ranks.entry.first if stream else 20)
+    with ranks.open(0, 1) as stream_of_all:
+        assert next(iter(stream_of_all))["id"][0] == ranks.group.acknowledged[1]
+
+
 def take(stream, steps):
     return [int(one) for batch in islice(stream, steps) for one in batch["id"]]
 

@@ -34,7 +34,7 @@ def list_runs(address: str, timeout: float, *, as_json: bool) -> None:
     """All runs, or the one that the address names."""
     with asked(address, timeout, named=False) as (spool, only):
         found = spool.overview()
-        runs = [run for run in found["runs"] if only in ("", run["name"])]
+        runs = found["runs"] if not only else [spool.inspect(only)]
     if as_json:
         for run in runs:
             print(json.dumps(run | {"groups": _groups(run)}))

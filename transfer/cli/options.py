@@ -28,6 +28,11 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
+def parse_size_or_none(text: str) -> int | None:
+    """The same, or None for `none`. Raises BadParameter."""
+    return None if _is_none(text) else parse_size(text)
+
+
 def show_size(nbytes: float) -> str:
     """`1.5 MB`: three digits are enough for a person."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -50,7 +55,11 @@ def parse_age(text: str) -> float:
 
 def parse_age_or_none(text: str) -> float | None:
     """The same, or None for `none`. Raises BadParameter."""
-    return None if text.strip().lower() == "none" else parse_age(text)
+    return None if _is_none(text) else parse_age(text)
+
+
+def _is_none(text: str) -> bool:
+    return text.strip().lower() == "none"
 
 
 def _age(text: str) -> Any:
@@ -217,19 +226,14 @@ class Kept:
         typer.Option(metavar="ENDPOINT", help="Take rows there; by default beside, one port higher."),
     ] = None
     retention_bytes: Annotated[
-        int | None,
+        Any,
         typer.Option(
-            parser=parse_size,
+            parser=parse_size_or_none,
             metavar="SIZE",
-            help="What the folder may take, from 1 MiB on; then writers wait.",
+            help="What the folder may take, from 1 MiB on; then writers wait. 'none': no limit.",
         ),
-    ] = None
-    retention_age: Annotated[
-        float | None,
-        typer.Option(
-            parser=parse_age, metavar="TIME", help="Delete runs so old that all their groups have read (7d)."
-        ),
-    ] = None
+    ] = "none"
+    retention_age: Annotated[Any, _age("Delete runs so old that all their groups have read")] = "none"
     staged_age: Annotated[Any, _age("Drop rows of a job that has sent nothing for so long")] = "1d"
     failed_age: Annotated[Any, _age("Delete runs that failed so long ago")] = "7d"
     group_age: Annotated[Any, _age("Hold no rows for a group that has not read for so long")] = "30d"

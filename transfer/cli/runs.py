@@ -16,7 +16,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Spool = Annotated[str, typer.Argument(metavar="[[run://]HOST:PORT]", help="A spool, as `serve` prints it.")]
+Spool = Annotated[
+    str,
+    typer.Argument(
+        metavar="[[run://]HOST:PORT[/NAME]]", help="A spool, as `serve` prints it, or one run of it."
+    ),
+]
 Run = Annotated[str, typer.Argument(metavar="[run://]HOST:PORT/NAME", help="A run of a spool.")]
 Timeout = Annotated[
     float,

@@ -4,43 +4,60 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from transfer.broker.parts import LOG
 from transfer.cli import EXIT_ERROR
 from transfer.cli.asking import asked
 from transfer.cli.tables import show_table
-from transfer.spool.salvage import Found, copy_of, salvage, verify
-from transfer.spool.store import Store
+from transfer.log.looking import is_log
+from transfer.spool.salvage import Found, opened, salvage, salvaged, verify
+from transports.errors import LogInUse, UsageError
 
 
 def verify_runs(what: str, timeout: float, *, as_json: bool) -> int:
     """All runs of a spool, or of a folder, or one run: the exit status."""
-    if Path(what).is_dir():
-        store = Store(Path(what))
-        try:
+    if Path(what).exists():
+        with _unused(Path(what)) as folder, opened(folder) as store:
             found = verify(store)
             logged = [one.text for one in store.log.damage if not one.topic.startswith("run/")]
-        finally:
-            store.close()
         for text in logged:
             print(f"the log: {text}", file=sys.stderr)
         return _show(found, as_json) or (EXIT_ERROR if logged else 0)
     with asked(what, timeout, named=False) as (spool, only):
-        runs = [run for run in spool.overview()["runs"] if only in ("", run["name"])]
-        if only and not runs:
-            spool.inspect(only)  # raises that there is none
+        runs = spool.overview()["runs"] if not only else [spool.inspect(only)]
         found = [Found(run["name"], run["state"], run["rows"], spool.verify(run)) for run in runs]
     return _show(found, as_json)
 
 
 def salvage_runs(folder: Path, out: Path, *, as_json: bool) -> int:
     """The exit status."""
-    with copy_of(folder, out) as (store, cut):
+    with _unused(folder) as log, salvaged(log, out) as (store, cut):
         found = salvage(store, out)
     if cut:
         print(f"the log is damaged, and what it had later is left out: {cut}", file=sys.stderr)
     return _show(found, as_json) or (EXIT_ERROR if cut else 0)
+
+
+@contextmanager
+def _unused(folder: Path) -> Iterator[Path]:
+    """Where the spool's log is: the folder, or `log` in that of a broker. Raises UsageError: there is none;
+    LogInUse: it is in use."""
+    log = next((one for one in (folder, folder / LOG) if is_log(one)), None)
+    if log is None:
+        raise UsageError(
+            f"{folder} is no folder of a spool",
+            hint="name the folder of `transfer serve --spool`, or of `transfer broker --data`",
+        )
+    try:
+        yield log
+    except LogInUse as error:
+        raise LogInUse(
+            f"a spool or a broker runs on {folder}",
+            hint="end it first; one that runs is asked by its address: transfer runs verify HOST:PORT",
+        ) from error
 
 
 def _show(found: Sequence[Found], as_json: bool) -> int:

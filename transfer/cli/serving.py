@@ -24,6 +24,7 @@ from transports.errors import (
     LogDamaged,
     LogInUse,
     NotSupported,
+    OptionError,
     TransferError,
 )
 from transports.security.guard import is_loopback
@@ -78,6 +79,8 @@ def _opened(
     metrics: str | None,
 ) -> Spool:
     """Raises what the spool raises, told with what to do about it."""
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"{folder} is no folder", hint="name a folder of the spool's own with --spool")
     try:
         import_module("numpy")  # used with the first rows only, which is too late to miss it
         from transfer.spool.ages import Ages

@@ -10,7 +10,7 @@ from typing import Any
 from transfer.log.disk import full_disk_told, make_folder
 from transports.errors import LogInUse, UsageError
 
-_LOCK = "LOCK"
+LOCK = "LOCK"
 #: bytes of a topic's or group's name at most
 MAX_NAME = 1024
 
@@ -19,7 +19,7 @@ def lock(folder: Path) -> int:
     """Makes the folder a log's own until the descriptor is closed. Raises LogInUse."""
     with full_disk_told():
         make_folder(folder)
-    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     return _locked(fd, fcntl.LOCK_EX, folder)
 
 
@@ -27,7 +27,7 @@ def lock_shared(folder: Path) -> int:
     """The same for those who only look, who may be several; -1: no log was open there yet. Raises
     LogInUse."""
     try:
-        fd = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return -1
     return _locked(fd, fcntl.LOCK_SH, folder)

@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from transfer.log.checks import lock_shared
-from transfer.log.format import check as check_format
+from transfer.log.checks import LOCK, lock_shared
+from transfer.log.damage import Damage
+from transfer.log.format import NAME as FORMAT, check as check_format
+from transfer.log.journal import Journal
+from transfer.log.log import Log
 from transfer.log.recovery import recover
 from transfer.log.segment import Segment
 from transfer.log.segment_files import BLOBS, path_of
 from transfer.log.topics import Topics
-from transfer.log.verify import Verified, to_verify, verify
+from transfer.log.verify import Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +36,80 @@ def look(folder: Path, progress: Callable[[int], object] | None = None) -> Looke
 
     Raises LogInUse: a log is open there; LogDamaged: no log can be opened there; NotSupported.
     """
-    fd = lock_shared(folder)
-    try:
-        begun = check_format(folder)
-        found = recover(folder, begun=begun, serve=True, kind=SegmentCopy)
+    with LogCopy(folder) as log:
+        verified = log.verify(progress)
+        texts = [*(one.text for one in log.damage), *verified.damages]
+        return Looked(verified, tuple(dict.fromkeys(texts)), log.state)
+
+
+def is_log(folder: Path) -> bool:
+    """Whether a log was made in the folder."""
+    return any((folder / name).is_file() for name in (LOCK, FORMAT))
+
+
+class LogCopy(Log):
+    """A log as the next start would find it, though messages are missing; nothing in its folder is changed.
+
+    For who only reads: what the reader's own recovery appends or discards stays in memory. damage: also what
+    a start would mend. Several may look at a time. Raises LogInUse, LogDamaged, NotSupported.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock_fd = lock_shared(folder)
         try:
-            segments = {segment.first: segment for segment in found.segments}
-            parts = to_verify(found.segments, found.sequence) if segments else []
-            verified = verify(parts, segments, Topics(found).wanted, progress)
-            told = [one.text for one in found.told]
-            told += [text for one in found.segments if isinstance(one, SegmentCopy) for text in one.mended]
-        finally:
-            for segment in found.segments:
-                segment.close()
-    finally:
+            begun = check_format(folder)
+            found = recover(folder, begun=begun, serve=True, kind=SegmentCopy)
+        except BaseException:
+            self._unlock()
+            raise
+        mended = [text for one in found.segments if isinstance(one, SegmentCopy) for text in one.mended]
+        self.damage = (*found.told, *map(Damage, mended))
+        self._topics = Topics(found)
+        self._journal = self._topics.journal = _Still(found.segments, found.sequence)
+
+    def append(self, topic: str, body: Any = b"", *, blob: Any = None) -> tuple[int, int]:
+        return self._journal.written, self.range(topic)[1]
+
+    def put(self, key: bytes, value: bytes) -> int:
+        return self._journal.written
+
+    def discard(self, topic: str, begin: int, end: int) -> None:
+        if (found := self._topics.named.get(topic)) is not None:
+            found.discard(begin, end)
+
+    def drop(self, topic: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self._journal.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
             os.close(fd)
-    return Looked(verified, tuple(dict.fromkeys([*told, *verified.damages])), found.state)
+
+
+class _Still(Journal):
+    """What is there is written, and no more comes."""
+
+    def __init__(self, segments: list[Segment], sequence: int) -> None:
+        self.segments = segments
+        self._written = sequence
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def is_kept(self, place: tuple[int, int]) -> bool:
+        return True
+
+    def close(self) -> None:
+        for segment in self.segments:
+            segment.close()
 
 
 class SegmentCopy(Segment):

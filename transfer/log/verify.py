@@ -44,6 +44,8 @@ class Part:
 
 def to_verify(segments: Sequence[Segment], written: int) -> list[Part]:
     """What there is to verify: all records before `written`. With the journal's lock."""
+    if not segments:
+        return []
     parts = [Part(one, one.memory, next_.first, sealed=True) for one, next_ in pairwise(segments)]
     return [*parts, Part(segments[-1], segments[-1].memory, written, sealed=False)]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from operator import index
 from typing import TYPE_CHECKING
 
+from transfer.runs import MAX_NAME
 from transfer.spool.protocol import Fetch
 from transfer.spool.source import OPEN
 from transports.errors import OptionError
@@ -49,8 +51,22 @@ def open_source(url_or_source: str | RowSource, timeout: float | None) -> RowSou
     return RunClient(url_or_source) if timeout is None else RunClient(url_or_source, timeout=timeout)
 
 
-def check_numbers(batch: int | None, epochs: int | None, shuffle: int | None, rank: int, world: int) -> None:
-    """Raises OptionError."""
+def whole(name: str, value: int) -> int:
+    """The argument of this name; numpy's integers are integers too. Raises OptionError: it is none."""
+    try:
+        return index(value)
+    except TypeError:
+        raise OptionError(f"{name} is a whole number, not {value!r}") from None
+
+
+def checked_numbers(
+    batch: int | None, epochs: int | None, shuffle: int | None, rank: int, world: int
+) -> tuple[int | None, int | None, int | None, int, int]:
+    """The same as plain integers. Raises OptionError."""
+    batch = whole("batch_size", batch) if batch is not None else None
+    epochs = whole("epochs", epochs) if epochs is not None else None
+    shuffle = whole("shuffle", shuffle) if shuffle is not None else None
+    rank, world = whole("rank", rank), whole("world_size", world)
     if batch is not None and batch < 1:
         raise OptionError(f"batch_size is at least 1, not {batch}")
     if epochs is not None and epochs < 1:
@@ -59,3 +75,10 @@ def check_numbers(batch: int | None, epochs: int | None, shuffle: int | None, ra
         raise OptionError(f"shuffle is a seed from 0 to 2**63 - 1, or None, not {shuffle}")
     if not 0 <= rank < world:
         raise OptionError(f"rank is from 0 to world_size - 1, not {rank} of {world}")
+    return batch, epochs, shuffle, rank, world
+
+
+def check_group(group: str) -> None:
+    """Raises OptionError."""
+    if not isinstance(group, str) or not 0 < len(group) <= MAX_NAME:
+        raise OptionError(f"group is a name of 1 to {MAX_NAME} characters, not {group!r:.80}")

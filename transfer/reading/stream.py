@@ -11,13 +11,20 @@ from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from transfer.reading.lineage import Lineage, with_seed
-from transfer.reading.opening import check_numbers, close_in, open_source, sensible_batch
+from transfer.reading.opening import (
+    check_group,
+    checked_numbers,
+    close_in,
+    open_source,
+    sensible_batch,
+    whole,
+)
 from transfer.reading.plan import Place, Plan
 from transfer.reading.prefetch import Over, Prefetcher
 from transfer.reading.state import STATE_VERSION, check_run, check_state
-from transfer.rows import OFFSETS, VALID, choose, column_names
-from transfer.spool.source import FAILED, OPEN, SEALED, RowSource, RunInfo
-from transports.errors import Broken, OptionError, UsageError
+from transfer.rows import OFFSETS, VALID, column_names
+from transfer.spool.source import SEALED, RowSource, RunInfo
+from transports.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -78,7 +85,10 @@ class RowStream:
         prefetch_bytes: int = 32 << 20,
         timeout: float | None = 600.0,
     ) -> None:
-        check_numbers(batch_size, epochs, shuffle, rank, world_size)
+        check_group(group)
+        batch_size, epochs, shuffle, rank, world_size = checked_numbers(
+            batch_size, epochs, shuffle, rank, world_size
+        )
         if not 0 <= worker < workers:
             raise OptionError(f"worker is from 0 to workers - 1, not {worker} of {workers}")
         self._columns = column_names(columns)
@@ -91,10 +101,9 @@ class RowStream:
         try:
             shard, shards = lease or (rank * workers + worker, world_size * workers)
             #: the run as it was when it was opened
-            self.info: RunInfo = self._source.open(group, shard, shards)
-            self._check_run(shuffle)
-            if self.info.layouts:  # else the spool looks, when there are rows
-                choose(self.info.layouts, self._columns)
+            self.info: RunInfo = self._source.open(
+                group, shard, shards, columns=self._columns, shuffled=shuffle is not None
+            )
             batch = batch_size if batch_size is not None else sensible_batch(self._source, self.info, timeout)
         except BaseException:
             self._source.close()
@@ -113,7 +122,7 @@ class RowStream:
         self.rows = 0
         self.bytes = 0
         #: rows at ends of epochs that no rank got
-        self.dropped_rows = 0
+        self.dropped_rows: int
         #: seconds in which the training loop waited for rows
         self.waited_seconds = 0.0
         self.lineage = Lineage()
@@ -170,7 +179,7 @@ class RowStream:
     def seek(self, epoch: int) -> None:
         """Goes to the first row of an epoch. Raises UsageError when batches were taken already."""
         self._refuse_late()
-        self._begin(epoch, 0)
+        self._begin(whole("epoch", epoch), 0)
 
     def stands_in(self, epoch: int) -> bool:
         """Whether the steps to come, all workers' together, begin in this epoch."""
@@ -231,6 +240,8 @@ class RowStream:
         for _ in range(place.epoch, settled.epoch):
             self.dropped_rows += self._plan.dropped(base)
             base = 0
+        if self._plan.epochs is None and self._plan.ended(settled):
+            self.dropped_rows += self._plan.dropped(base)  # no epoch has a step: those of the first one
         return settled
 
     def _mark(self, number: int) -> None:
@@ -258,26 +269,13 @@ class RowStream:
 
     # --- beginning -------------------------------------------------------------------------------
 
-    def _check_run(self, shuffle: int | None) -> None:
-        if shuffle is not None and self.info.state == OPEN:
-            raise UsageError(
-                f"run {self.info.name!r} is still being written and cannot be shuffled: "
-                "the order is one of all its rows",
-                hint="Wait until Spark's job is done, or read without `shuffle`.",
-            )
-        if shuffle is not None and self.info.state == FAILED:
-            raise Broken(
-                f"run {self.info.name!r} failed and has no order to be shuffled in",
-                hint="Read its rows without `shuffle`, or write it again under another name.",
-            )
-
     def _begin(self, epoch: int, row: int, number: int | None = None) -> None:
         """Steps count from this row. number: of the first one; None: as if all before were of this size."""
         if number is None:
             number = -(-row // self._plan.step_rows)
             number += epoch * (self._plan.steps(0) if self._plan.total is not None else 0)
         start = Place(epoch, row, 0, number)
-        self._go_to(self._plan.after(start, self._worker), self._plan.settled(start))
+        self._go_to(replace(start, index=self._worker, number=number + self._worker), start)
 
     def _warn_of_nothing(self, group: str) -> None:
         """A training that gets no rows says why."""
@@ -298,12 +296,13 @@ class RowStream:
 
     def _go_to(self, place: Place, marked: Place) -> None:
         """place: of this worker's next step. marked: of the first one that the lineage does not tell of."""
-        self._place = self._plan.settled(place)
+        self.dropped_rows = 0
+        self._place = self._settle(place)
         self._marked = self._plan.settled(marked)
         self._epoch = self._place.epoch
         self._told = marked.number  # steps before it the spool was told of
         epoch, row = self.info.delivered or (0, 0)
-        behind = (epoch - marked.epoch) * self.info.visible + row - self._plan.row(marked)
+        behind = (epoch - self._marked.epoch) * self.info.visible + row - self._plan.row(self._marked)
         #: rows, all ranks together, that were sent to the group before, and come again
         self.redelivered_rows = max(0, behind)
 

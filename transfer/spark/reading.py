@@ -20,7 +20,7 @@ from transfer.spool.address import RunAddress
 from transfer.spool.client import RunClient
 from transfer.spool.link import Link
 from transfer.spool.protocol import Acknowledge, AnswerTooLarge, InspectRun, Read
-from transfer.spool.source import SEALED
+from transfer.spool.source import OPEN, SEALED
 from transports.errors import Broken, NotSupported, OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         url = str(RunAddress(options.endpoint, options.run))
         client = RunClient(url, timeout=options.connect_timeout)
         try:
-            client.open(options.group)
+            client.open(options.group, columns=[field.name for field in self._schema.fields])
         finally:
             client.close()
         self._member = True
@@ -280,16 +280,19 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def read_schema(options: ReadOptions) -> StructType:
-    """The schema of a run. Raises OptionError (no such run), UsageError (no rows yet), NotATensor, Again."""
+    """The schema of a run. Raises OptionError (no such run), UsageError (no rows), NotATensor, Again."""
     link = _link(options)
     try:
         seen = inspect(link, options.run)
     finally:
         link.close()
     if not seen.layouts:
+        about, wait = "has no rows yet, and so no columns", "Wait for its first rows, or name"
+        if seen.state != OPEN:
+            about, wait = f"is {seen.state} without rows, and so without columns", "For an empty frame name"
         raise UsageError(
-            f"run {options.run} has no rows yet, and so no columns",
-            hint="Wait for its first rows, or name the columns yourself: .schema('id long, x array<float>').",
+            f"run {options.run} {about}",
+            hint=f"{wait} the columns yourself: .schema('id long, x array<float>').",
         )
     return schema_of(seen.layouts)
 

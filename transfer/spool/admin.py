@@ -144,7 +144,10 @@ class SpoolAdmin:
         return found
 
     def lineage(self, run: str, group: str = "default") -> list[Steps]:
-        """The steps that the group has acknowledged, in their order, each told once."""
+        """The steps that the group has acknowledged, in their order, each told once.
+
+        Raises OptionError: there is no such group.
+        """
         found = self._ask(Lineage(run=run, group=group))
         return merged(Steps(*record)._replace(run_id=found["run_id"]) for record in found["steps"])
 

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +57,24 @@ class RunClient:
         )
         self._closed = threading.Event()
 
-    def open(self, group: str, shard: int = 0, shards: int = 1) -> RunInfo:
+    def open(
+        self,
+        group: str,
+        shard: int = 0,
+        shards: int = 1,
+        *,
+        columns: Sequence[str] | None = None,
+        shuffled: bool = False,
+    ) -> RunInfo:
         """See `RowSource.open`."""
         self._wanted = OpenRun(
-            run=self.run, group=group, shard=shard, shards=shards, token=random.randbytes(16).hex()
+            run=self.run,
+            group=group,
+            shard=shard,
+            shards=shards,
+            token=random.randbytes(16).hex(),
+            columns=None if columns is None else [*columns],
+            shuffled=shuffled,
         )
         now = time.monotonic()
         return self._open(now, now + self._timeout)

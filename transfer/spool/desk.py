@@ -11,6 +11,7 @@ from transfer.runs import checksum
 from transfer.spool import protocol
 from transfer.spool.answers import Answers
 from transfer.spool.attempt_ends import AttemptEnds
+from transfer.spool.entry import Entry
 from transfer.spool.expiry import Expiry
 from transfer.spool.reader_requests import ReaderRequests
 from transfer.spool.responder import Answer, Responder
@@ -45,6 +46,7 @@ class Desk:
         self._answers = answers
         self._answer = answer
         self._expiry = expiry
+        self._committer = committer
         self._responder = Responder(answer, committer)
         self.attempts = AttemptEnds(store, self._responder)
         self.writers = WriterRequests(store, committer, self._responder, port, faults)
@@ -81,7 +83,9 @@ class Desk:
         self.writers.tick(connected)
         if not self.writers.full:  # else attempts may come when there is room
             self.attempts.refuse_missing()
-        self._expiry.look({(reader.entry.number, reader.group) for reader in self.readers.leases})
+        removed = self._expiry.look({(reader.entry.number, reader.group) for reader in self.readers.leases})
+        if removed is not None:  # readers see it, and its room is free, only then
+            self._committer.when_committed(removed, lambda: None)
 
     # -- runs --------------------------------------------------------------------------------------------
 
@@ -123,11 +127,7 @@ class Desk:
     def _forget_group(self, identity: bytes, request: protocol.ForgetGroup) -> None:
         with self._store.lock:
             entry = self._store.entry(request.run)
-            if request.group not in entry.groups:
-                names = ", ".join(sorted(entry.groups)[:5]) or "none"
-                raise OptionError(
-                    f"run {request.run} has no group {request.group!r}", hint=f"there are: {names}"
-                )
+            _check_group(entry, request.group)
             readers = [
                 one for one in self.readers.leases if one.entry is entry and one.group == request.group
             ]
@@ -151,4 +151,14 @@ class Desk:
 
     def _lineage(self, identity: bytes, request: protocol.Lineage) -> dict[str, Any]:
         entry = self._store.entry(request.run)
-        return {"run_id": entry.run_id, "steps": self._store.lineage(entry, request.group)}
+        steps = self._store.lineage(entry, request.group)
+        if not steps:  # else those of a group that was forgotten are known too
+            _check_group(entry, request.group)
+        return {"run_id": entry.run_id, "steps": steps}
+
+
+def _check_group(entry: Entry, group: str) -> None:
+    """Raises OptionError: the run has no such group."""
+    if group not in entry.groups:
+        names = ", ".join(sorted(entry.groups)[:5]) or "none"
+        raise OptionError(f"run {entry.run.name} has no group {group!r}", hint=f"there are: {names}")

@@ -30,18 +30,24 @@ class Expiry:
         self._ages = ages
         self._removed = removed
         self._started = self._due = store.now()
+        self._removals = 0
 
-    def look(self, reading: Collection[tuple[int, str]]) -> None:
-        """reading: numbers of runs with the groups for which they are being read."""
+    def look(self, reading: Collection[tuple[int, str]]) -> int | None:
+        """The sequence to wait for before what was removed is gone; None: nothing was removed.
+
+        reading: numbers of runs with the groups for which they are being read.
+        """
         now = self._store.now()
         if now < self._due:
-            return
+            return None
         self._due = now + min(_EVERY, self._ages.coarse)
+        before = self._removals
         with self._store.lock:
             for entry in [*self._store.entries.values()]:
                 if entry.damage:
                     continue  # an operator decides what becomes of it
                 self._look_at(entry, {group for number, group in reading if number == entry.number}, now)
+        return self._store.mark() if self._removals > before else None
 
     def _look_at(self, entry: Entry, reading: set[str], now: float) -> None:
         if reading:
@@ -89,7 +95,9 @@ class Expiry:
             done = all((group.acknowledged or (0, -1)) >= (0, entry.rows) for group in live)
             return "read" if done and self._is_over(ages.retention, entry.touched, now) else ""
         writing = entry.state == OPEN and any(job.attempts for job in entry.run.jobs.values())
-        unread = not live and not writing and self._is_over(ages.unread, entry.touched, now)
+        # A stream that was opened stays, with its groups' positions: only its rows go, see `_release`.
+        opened = bool(entry.groups) if entry.run.kind == "stream" else bool(live)
+        unread = not opened and not writing and self._is_over(ages.unread, entry.touched, now)
         return "unread" if unread else ""
 
     def _release(self, entry: Entry, now: float) -> None:
@@ -116,4 +124,5 @@ class Expiry:
 
     def _remove(self, reason: str, what: str, nbytes: int, since: float, now: float) -> None:
         _log.warning("removed (%s, after %.0f s): %s, %d bytes", reason, now - since, what, nbytes)
+        self._removals += 1
         self._removed(reason, nbytes)

@@ -112,10 +112,13 @@ class Group:
         if known is not None:
             known.delivered = _least(known.delivered, used) if used is not None else known.acknowledged
 
-    def acknowledge(self, position: Position, shard: int, count: int, shards: int) -> None:
+    def acknowledge(
+        self, position: Position, shard: int, count: int, shards: int, kept: Position = (0, 0)
+    ) -> None:
         """Said by a reader, or by the process that has `count` of them from `shard` on.
 
         It knows of its own shards; of the others what they were given before this position is done with.
+        kept: rows before it are gone, and who had done with them does not go back there.
         """
         if not self.shards:
             self.begun = position
@@ -124,12 +127,13 @@ class Group:
         for number in own:
             known = self.positions.setdefault(number, Shard())
             back = known.acknowledged is not None and position < known.acknowledged
-            known.acknowledged = position
+            known.acknowledged = _most(position, _least(known.acknowledged, kept))
             # What it was sent behind that is on its way to a training loop, unless it goes back.
-            known.delivered = position if back else _most(position, known.delivered)
+            known.delivered = known.acknowledged if back else _most(position, known.delivered)
         for number, one in self.positions.items():
             if number not in own:
-                one.acknowledged = _least(position, _most(one.acknowledged, one.delivered))
+                reached = _least(position, _most(one.acknowledged, one.delivered))
+                one.acknowledged = _most(reached, _least(one.acknowledged, kept))
 
 
 def reached(fetch: Fetch, visible: int, *, over: bool) -> Position | None:

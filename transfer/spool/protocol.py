@@ -94,8 +94,9 @@ class OpenRun(Ask, frozen=True, kw_only=True, tag="open"):
     """A reader wants a shard of a run: the fields of `RunInfo`. token: the same when it comes again.
 
     run_id: of the run that it has opened before; "": it has not yet, and takes the one of this name.
-    delivered: (epoch, row) before which it has all rows of its shard, if it comes again. Refused as `busy`
-    while another reader has this shard; `{"missing": true}` while there is no such run.
+    delivered: (epoch, row) before which it has all rows of its shard, if it comes again. columns: that it is
+    going to ask for; None: all. shuffled: in another order. Refused as `busy` while another reader has this
+    shard; `{"missing": true}` while there is no such run.
     """
 
     run: Name
@@ -105,6 +106,8 @@ class OpenRun(Ask, frozen=True, kw_only=True, tag="open"):
     token: Name
     run_id: RunId = ""
     delivered: tuple[Number, Number] | None = None
+    columns: Columns = None
+    shuffled: bool = False
 
 
 class Fetch(Ask, frozen=True, kw_only=True, tag="fetch"):
@@ -226,8 +229,12 @@ Request = (
 
 
 def to_meta(request: Ask) -> dict[str, Any]:
-    """The metadata of the message that carries it."""
-    meta: dict[str, Any] = msgspec.to_builtins(request)
+    """The metadata of the message that carries it. Raises UsageError: it is none that a spool takes."""
+    try:
+        meta: dict[str, Any] = msgspec.to_builtins(request)
+        msgspec.convert(meta, type(request))
+    except (msgspec.ValidationError, TypeError) as error:
+        raise UsageError(f"a spool cannot be asked this: {error}") from error
     return meta
 
 

@@ -13,7 +13,7 @@ from transfer.spool.protocol import Acknowledge, Fetch, OpenRun, Read, Release, 
 from transfer.spool.reader import Reader
 from transfer.spool.responder import Answer, Responder
 from transfer.spool.row_requests import RowRequests
-from transfer.spool.source import OPEN
+from transfer.spool.source import OPEN, check_opening
 from transfer.spool.store import Store
 from transports.errors import Broken, UsageError
 
@@ -51,6 +51,8 @@ class ReaderRequests:
             return {"missing": True}
         entry = self._store.entry(request.run, request.run_id)
         entry.check_whole()
+        run, state = entry.run, entry.state
+        check_opening(run.name, state, run.layouts or (), request.columns, shuffled=request.shuffled)
         busy, alone = self._look_at_others(identity, request, entry)
         if busy:
             return {"busy": busy}

@@ -1,15 +1,18 @@
-"""What is whole of a spool's folder, copied into a new one; the old one stays as it is."""
+"""Which runs of a spool's folder are whole, and a copy of those; the folder stays as it is."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from transfer import rows as row_layouts
 from transfer.log import Log, Message
+from transfer.log.checks import lock_shared
+from transfer.log.looking import LogCopy
 from transfer.spool.entry import Entry, run_group_keys, run_key
 from transfer.spool.store import HOLD, Store
 from transports.errors import LogDamaged, ProtocolError, UsageError
@@ -27,33 +30,61 @@ class Found(NamedTuple):
 
 
 @contextmanager
-def copy_of(folder: Path, beside: Path) -> Iterator[tuple[Store, str]]:
-    """The spool of a copy of the folder, since opening one may change it; and why its log is cut off, or "".
+def opened(folder: Path) -> Iterator[Store]:
+    """The spool of a folder, as the next start would find it. Nothing in the folder is changed.
 
-    beside: where the copy is made, which is removed again. Raises UsageError, LogDamaged.
+    Raises LogInUse: a spool runs there; LogDamaged: none can.
     """
-    if not (folder / "LOCK").exists():
-        raise UsageError(f"{folder} is no folder of a spool")
-    copy = beside.with_name(beside.name + ".copy")
-    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("quarantine"))
-    try:
-        cut = ""
+    with LogCopy(folder) as log:
+        store = Store(log)
         try:
-            store = Store(copy)
-        except LogDamaged as error:
-            cut = str(error).partition("\n  hint: ")[0]
-            Log(copy, repair=True).close()
-            store = Store(copy)
-        try:
-            yield store, cut
+            yield store
         finally:
             store.close()
+
+
+@contextmanager
+def salvaged(folder: Path, out: Path) -> Iterator[tuple[Store, str]]:
+    """The same; and why its log is cut off, or "": then it is that of a copy, in which damage can be cut off.
+
+    The copy lies next to `out`, and is removed again. Raises LogInUse, UsageError: one of both is there.
+    """
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UsageError(f"{out} is not empty", hint="name a folder that is not there yet")
+    with ExitStack() as stack:
+        try:
+            store, cut = stack.enter_context(opened(folder)), ""
+        except LogDamaged as error:
+            cut = str(error).partition("\n  hint: ")[0]
+            copy = stack.enter_context(_copy_of(folder, out.with_name(out.name + ".copy")))
+            Log(copy, repair=True).close()
+            store = stack.enter_context(opened(copy))
+        yield store, cut
+
+
+@contextmanager
+def _copy_of(folder: Path, copy: Path) -> Iterator[Path]:
+    try:
+        copy.mkdir(parents=True)
+    except FileExistsError as error:
+        raise UsageError(
+            f"{copy} is there: another salvage makes it now, or one that was killed left it",
+            hint="delete it if no salvage runs, or name another --out",
+        ) from error
+    try:
+        fd = lock_shared(folder)
+        try:
+            shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("quarantine"), dirs_exist_ok=True)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        yield copy
     finally:
         shutil.rmtree(copy, ignore_errors=True)
 
 
 def verify(store: Store) -> list[Found]:
-    """Reads all of each run: every row, with its checksum, and their count."""
+    """Reads all of each run: every row, staged ones too, with its checksum, and their count."""
     return [
         Found(entry.run.name, entry.state, entry.rows, entry.damage or _problem(store, entry))
         for entry in store.entries.values()
@@ -67,6 +98,9 @@ def _problem(store: Store, entry: Entry) -> str:
             if end > entry.first:
                 row_layouts.check(store.frame(entry, number), entry.run.layouts or (), end - before)
             before = end
+        for job in entry.run.jobs.values():
+            for offset in job.offsets:  # staged: a commit would show them
+                store.log.read(entry.topic, offset, limit=1)
     except (LogDamaged, ProtocolError) as error:
         return str(error).partition("\n  hint: ")[0]
     return ""
@@ -74,8 +108,6 @@ def _problem(store: Store, entry: Entry) -> str:
 
 def salvage(store: Store, out: Path) -> list[Found]:
     """Copies each run that is whole, with its groups and lineage, into a new folder: all runs, as found."""
-    if out.exists() and any(out.iterdir()):
-        raise UsageError(f"{out} is not empty", hint="name a folder that is not there yet")
     found = verify(store)
     with Log(out) as log:
         for one in found:

@@ -3,8 +3,12 @@ with them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from transfer.rows import choose
+from transports.errors import Broken, UsageError
 
 if TYPE_CHECKING:
     from transfer.rows import Arrays, Layout
@@ -59,14 +63,43 @@ class Lease:
     count: int = 1
 
 
+def check_opening(
+    run: str, state: str, layouts: Sequence[Layout], columns: Sequence[str] | None, *, shuffled: bool
+) -> None:
+    """Whether a run can be read so. layouts: none, if they are not known yet; its rows tell then.
+
+    Raises OptionError (it has no such column), UsageError, Broken (it has no order to be shuffled in).
+    """
+    if layouts:
+        choose(layouts, columns)
+    if shuffled and state == OPEN:
+        raise UsageError(
+            f"run {run!r} is still being written and cannot be shuffled: the order is one of all its rows",
+            hint="Wait until Spark's job is done, or read without `shuffle`.",
+        )
+    if shuffled and state == FAILED:
+        raise Broken(
+            f"run {run!r} failed and has no order to be shuffled in",
+            hint="Read its rows without `shuffle`, or write it again under another name.",
+        )
+
+
 class RowSource(Protocol):
     """One reader's way to one run. Not thread-safe, except that `close` may be called from another thread."""
 
-    def open(self, group: str, shard: int = 0, shards: int = 1) -> RunInfo:
+    def open(
+        self,
+        group: str,
+        shard: int = 0,
+        shards: int = 1,
+        *,
+        columns: Sequence[str] | None = None,
+        shuffled: bool = False,
+    ) -> RunInfo:
         """Takes the lease of this shard of the group, which lasts until `close` or the reader's end.
 
         Raises OptionError (no such run within the source's time-out), UsageError (another reader has the
-        lease), Again (nobody answers).
+        lease), Again (nobody answers), and as `check_opening`: then the group is not made.
         """
 
     def request(self, fetch: Fetch) -> None:

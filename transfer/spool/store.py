@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from transfer import rows as row_layouts
 from transfer.log import Log, Retention
+from transfer.log.checks import check_key
 from transfer.runs import Abort, Begin, Commit, End, Rows, Winner, to_table
 from transfer.spool.entry import Booked, Entry, Seen, group_key, run_key
 from transfer.spool.group import Group, group_to_json
@@ -227,6 +228,10 @@ class Store:
             self.abort(entry.run.name, job)
             self._runs.put(entry)
 
+    def mark(self) -> int:
+        """The sequence of a new record behind all others, which says nothing: to wait for all of them."""
+        return self.log.put(b"room", b"")
+
     def _book(self, entry: Entry, sequence: int | None, unneeded: Sequence[int] = ()) -> None:
         """Readers may see what is booked now when this record is kept; None: at once."""
         booked = Booked(sequence or 0, entry, entry.run.visible.rows, entry.run.state, unneeded)
@@ -301,7 +306,7 @@ class Store:
                     _log.warning("the disk is full: the lineage of group %s, run %s, has a gap", group, run)
             entry.touched = found.used = self.now()
             found.given_up = False
-            found.acknowledge(position, *lease)
+            found.acknowledge(position, *lease, kept=(0, entry.first))
             if found.delivered is None or found.delivered < position:
                 found.delivered = position
             sequence = self.note(entry, group)
@@ -315,6 +320,7 @@ class Store:
         if group is None:
             if len(entry.groups) >= MAX_GROUPS:
                 raise UsageError(f"run {entry.run.name} has {MAX_GROUPS} groups")
+            check_key(group_key(entry, name))
             group = entry.groups[name] = Group((0, entry.first) if entry.first else None, used=self.now())
         return group
 

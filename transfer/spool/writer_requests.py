@@ -115,7 +115,7 @@ class WriterRequests:
         """Tries the commits again that wait for room."""
         stuck, self._stuck = self._stuck, []
         if stuck:  # room comes back when it is on the disk that it is not needed
-            self._committer.when_committed(self._store.log.put(b"room", b""), lambda: None)
+            self._committer.when_committed(self._store.mark(), lambda: None)
         for identity, request, winners in stuck:
             if identity in connected:
                 self._retry(identity, request, winners)

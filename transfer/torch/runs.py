@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from transfer.reading import Lineage, RowStream, merge_states
 from transfer.reading.lineage import with_seed
-from transfer.reading.opening import check_numbers, open_source
+from transfer.reading.opening import check_group, checked_numbers, open_source, whole
 from transfer.reading.state import STATE_VERSION, check_run
 from transfer.rows import column_names
 from transfer.spool.source import Lease
@@ -109,7 +109,10 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         timeout: float | None = 600.0,
         source: Callable[[], RowSource] | None = None,
     ) -> None:
-        check_numbers(batch_size, epochs, shuffle, rank, world_size)
+        check_group(group)
+        batch_size, epochs, shuffle, rank, world_size = checked_numbers(
+            batch_size, epochs, shuffle, rank, world_size
+        )
         self._batch_size = batch_size
         self._columns = column_names(columns)
         self._options: dict[str, Any] = {
@@ -226,7 +229,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
 
         Workers that a DataLoader keeps (`persistent_workers`) do not learn of it. Raises OptionError.
         """
-        epochs = self._options["epochs"]
+        epoch, epochs = whole("epoch", epoch), self._options["epochs"]
         if epoch < 0 or (epochs is not None and epoch >= epochs):
             raise OptionError(
                 f"epoch {epoch} is none of the {epochs} epochs", hint="`epochs=` says how many there are."
