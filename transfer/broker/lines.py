@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _ARENA = 1 << 20
 #: an arena with less room than this is left to those who hold views of it
 _LEAST_ROOM = 64 << 10
+#: seconds of one turn of the loop in which connections may begin to read: then all else has its turn
+_READING = 0.05
 
 
 class Lines:
@@ -30,6 +32,8 @@ class Lines:
         self._arena = memoryview(pool.lease(_ARENA))
         self._used = 0
         self._dirty: list[Line] = []
+        self._reading_ends = 0.0  # the loop's time; 0: no line has read in this turn
+        self._waiting: dict[Line, None] = {}  # to read in the next turn, in this order
         #: lines whose peers do not take what is queued
         self.blocked: set[Line] = set()
 
@@ -55,6 +59,24 @@ class Lines:
         begin = self._used
         self._used = begin + nbytes
         return self._arena[begin : self._used]
+
+    def may_read(self, line: Line) -> bool:
+        """Whether the loop's turn has time left. If not the line reads in the next one, before those to which
+        something comes then."""
+        now = self.loop.time()
+        if not self._reading_ends:
+            self._reading_ends = now + _READING
+            self.loop.call_soon(self._read_on)
+        if now < self._reading_ends:
+            return True
+        self._waiting[line] = None
+        return False
+
+    def _read_on(self) -> None:
+        self._reading_ends = 0.0
+        waiting, self._waiting = self._waiting, {}
+        for line in waiting:
+            line.read()
 
     def soon(self, line: Line) -> None:
         """The line writes at the end of this turn."""
