@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import transfer
 from tests.broker.asking import ask, look, number_of, until
 from tests.broker.running import running
 from transfer.broker.engine.grammar import Kind, pattern
@@ -45,6 +46,17 @@ def test_numbers_are_those_of_what_happened(broker):
     assert number_of(http, "transfer_broker_ready") == 1
     assert number_of(http, "transfer_broker_log_bytes") > 0
     assert number_of(http, "transfer_broker_loop_late_seconds") < 5
+
+
+def test_programs_have_no_names_in_metrics(broker):
+    requests = broker.endpoints["requests"]
+    with BrokerClient(requests), transfer.Context() as context, context.socket(transfer.PULL) as pull:
+        pull.bind("tcp://127.0.0.1:0")
+        pull.announce(requests.replace("tcp", "registry") + "/workers").wait(20)
+        _, text = ask(broker.ports["http"], "/metrics")
+        found = re.findall(r'^transfer_peers{peer="(.*)",socket="ROUTER",.* (.*)$', text, re.MULTILINE)
+        assert found == [("127.0.0.1", "2.0")]
+        context.destroy(0)
 
 
 def test_groups_are_seen_with_what_they_have_not_done(broker):
