@@ -132,6 +132,17 @@ def test_those_who_ask_nothing_are_put_out(tmp_path, identities):
         assert status(broker, identities, "/metrics", identities.client) == 200
 
 
+def test_who_gives_the_handshake_up_has_closed_it(tmp_path, identities, caplog):
+    caplog.set_level("INFO", "transfer.broker")
+    with secure(tmp_path, identities, own=None) as broker:
+        with socket.create_connection(place(broker, "http"), 20) as connection:
+            connection.sendall(b"\x16\x03\x01\x00\x05")
+        until(lambda: refused(broker, "http"))
+        assert refused(broker, "http") == {"closed": 1}
+    (line,) = [one for one in caplog.messages if "not let in by HTTP" in one]
+    assert line.endswith(": the peer has closed it")
+
+
 @pytest.mark.parametrize(
     ("door", "security", "wanted"),
     [
