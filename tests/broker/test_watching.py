@@ -187,3 +187,25 @@ def test_names_follow_prometheus_conventions(name):
 def test_the_document_tells_every_event():
     text = DOCUMENT.read_text()
     assert [event for event in EVENTS if f"`{event}`" not in text] == []
+    counted = counted_in(BROKER.glob("*.py"), "counts")
+    assert len(counted) > 15 and counted <= set(EVENTS)
+
+
+BROKER = Path(__file__).parents[2] / "transfer" / "broker"
+
+
+def counted_in(files, name):
+    """What this code counts, by name."""
+    found = re.compile(name + r"""\["(\w+)"(?: if [^\]]* else "(\w+)")?\]""")
+    text = "".join(file.read_text() for file in files)
+    return {word for words in found.findall(text) for word in words if word}
+
+
+@pytest.mark.parametrize("front", ["own", "ttp", "pybroker", "rqueue", "abtp"])
+def test_the_page_of_each_protocol_tells_its_events(front):
+    files = [*(BROKER / "fronts").glob(f"{front}*.py")]
+    files += [BROKER / "fronts/publishing.py"] * (front in ("pybroker", "rqueue"))
+    counted = counted_in(files, "counters")
+    page = (DOCUMENT.parent / "protocols" / f"{front}.md").read_text()
+    events = page[page.index("transfer_broker_front_events_total") :].partition("\n\n")[0]
+    assert len(counted) > 5 and {event for event in counted if f"`{event}`" not in events} == set()

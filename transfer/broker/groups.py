@@ -111,10 +111,8 @@ class Groups:
 
     def served_for(self, topic: str, name: str, begin: str = "new") -> Served:
         """The group of this name, which begins if it is not there: at what comes from now on ("new"), or at
-        the oldest message there is ("old").
-
-        Raises UsageError when the topic keeps nothing or a front has claimed the group, LogFull.
-        """
+        the oldest message there is ("old"). Raises UsageError when the topic keeps nothing or a front has
+        claimed the group, LogFull."""
         self.check_unclaimed(topic, name)
         return self._groups.get((topic, name)) or self._begin(topic, name, begin)
 
