@@ -39,8 +39,8 @@ class Lines:
 
     @property
     def busy(self) -> bool:
-        """Something waits to be written."""
-        return bool(self._dirty or self.blocked)
+        """Something waits to be written, or to be read though it is there."""
+        return bool(self._dirty or self.blocked or self._waiting)
 
     def close(self) -> None:
         """When all connections have ended. Idempotent."""
@@ -76,7 +76,10 @@ class Lines:
         self._reading_ends = 0.0
         waiting, self._waiting = self._waiting, {}
         for line in waiting:
-            line.read()
+            try:
+                line.read()
+            except Exception:  # noqa: BLE001 - the others read all the same
+                line.fail()
 
     def soon(self, line: Line) -> None:
         """The line writes at the end of this turn."""

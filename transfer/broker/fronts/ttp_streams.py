@@ -294,6 +294,7 @@ class Streams:
         self._limits = limits
         self._open: dict[int, dict[str, Stream]] = {}  # of an id the stream that began last is the last
         self._count = 0
+        self._oldest = 0.0  # none of them had its last frame before
         self._refused: dict[int, None] = {}  # what still comes of them is passed over; the oldest first
 
     def frame(
@@ -375,11 +376,11 @@ class Streams:
 
     def stalled(self, before: float) -> list[int]:
         """Gives up the streams that had no frame since then; their ids."""
-        late = sorted(
-            number
-            for number, its in self._open.items()
-            if any(stream.heard < before for stream in its.values())
-        )
+        if self._oldest >= before:
+            return []
+        heard = {number: min(stream.heard for stream in its.values()) for number, its in self._open.items()}
+        late = sorted(number for number, when in heard.items() if when < before)
+        self._oldest = min((when for when in heard.values() if when >= before), default=before)
         for number in late:
             self.refuse(number, "its publisher sent nothing more")
         return late
