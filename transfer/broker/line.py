@@ -29,7 +29,7 @@ _log = logging.getLogger("transfer.broker")
 #: bytes that one connection reads in one turn, so that others come to theirs
 _TURN = 1 << 20
 #: bytes of frames that are read at once, since thousands of small ones take long
-_FRAMES = 128 << 10
+_FRAMES = 256 << 10
 #: bytes and buffers that one call of the system is given
 _WRITE_BYTES, _WRITE_BUFFERS = 1 << 20, 512
 #: queued bytes that are written at once, instead of at the end of the turn
