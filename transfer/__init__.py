@@ -73,8 +73,8 @@ _HOMES = {
         "TransferError UsageError PeerError InternalError StateError NotSupported OptionError AddressError "
         "AddressInUse AddressNotAvailable NotATensor TensorMismatch Unroutable SecurityError ForkedError "
         "PickleRefused "
-        "ProtocolError HandshakeError DeviceError RegistrationError OutOfDescriptors Closed "
-        "ContextTerminated Broken Again Fatal"
+        "ProtocolError HandshakeError DeviceError RegistrationError OutOfDescriptors LogDamaged InDoubt "
+        "LogInUse LogFull Closed ContextTerminated Broken Again Fatal"
     ),
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from transports.identity import ONE_CONNECTION
 from transports.turn import Turn
 from transports.wire import SocketType
 
@@ -154,13 +155,15 @@ def peer_gauges(socket_type: str, peer: Peer, name: str) -> Iterator[tuple[Key, 
 
 
 def peer_name(peer: Peer) -> str:
-    """What a peer is called in metrics: its identity, the endpoint we connected to, or its host.
+    """What a peer is called in metrics: the identity that it was given for good, the endpoint we connected
+    to, or its host.
 
     Not its port: a client that reconnects has a new one each time, and every name costs memory in
     the monitoring system for as long as it keeps data.
     """
-    if peer.agreement is not None and peer.agreement.remote.routing_id:
-        return peer.agreement.remote.routing_id.decode("utf-8", "backslashreplace")
+    identity = peer.agreement.remote.routing_id if peer.agreement is not None else b""
+    if identity and not identity.startswith(ONE_CONNECTION):
+        return identity.decode("utf-8", "backslashreplace")
     if peer.source.connector is None and peer.address.count(":"):
         return peer.address.rpartition(":")[0]
     return peer.endpoint

@@ -1,7 +1,7 @@
 """Every error of the project, in three families and four plain facts.
 
 * `UsageError`: the caller's mistake. Mend the call.
-* `PeerError`: the other side broke the protocol. Its connection has ended, others go on.
+* `PeerError`: the other side broke the protocol, and its connection has ended; or a broker refuses.
 * `InternalError`: ours, or the machine's. Please report it.
 
 Beside them stand `Closed` (you closed it), `Broken` (the world did; the cause is chained),

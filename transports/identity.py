@@ -15,6 +15,15 @@ from transports.wire import MAX_DATA, SocketType
 #: words for what this release can do beyond version 1; a peer without one of them is served without it
 FEATURES = frozenset({"control", "multipart", "crc32", "extended_tensor", "lz4", "credit", "subscribe_ack"})
 
+#: identities for one connection alone begin so, as no text does
+ONE_CONNECTION = b"\xffonce"
+
+
+def one_time_identity() -> bytes:
+    """Another one each time, so that a ROUTER knows a connection from the one before. Metrics take it for no
+    name."""
+    return ONE_CONNECTION + os.urandom(11)
+
 
 @functools.cache
 def host_id() -> str:

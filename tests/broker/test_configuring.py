@@ -175,6 +175,11 @@ def test_all_sockets_off_is_no_own_front():
         ("[retention]\nbytes = '0%'", "a share of the volume, such as 80%"),
         ("[retention]\nage = '7 years'", "it has to be a time"),
         ("[own]\nrequests = 'tcp://x'", "it has to be an endpoint"),
+        (
+            "[topics]\ntransient = 'prefx:live/'",
+            "'prefix' is the nearest); that topic is 'exact:prefx:live/'",
+        ),
+        ("[topics]\ntransient = ['a', 'x:y']", "there are exact, prefix, dots, paths); that topic is"),
         ("[topics]\ntransient = ['dots:a..b']", "empty segment"),
         ("[topics]\nkeep = 'perhaps'", "it has to be true or false"),
         ("[broker]\ndata = 7", "data in [broker] is 7\n  hint: it has to be a folder"),
@@ -242,3 +247,9 @@ def test_what_is_chosen_of_security_and_the_variables_fit_together():
     found = configured(flags, secured=secured).settings.security
     assert found == Security(certificate="cert.pem", key="key.pem", token_file="tokens")
     assert configured([], secured=secured).settings.security == security(environ)
+
+
+def test_a_topic_with_a_colon_is_said_exactly(tmp_path):
+    file = written(tmp_path, "[topics]\ntransient = ['exact:live:a', 'b']")
+    durable = configured([], file=file).settings.durable
+    assert [durable(topic) for topic in ("live:a", "b", "live:b")] == [False, False, True]

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 import transfer
+from tests.broker.alone import ended, receive
 from tests.broker.running import running
 from transfer.broker.engine.first_bytes import ENOUGH, Guess, Speech, guess
 from transfer.clients.own import BrokerClient
 from transfer.clients.ttp import TtpClient
+from transfer.protocols.ttp import HEADER_SIZE, Kind, decode_error, decode_header, encode_head
 from transports.wire import HEADER, MAGIC, VERSION, SocketType
 
 
@@ -97,3 +99,17 @@ def test_a_beginning_that_comes_byte_by_byte_is_waited_for(broker):
         # TTP's own answer to a version that it does not know
         slow.sendall(b"\xff\xff" + bytes(26))
         assert slow.recv(4) == b"TMQP"
+
+
+def test_first_bytes_of_no_protocol_are_not_answered_and_later_ones_of_ttp_are(broker):
+    heartbeat = encode_head(Kind.HEARTBEAT)
+    foreign = b"XXXX" + heartbeat[4:]
+    with socket.create_connection(("127.0.0.1", broker.ports["ttp"]), 20) as connection:
+        connection.sendall(foreign)
+        assert ended(connection)
+    assert broker.doors.refused["ttp"]["foreign"] == 1
+    with socket.create_connection(("127.0.0.1", broker.ports["ttp"]), 20) as connection:
+        connection.sendall(heartbeat + foreign)
+        assert receive(connection, len(heartbeat)) == heartbeat
+        size = decode_header(receive(connection, HEADER_SIZE)).data_size
+        assert decode_error(receive(connection, size))[0] == "magic" and ended(connection)

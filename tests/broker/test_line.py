@@ -381,3 +381,37 @@ def test_a_front_that_fails_leaves_the_listener_alive(turns, caplog):
     listener.close()
     listener.close()
     assert "KeyError" in caplog.text
+
+
+class Slow(Peer):
+    """Says when it is given something, which takes it a second."""
+
+    clock = 0.0
+
+    def cut(self, data):
+        self.heard_by.append(self)
+        Slow.clock += 1.0
+        return super().cut(data)
+
+
+def test_all_else_has_its_turn_while_many_connections_have_something_to_read(turns, monkeypatch):
+    monkeypatch.setattr(turns.loop, "time", lambda: Slow.clock)
+    pairs = [turns.pair(Slow) for _ in range(4)]
+    lines = [line for line, _ in pairs]
+    heard = []
+    for line, theirs in pairs:
+        line.heard_by = heard
+        theirs.sendall(frame(WHOLE, b"first"))
+    heard_when_it_had_its_turn = []
+
+    def all_else():
+        heard_when_it_had_its_turn.append(len(heard))
+        if len(heard) < len(pairs) + 1:
+            turns.loop.call_soon(all_else)
+
+    turns.loop.call_soon(all_else)
+    turns.turn()
+    pairs[lines.index(heard[0])][1].sendall(frame(WHOLE, b"second"))
+    turns.until(lambda: len(heard) == len(pairs) + 1)
+    assert set(heard[:-1]) == set(lines) and heard[-1] is heard[0]  # who has more waits for the others
+    assert set(heard_when_it_had_its_turn) >= set(range(1, len(pairs) + 1))

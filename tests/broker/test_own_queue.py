@@ -106,3 +106,30 @@ def test_a_tensor_by_any_way_in_comes_out(tmp_path, connected):
 def test_a_topic_that_keeps_nothing_has_no_queue(tmp_path):
     with pytest.raises(UsageError), with_queue(tmp_path, keep=False):
         pass
+
+
+def test_what_was_received_never_comes_again_however_long_nobody_pulls(tmp_path, connected):
+    with (
+        with_queue(tmp_path, group_expire=0.2) as broker,
+        BrokerClient(broker.endpoints["requests"]) as client,
+    ):
+        client.publish_many("orders", [b"1", b"2"])
+        consumer = client.consume("orders", "goes")
+        pull = pulling(connected, broker)
+        assert numbers(pull, 2) == [1, 2]
+        pull.close()
+        consumer.leave()
+        eventually(lambda: broker.hub.counts["groups_expired"])  # of the other group, and it has its turn too
+        client.publish("orders", b"3")
+        assert numbers(pulling(connected, broker), 1) == [3]
+        assert broker.hub.counts["groups_expired"] == 1
+
+
+def test_a_queue_is_for_those_who_pull_alone(tmp_path, connected):
+    with with_queue(tmp_path) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        with pytest.raises(UsageError, match="who PULL") as raised:
+            client.consume("orders", "pull")
+        assert "another name" in str(raised.value)
+        client.consume("others", "pull")  # a topic without a queue
+        client.publish("orders", b"1")
+        assert numbers(pulling(connected, broker), 1) == [1]

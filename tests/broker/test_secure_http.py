@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 from pathlib import Path
 
 import pytest
 
 from tests.broker.asking import ask as ask_plainly
-from tests.broker.running import running
+from tests.broker.running import FREE, running
 from tests.broker.secure_peers import (
     HERE,
     OWN_TOKEN,
@@ -130,6 +131,35 @@ def test_those_who_ask_nothing_are_put_out(tmp_path, identities):
             assert idle.recv(1) == b""
         assert refused(broker, "http") == {"late": 2}
         assert status(broker, identities, "/metrics", identities.client) == 200
+
+
+def test_who_is_refused_at_own_s_ports_and_the_spool_s_is_counted_as_at_any_socket(tmp_path, identities):
+    with secure(tmp_path, identities, spool=FREE) as broker:
+
+        def counted(name):
+            _, text = ask(broker, "/metrics", context_of(identities, identities.client))
+            return {
+                line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in text.splitlines() if name in line
+            }
+
+        for number, port in enumerate(("requests", "spool"), 1):
+            with socket.create_connection(place(broker, port), 20) as plain:
+                plain.sendall(b"no TLS at all, and long enough to be seen as such")
+            sample = 'transfer_handshake_failures_total{reason="tls"}'
+            until(lambda: counted("handshake_failures").get(sample) == f"{number}.0")  # noqa: B023
+        fronts = set(re.findall(r'front="(\w+)"', "".join(counted("broker_refused_total{"))))
+        assert fronts == {"ttp", "pybroker", "rqueue", "abtp", "http"}
+
+
+def test_who_gives_the_handshake_up_has_closed_it(tmp_path, identities, caplog):
+    caplog.set_level("INFO", "transfer.broker")
+    with secure(tmp_path, identities, own=None) as broker:
+        with socket.create_connection(place(broker, "http"), 20) as connection:
+            connection.sendall(b"\x16\x03\x01\x00\x05")
+        until(lambda: refused(broker, "http"))
+        assert refused(broker, "http") == {"closed": 1}
+    (line,) = [one for one in caplog.messages if "not let in by HTTP" in one]
+    assert line.endswith(": the peer has closed it")
 
 
 @pytest.mark.parametrize(

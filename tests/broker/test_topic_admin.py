@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
 from tests.broker.asking import ask, look, until
-from tests.broker.running import running
+from tests.broker.running import ANYWHERE, FREE, running
 from transfer.broker.engine.grammar import Kind, pattern
 from transfer.clients.own import BrokerClient
 from transfer.clients.rqueue import RqueueClient
@@ -225,3 +226,10 @@ def test_a_group_expires_whatever_restarts_come_in_between(tmp_path):
         client.consume("orders", "goes")  # it may begin again
         with pytest.raises(Again):
             client.consume("orders", "stays").recv(0.1)
+
+
+def test_the_group_of_a_queue_stays(tmp_path):
+    own = replace(ANYWHERE.own, queues={"orders": FREE})
+    with running(tmp_path, http=0, own=own) as broker:
+        told = change(broker, "groups/remove", "REMOVE", topic="orders", group="pull", expected=400)
+        assert "who PULL" in told["message"] and list(groups(broker)) == ["pull"]

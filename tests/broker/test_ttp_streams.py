@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -169,3 +170,53 @@ def test_a_stream_that_stalls_is_given_up_though_its_publisher_lives(tmp_path):
         assert publisher.refused() == (6, "stalled")
         assert broker.front.shared.gathered == 0 and broker.front.counters["stalled"] == 1
         assert publisher.alive()
+
+
+def steps_of(call):
+    """How many steps of the interpreter a call takes: its work, which no clock disturbs."""
+    steps, before = 0, sys.gettrace()
+
+    def trace(frame, event, argument):
+        nonlocal steps
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def steps_to_close(folder, connections, streams):
+    """For each stream, of so many connections with so many streams each, which end together."""
+    settings = replace(SETTINGS, most_streams=1000, most_gathered_together=1 << 30)
+    with serving(folder, connections, durable=True, settings=settings) as (broker, *peers):
+        for peer in peers:
+            peer.socket.sendall(b"".join(encode_head(4, b"t", b"", 1, 0, n) + b"x" for n in range(streams)))
+            assert peer.alive()
+        assert len(broker.hub._passages) == connections * streams
+        steps = broker.call(steps_of, broker.front.close)
+        assert not broker.hub._passages and not broker.front.shared.gathered
+    return steps / (connections * streams)
+
+
+def test_streams_whose_publishers_go_cost_as_much_each_however_many_there_are(tmp_path):
+    few = steps_to_close(tmp_path / "few", 4, 20)
+    assert steps_to_close(tmp_path / "connections", 60, 20) < 1.5 * few
+    assert steps_to_close(tmp_path / "streams", 4, 160) < 1.5 * few
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_an_open_stream_costs_memory_though_nothing_comes_of_it(tmp_path, durable):
+    settings = replace(SETTINGS, most_streams=1000)
+    with serving(tmp_path, 2, durable=durable, settings=settings) as (broker, one, other):
+        one.socket.sendall(b"".join(encode_head(4, b"t", stream_id=n) for n in range(100)))
+        assert one.refused()[1] == "no_memory"
+        assert other.ask(4, b"t", number=1)[0] == Kind.ERROR
+        one.socket.close()
+        broker.until(lambda: not broker.front.shared.gathered)
+        other.send(4, b"t", number=2)
+        assert other.alive()

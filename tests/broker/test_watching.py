@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import transfer
 from tests.broker.asking import ask, look, number_of, until
 from tests.broker.running import running
 from transfer.broker.engine.grammar import Kind, pattern
@@ -45,6 +46,17 @@ def test_numbers_are_those_of_what_happened(broker):
     assert number_of(http, "transfer_broker_ready") == 1
     assert number_of(http, "transfer_broker_log_bytes") > 0
     assert number_of(http, "transfer_broker_loop_late_seconds") < 5
+
+
+def test_programs_have_no_names_in_metrics(broker):
+    requests = broker.endpoints["requests"]
+    with BrokerClient(requests), transfer.Context() as context, context.socket(transfer.PULL) as pull:
+        pull.bind("tcp://127.0.0.1:0")
+        pull.announce(requests.replace("tcp", "registry") + "/workers").wait(20)
+        _, text = ask(broker.ports["http"], "/metrics")
+        found = re.findall(r'^transfer_peers{peer="(.*)",socket="ROUTER",.* (.*)$', text, re.MULTILINE)
+        assert found == [("127.0.0.1", "2.0")]
+        context.destroy(0)
 
 
 def test_groups_are_seen_with_what_they_have_not_done(broker):
@@ -175,3 +187,25 @@ def test_names_follow_prometheus_conventions(name):
 def test_the_document_tells_every_event():
     text = DOCUMENT.read_text()
     assert [event for event in EVENTS if f"`{event}`" not in text] == []
+    counted = counted_in(BROKER.glob("*.py"), "counts")
+    assert len(counted) > 15 and counted <= set(EVENTS)
+
+
+BROKER = Path(__file__).parents[2] / "transfer" / "broker"
+
+
+def counted_in(files, name):
+    """What this code counts, by name."""
+    found = re.compile(name + r"""\["(\w+)"(?: if [^\]]* else "(\w+)")?\]""")
+    text = "".join(file.read_text() for file in files)
+    return {word for words in found.findall(text) for word in words if word}
+
+
+@pytest.mark.parametrize("front", ["own", "ttp", "pybroker", "rqueue", "abtp"])
+def test_the_page_of_each_protocol_tells_its_events(front):
+    files = [*(BROKER / "fronts").glob(f"{front}*.py")]
+    files += [BROKER / "fronts/publishing.py"] * (front in ("pybroker", "rqueue"))
+    counted = counted_in(files, "counters")
+    page = (DOCUMENT.parent / "protocols" / f"{front}.md").read_text()
+    events = page[page.index("transfer_broker_front_events_total") :].partition("\n\n")[0]
+    assert len(counted) > 5 and {event for event in counted if f"`{event}`" not in events} == set()

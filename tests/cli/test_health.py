@@ -188,3 +188,12 @@ def test_a_certificate_makes_it_ask_by_tls(health, authority, monkeypatch):
         for name, file in (("CERT", "broker.pem"), ("KEY", "broker.key"), ("CA", "ca.pem")):
             monkeypatch.setenv(f"TRANSFER_TLS_{name}", str(authority / file))
         assert health() == (0, "ok\n", "")
+
+
+def test_who_asks_by_plain_http_where_tls_is_wanted_hears_so(health, authority, capsys):
+    with answering(authority, "broker") as port:
+        url = f"http://127.0.0.1:{port}"
+        code, _, said = health(url)
+        assert code == 1 and "https://" in said and "is the broker running" not in said
+        assert cli.run(["groups", "list", "--url", url]) == 1
+        assert "https://" in capsys.readouterr().err

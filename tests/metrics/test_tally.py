@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from transfer.tally import MAX_PEERS, OTHER_PEERS, LatencyCounts, Tally, peer_name
+from transports.identity import one_time_identity
 from transports.turn import Turn
 
 
@@ -37,6 +38,13 @@ def test_the_number_of_names_is_limited_and_names_are_kept():
     assert len(set(first)) == MAX_PEERS
     assert tally.name_of(peer("10.9.9.9:1")) == OTHER_PEERS
     assert tally.name_of(peer("10.0.0.0:2")) == first[0]
+
+
+def test_identities_of_one_connection_are_no_names():
+    tally = Tally()
+    names = {tally.name_of(peer("10.0.0.7:1", identity=one_time_identity())) for _ in range(MAX_PEERS + 1)}
+    assert names == {"10.0.0.7"}
+    assert tally.name_of(peer("10.0.0.7:1", identity=b"trainer-1")) == "trainer-1"
 
 
 def test_ended_peers_add_up():

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from transports import errors
+import transfer
+from transports import errors, registry
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -41,6 +42,16 @@ def test_errors_are_documented() -> None:
     assert documented <= classes
 
 
+def test_errors_are_exported() -> None:
+    classes = {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.TransferError)
+    }
+    assert {name: getattr(transfer, name, None) for name in classes} == classes
+    assert set(classes) <= set(transfer.__all__)
+
+
 def words_given_to(call: str) -> set[str]:
     """Constant words that the code passes as the first argument of this call."""
     pattern = re.compile(call + r'\(\s*"([a-z_]+)"')
@@ -62,6 +73,21 @@ def test_reasons_are_documented(call: str, document: str) -> None:
     words = words_given_to(call)
     assert len(words) > 5
     assert {word for word in words if f"`{word}`" not in text} == set()
+
+
+def test_transports_are_documented_as_labels() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    (label,) = re.findall(r"^`transport` is what carries the data:.*$", text, re.MULTILINE)
+    assert {name for name in (*registry._BUILTIN, *registry._UPGRADES) if f"`{name}`" not in label} == set()
+
+
+def test_a_document_has_each_metric_once() -> None:
+    names = re.findall(
+        r"^\| `(transfer_\w+)` \| (?:counter|gauge|histogram) ",
+        (ROOT / "docs/metrics.md").read_text(),
+        re.MULTILINE,
+    )
+    assert [name for name in set(names) if names.count(name) > 1] == []
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

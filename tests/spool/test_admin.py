@@ -11,6 +11,7 @@ from transfer.reading import Lineage
 from transfer.reading.lineage import with_seed
 from transfer.spool.admin import SpoolAdmin, Steps, merged, ranges
 from transfer.spool.server import Spool
+from transfer.tally import peer_name
 
 #: (ranks tell twice, steps until the next acknowledgement, steps to go back before)
 TOLD = st.lists(st.tuples(st.booleans(), st.integers(1, 9), st.integers(0, 5)), max_size=12)
@@ -70,7 +71,8 @@ def test_ranges_have_the_rows_of_the_table_once(rows):
         assert all(end < begin for (_, end), (begin, _) in pairwise(piece["rows"]))
 
 
-def test_any_random_name_is_one_that_a_socket_takes(monkeypatch, tmp_path):
-    monkeypatch.setattr("transfer.spool.link.random.randbytes", bytes)  # zeros: a name may not begin with one
+def test_who_asks_has_no_name_in_metrics(tmp_path):
     with Spool(tmp_path) as spool, SpoolAdmin(spool.url()) as admin:
         assert admin.overview()["runs"] == []
+        names = [peer_name(peer) for one in spool.context.sockets for peer in one._links.peers.values()]
+        assert names == ["127.0.0.1"]

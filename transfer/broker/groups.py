@@ -58,6 +58,7 @@ class Groups:
         self._journal = Journal(store.log)
         self._groups: dict[tuple[str, str], Served] = {}
         self._by_topic: dict[Topic, list[Served]] = {}
+        self._claimed: set[tuple[str, str]] = set()  # topics and groups of the fronts' own
         self._notes = Notes(loop, self._journal, durability, self._books)
         self.activity = GroupActivity(self._journal, expire)
         #: is told (topic, group, seconds without a consumer) of a group that is removed for its age
@@ -110,11 +111,24 @@ class Groups:
 
     def served_for(self, topic: str, name: str, begin: str = "new") -> Served:
         """The group of this name, which begins if it is not there: at what comes from now on ("new"), or at
-        the oldest message there is ("old").
-
-        Raises UsageError when the topic keeps nothing, LogFull.
-        """
+        the oldest message there is ("old"). Raises UsageError when the topic keeps nothing or a front has
+        claimed the group, LogFull."""
+        self.check_unclaimed(topic, name)
         return self._groups.get((topic, name)) or self._begin(topic, name, begin)
+
+    def claimed(self, topic: str, name: str) -> Served:
+        """A group that is a front's from now on, as long as the broker runs: it begins at the oldest message,
+        stays however long it has no consumer, and clients cannot join it. Raises as `served_for`."""
+        self._claimed.add((topic, name))
+        return self._groups.get((topic, name)) or self._begin(topic, name, "old")
+
+    def check_unclaimed(self, topic: str, name: str) -> None:
+        """Raises UsageError for a group that is a front's own."""
+        if (topic, name) in self._claimed:
+            raise UsageError(
+                f"group {name!r} of topic {topic!r} is that of all who PULL from the topic's queue",
+                hint="take another name; transfer groups seek moves the queue",
+            )
 
     def join(self, consumer: Consumer, served: Served, window: int, timeout: float | None = None) -> None:
         """The consumer takes messages as one of this group, `window` at a time at most. timeout: seconds
@@ -260,6 +274,8 @@ class Groups:
                 self._acknowledge(served)
         self._notes.tick(full=full)
         for served, idle in self.activity.tick(self._groups.values()):
+            if served.named[1:3] in self._claimed:
+                continue
             self.remove(served.named.topic, served.named.name, f"was without consumers for {idle:.0f} s")
             self._counts["groups_expired"] += 1
             if self.on_expired is not None:

@@ -17,6 +17,7 @@ from transfer.broker.groups import Groups
 from transfer.broker.log_holders import held_by
 from transfer.broker.message import Front, Written
 from transfer.broker.passage import Passage, Publisher, takes
+from transfer.broker.passages import Passages
 from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.stored import BLOB_FROM, record_of
 from transfer.broker.streams import Streams
@@ -77,7 +78,7 @@ class Hub:
         self._writer = Writer(loop, self.threads)
         self._aside = Aside(self._writer, store, self._keep, self._written_whole)
         self.durability.at_failure = self._aside.failed
-        self._passages: set[Passage] = set()
+        self._passages = Passages()
         self.streams = Streams(
             store, self.fanout, self._writer, self._passages, self.counts, self._placed, lambda: self.direct
         )
@@ -197,10 +198,18 @@ class Hub:
                 lambda error: self._written(passage, told, error),
             )
         passage = Passage(
-            topic, message, nbytes, publisher, receivers, writing, self._ended, announcement, revoke
+            topic,
+            message,
+            nbytes,
+            publisher,
+            receivers,
+            self._passages,
+            writing,
+            self._ended,
+            announcement,
+            revoke,
         )
         passage.left_out = left_out
-        self._passages.add(passage)
         if writing is None and told is not None:
             told(None)
         return passage
@@ -218,7 +227,9 @@ class Hub:
     def _revoke_slow(self, nbytes: int) -> None:
         """Payloads whose bytes hardly come make room for another one, the oldest first."""
         now = self._loop.time()
-        for passage in [one for one in self._passages if one.revoke is not None and one.is_slow(now)]:
+        for passage in [
+            one for one in self._passages.announced if one.revoke is not None and one.is_slow(now)
+        ]:
             if self.announced.fits(nbytes):
                 return
             self.counts["revoked"] += 1
@@ -316,7 +327,6 @@ class Hub:
             call()
 
     def _ended(self, passage: Passage) -> None:
-        self._passages.discard(passage)
         if passage.broken:
             self.counts["broken_off"] += 1
             return
@@ -383,20 +393,21 @@ class Hub:
 
     def relieved(self, subscriber: Subscriber) -> None:
         """A subscriber has written all that was queued: what it missed comes now."""
-        for passage in list(self._passages):
+        for passage in self._passages.slow_of(subscriber):
             passage.relieved(subscriber)
         self.fanout.relieved(subscriber)
 
     def leave(self, subscriber: Subscriber) -> None:
         """A subscriber has gone."""
         self.fanout.leave(subscriber)
-        for passage in list(self._passages):
+        for passage in self._passages.of(subscriber):
             passage.lost(subscriber)
 
     def tick(self, now: float) -> None:
         """About once a second: receivers that hold up a large message for too long are cut off."""
-        for passage in list(self._passages):
+        for passage in self._passages.announced:
             passage.is_slow(self._loop.time())
+        for passage in self._passages.held_up():
             for receiver in passage.look_again(now, self._patience):
                 self.counts["closed_slow"] += 1
                 receiver.close(f"it took nothing for {self._patience:g} s and held up others")

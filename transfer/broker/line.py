@@ -28,6 +28,8 @@ _log = logging.getLogger("transfer.broker")
 
 #: bytes that one connection reads in one turn, so that others come to theirs
 _TURN = 1 << 20
+#: bytes of frames that are read at once, since thousands of small ones take long
+_FRAMES = 256 << 10
 #: bytes and buffers that one call of the system is given
 _WRITE_BYTES, _WRITE_BUFFERS = 1 << 20, 512
 #: queued bytes that are written at once, instead of at the end of the turn
@@ -69,7 +71,7 @@ class Line(ABC):
         self._looks = False  # the next read takes little
         self._scheduled = self._blocked = False
         self._paused = 0
-        self._loop.add_reader(connection.fileno(), self._readable)
+        self._loop.add_reader(connection.fileno(), self.read)
 
     # -- for the protocol above --------------------------------------------------------------------------
 
@@ -129,7 +131,7 @@ class Line(ABC):
         """See `pause`."""
         self._paused -= 1
         if not self._paused and not self.closed:
-            self._loop.add_reader(self._socket.fileno(), self._readable)
+            self._loop.add_reader(self._socket.fileno(), self.read)
             if self._rest:  # frames may stand there that were not cut when it was paused
                 self._loop.call_soon(self._again)
 
@@ -138,9 +140,10 @@ class Line(ABC):
         """Nothing is read at the moment."""
         return self._paused > 0
 
-    def _readable(self) -> None:
+    def read(self) -> None:
+        """Reads what is there, if this turn of the loop has time for it."""
         left = _TURN
-        while left > 0 and not self._paused and not self.closed:
+        while left > 0 and not self._paused and not self.closed and self._lines.may_read(self):
             try:
                 data, more = self._receive()
             except (BlockingIOError, InterruptedError):
@@ -169,6 +172,8 @@ class Line(ABC):
                     data.end()
                 return data, True
         room = self._lines.room()
+        if not self._body:
+            room = room[:_FRAMES]
         if self._looks:
             self._looks, room = False, room[:_LOOK]
         if self._channel is not None:

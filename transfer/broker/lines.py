@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _ARENA = 1 << 20
 #: an arena with less room than this is left to those who hold views of it
 _LEAST_ROOM = 64 << 10
+#: seconds of one turn of the loop in which connections may begin to read: then all else has its turn
+_READING = 0.05
 
 
 class Lines:
@@ -30,13 +32,15 @@ class Lines:
         self._arena = memoryview(pool.lease(_ARENA))
         self._used = 0
         self._dirty: list[Line] = []
+        self._reading_ends = 0.0  # the loop's time; 0: no line has read in this turn
+        self._waiting: dict[Line, None] = {}  # to read in the next turn, in this order
         #: lines whose peers do not take what is queued
         self.blocked: set[Line] = set()
 
     @property
     def busy(self) -> bool:
-        """Something waits to be written."""
-        return bool(self._dirty or self.blocked)
+        """Something waits to be written, or to be read though it is there."""
+        return bool(self._dirty or self.blocked or self._waiting)
 
     def close(self) -> None:
         """When all connections have ended. Idempotent."""
@@ -55,6 +59,27 @@ class Lines:
         begin = self._used
         self._used = begin + nbytes
         return self._arena[begin : self._used]
+
+    def may_read(self, line: Line) -> bool:
+        """Whether the loop's turn has time left. If not the line reads in the next one, before those to which
+        something comes then."""
+        now = self.loop.time()
+        if not self._reading_ends:
+            self._reading_ends = now + _READING
+            self.loop.call_soon(self._read_on)
+        if now < self._reading_ends:
+            return True
+        self._waiting[line] = None
+        return False
+
+    def _read_on(self) -> None:
+        self._reading_ends = 0.0
+        waiting, self._waiting = self._waiting, {}
+        for line in waiting:
+            try:
+                line.read()
+            except Exception:  # noqa: BLE001 - the others read all the same
+                line.fail()
 
     def soon(self, line: Line) -> None:
         """The line writes at the end of this turn."""

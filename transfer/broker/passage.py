@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from transports.errors import UsageError
@@ -10,6 +10,7 @@ from transports.errors import UsageError
 if TYPE_CHECKING:
     from transfer.broker.announced import Announcement
     from transfer.broker.message import Buffer, Message
+    from transfer.broker.passages import Passages
     from transfer.broker.pipes import Poured
     from transfer.broker.subscriber import Subscriber
     from transfer.broker.topic import Topic
@@ -34,9 +35,31 @@ class Passage:
     Its receivers are those who were subscribed when it began and had room for it. While one of them has more
     waiting than its limit, or the disk is behind, whoever publishes is paused; a receiver that takes nothing
     for `patience` seconds meanwhile is cut off (`Hub.tick`), so that it holds up nobody for longer.
+    passages: those on their way, of which it is one until it ends; then `ended` is called.
     ended, broken: all of it was given; the publisher broke it off. announcement: of a payload whose missing
     bytes count. revoke: tells the publisher's connection that the broker gives it up.
     """
+
+    # a broker may have hundreds of thousands of them, as streams
+    __slots__ = (
+        "_announcement",
+        "_left",
+        "_pace",
+        "_passages",
+        "_publisher",
+        "_receivers",
+        "_since",
+        "_slow",
+        "_told_end",
+        "broken",
+        "ended",
+        "left_out",
+        "message",
+        "nbytes",
+        "revoke",
+        "topic",
+        "writing",
+    )
 
     def __init__(
         self,
@@ -44,7 +67,8 @@ class Passage:
         message: Message,
         nbytes: int,
         publisher: Publisher,
-        receivers: list[Subscriber],
+        receivers: Iterable[Subscriber],
+        passages: Passages,
         writing: Writing | None,
         ended: Callable[[Passage], None],
         announcement: Announcement | None = None,
@@ -63,10 +87,14 @@ class Passage:
         self._told_end = ended
         self._left = nbytes
         self._publisher = publisher
-        self._receivers = receivers
+        self._receivers = dict.fromkeys(receivers)
         self._slow = False  # the publisher is paused for a receiver's sake
         #: since when each slow receiver has had so many bytes waiting
         self._since: dict[Subscriber, tuple[float, int]] = {}
+        self._passages = passages
+        passages.add(self)
+        if announcement is not None:
+            passages.announced[self] = None
 
     def piece(self, data: Buffer) -> None:
         """The next bytes. Raises UsageError if they are more than were announced."""
@@ -106,8 +134,7 @@ class Passage:
         if self.ended:
             return
         self.broken = True
-        receivers, self._receivers = self._receivers, []
-        for receiver in receivers:
+        for receiver in self._let_go():
             receiver.close(f"a message of topic {self.topic.name!r} was broken off: {reason}")
         self._end()
         if self.writing is not None:
@@ -116,8 +143,7 @@ class Passage:
     def lost(self, receiver: Subscriber) -> None:
         """A receiver has gone."""
         if receiver in self._receivers:
-            self._receivers.remove(receiver)
-            self._since.pop(receiver, None)
+            self._leave(receiver)
             self._look()
 
     def relieved(self, receiver: Subscriber) -> None:
@@ -126,7 +152,7 @@ class Passage:
             self._look()
 
     @property
-    def receivers(self) -> Sequence[Subscriber]:
+    def receivers(self) -> Collection[Subscriber]:
         """Who is given it, piece by piece."""
         return self._receivers
 
@@ -166,8 +192,11 @@ class Passage:
         if slow != self._slow:
             self._slow = slow
             if slow:
+                self._passages.slow.add(self)
                 self._publisher.pause()
             else:
+                self._passages.slow.discard(self)
+                self._since.clear()
                 self._publisher.resume()
 
     def _end(self) -> None:
@@ -175,7 +204,20 @@ class Passage:
         if self._announcement is not None:
             self._announcement.end()
         self._look()
+        self._passages.ended(self)
         self._told_end(self)
+
+    def _leave(self, receiver: Subscriber) -> None:
+        del self._receivers[receiver]
+        self._since.pop(receiver, None)
+        self._passages.let_go(receiver, self)
+
+    def _let_go(self) -> list[Subscriber]:
+        """Who received it; none of them does any more."""
+        receivers = list(self._receivers)
+        for receiver in receivers:
+            self._leave(receiver)
+        return receivers
 
 
 def takes(receiver: Subscriber, message: Message, nbytes: int) -> bool:

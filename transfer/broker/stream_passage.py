@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from transfer.broker.message import Front, Message
@@ -10,8 +10,13 @@ from transfer.broker.passage import Passage, Publisher
 
 if TYPE_CHECKING:
     from transfer.broker.message import Buffer
+    from transfer.broker.passages import Passages
     from transfer.broker.subscriber import Subscriber
     from transfer.broker.topic import Topic
+
+
+#: a stream is no message before its end, and then `Streamed`
+_NO_MESSAGE = Message("", (), Front.TTP)
 
 
 class Frame(Message):
@@ -39,15 +44,18 @@ class StreamPassage(Passage):
     passage. broken_off: makes the frame that tells a receiver why no more come.
     """
 
+    __slots__ = ("_broken_off", "_in_frame")
+
     def __init__(
         self,
         topic: Topic,
         publisher: Publisher,
-        receivers: list[Subscriber],
+        receivers: Iterable[Subscriber],
+        passages: Passages,
         ended: Callable[[Passage], None],
         broken_off: Callable[[str], Frame],
     ) -> None:
-        super().__init__(topic, Message(topic.name, (), Front.TTP), 0, publisher, receivers, None, ended)
+        super().__init__(topic, _NO_MESSAGE, 0, publisher, receivers, passages, None, ended)
         self._broken_off = broken_off
         self._in_frame = False
 
@@ -59,7 +67,8 @@ class StreamPassage(Passage):
     def join(self, subscriber: Subscriber) -> None:
         """A subscriber is given the frames from now on."""
         if subscriber not in self._receivers and subscriber not in self.left_out:
-            self._receivers.append(subscriber)
+            self._receivers[subscriber] = None
+            self._passages.receives(subscriber, self)
 
     def frame(self, frame: Frame) -> None:
         """A whole frame."""
@@ -88,13 +97,12 @@ class StreamPassage(Passage):
     def abandon(self, reason: str) -> None:
         """See Passage. Receivers are told by a frame; in the middle of one they are cut off."""
         if not self.ended and not self._in_frame:
-            for receiver in tuple(self._receivers):
+            for receiver in self._let_go():
                 receiver.offer(self._broken_off(reason))
-            self._receivers = []
         super().abandon(reason)
 
     def _leave_out(self, receiver: Subscriber, reason: str) -> None:
-        self._receivers.remove(receiver)
+        self._leave(receiver)
         self.left_out.append(receiver)
         receiver.offer(self._broken_off(reason))
 

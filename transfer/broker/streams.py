@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transfer.broker.fanout import Fanout
     from transfer.broker.message import Message
     from transfer.broker.passage import Passage, Publisher
+    from transfer.broker.passages import Passages
     from transfer.broker.store import Store
     from transfer.broker.subscriber import Subscriber
     from transfer.broker.topic import Topic
@@ -35,7 +36,7 @@ class Streams:
         store: Store,
         fanout: Fanout,
         writer: Writer,
-        passages: set[Passage],
+        passages: Passages,
         counts: Counter[str],
         placed: Placed,
         direct: Callable[[], Direct | None],
@@ -52,9 +53,7 @@ class Streams:
         """A stream whose frames go on as they come. Raises UsageError."""
         topic = self._store.topic(name)
         receivers = [one for one in self._fanout.listeners(topic) if self._takes_frames(one, topic)]
-        passage = StreamPassage(topic, publisher, receivers, self._ended, broken_off)
-        self._passages.add(passage)
-        return passage
+        return StreamPassage(topic, publisher, receivers, self._passages, self._ended, broken_off)
 
     def _takes_frames(self, subscriber: Subscriber, topic: Topic) -> bool:
         room = subscriber.queued <= subscriber.limit
@@ -101,7 +100,6 @@ class Streams:
             counted.nbytes += passage.nbytes
 
     def _ended(self, passage: Passage) -> None:
-        self._passages.discard(passage)
         self._counts["broken_off"] += passage.broken
         if not passage.topic.durable:
             for subscriber in passage.left_out:

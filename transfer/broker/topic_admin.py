@@ -49,6 +49,7 @@ class TopicAdmin:
         consumers, who hear of it."""
 
         def look() -> dict[str, Json]:
+            self._hub.groups.check_unclaimed(topic, group)
             return self._prior(self._hub.groups.find(topic, group), force=force)
 
         def change() -> int:

@@ -5,6 +5,7 @@ Each function gives the value, or raises ValueError with what would be right.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 
@@ -156,7 +157,7 @@ def allowed(given: object) -> bool:
 
 
 def patterns(given: object) -> tuple[Pattern, ...]:
-    """A list of patterns, or one text with commas; each `KIND:TEXT`, or a text alone for that topic."""
+    """A list of patterns, or one text with commas; each `KIND:TEXT`, or a topic without a colon."""
     if isinstance(given, str):
         given = [one.strip() for one in given.split(",") if one.strip()]
     if not isinstance(given, list):
@@ -188,8 +189,16 @@ def quotas(given: object) -> dict[str, int]:
 def _pattern(given: object) -> Pattern:
     kinds = {kind.value: kind for kind in Kind}
     word, colon, rest = text(given).partition(":")
+    if not colon:
+        word, rest = Kind.EXACT.value, word
+    elif word not in kinds:  # a topic may have a colon, and most often it is a slip
+        near = difflib.get_close_matches(word, kinds, 1)
+        kind = f"{near[0]!r} is the nearest" if near else f"there are {', '.join(kinds)}"
+        raise ValueError(
+            f"a list of patterns, and {word!r} is no kind of them ({kind}); that topic is 'exact:{given}'"
+        )
     try:
-        return pattern(kinds[word], rest) if colon and word in kinds else pattern(Kind.EXACT, text(given))
+        return pattern(kinds[word], rest)
     except UsageError as error:
         raise ValueError(f"a list of patterns, and {error}") from error
 

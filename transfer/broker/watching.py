@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from transfer import __version__
+from transfer.broker.engine.admission import Outcome
 from transfer.broker.fronts.own import OwnFront
 from transfer.families import Family
 
@@ -66,20 +67,24 @@ EVENTS: Final = (
     "beside_in_place",
     "broken_off",
     "closed_slow",
-    "revoked",
     "damaged",
     "dead_lettered",
+    "deferred",
+    "direct_refused",
     "dispatched",
     "dropped",
     "expired",
     "groups_expired",
+    "lost",
     "nacked",
     "not_audited",
     "redelivered",
     "returned",
+    "revoked",
     "spilled",
     "stale_acks",
     "unreadable",
+    "unroutable",
 )
 
 
@@ -89,6 +94,7 @@ _OF_DIRECT: Final = {
     "dead_lettered": "dead_lettered",
     "dispatched": "dispatched",
     "expired": "ack_timeouts",
+    "lost": "lost",
     "nacked": "nacked",
     "stale_acks": "stale_acks",
 }
@@ -211,6 +217,7 @@ def _events(broker: Broker) -> dict[str, int]:
     events = {event: counts[event] for event in {*EVENTS, *counts}}
     for event, name in _OF_DIRECT.items():
         events[event] += direct[name]
+    events["deferred"] += broker.direct.desk.admission.counts[Outcome.DEFERRED]
     return events
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import IO, Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
-from transfer.cli.health import Asked, trust
+from transfer.cli.health import WITHOUT_TLS, Asked, ended_without_answer, trust
 from transports.errors import AddressError, Again, Broken, Fatal, InternalError, UsageError
 from transports.security.settings import Security
 
@@ -116,6 +116,8 @@ class Admin:
                     f"no TLS with {self._url}: {_words(error.reason)}",
                     hint="TRANSFER_TLS_CA says whom to trust, TRANSFER_TLS_CERT what is shown",
                 ) from error
+            if ended_without_answer(error.reason):
+                raise self._ended(error.reason) from error
             raise Broken(
                 f"nobody answers at {self._url}: {error.reason}",
                 hint="is the broker running? --url names its HTTP address",
@@ -123,9 +125,14 @@ class Admin:
         except TimeoutError as error:
             raise self._silent() from error
         except (http.client.HTTPException, ConnectionError) as error:
-            raise Broken(f"{self._url} ended the connection: {error!r}") from error
+            raise self._ended(error) from error
         except ValueError as error:  # a token that no header can have
             raise UsageError(f"it cannot be asked for: {error}") from error
+
+    def _ended(self, error: object) -> Broken:
+        plain = self._url.startswith("http:") and ended_without_answer(error)
+        hint = WITHOUT_TLS if plain else ""
+        return Broken(f"{self._url} ended the connection: {error!r}", hint=hint)
 
     def _silent(self) -> Again:
         return Again(f"{self._url} did not answer within {self._timeout} s")

@@ -29,6 +29,8 @@ _PORT = 9180
 #: bytes of an answer that are read
 _MOST = 64 << 10
 _ANYWHERE = ("", "*", "0.0.0.0", "::", "[::]")
+#: for who asked by plain HTTP, and was not answered
+WITHOUT_TLS = "does it want TLS? then ask by https://, with TRANSFER_TLS_CA and what else it wants"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +138,18 @@ def _answer(asked: Asked, security: Security, timeout: float) -> tuple[int, byte
             hint="TRANSFER_TLS_CA has to be of the authority of its certificate",
         ) from error
     except (OSError, http.client.HTTPException) as error:
+        if ended_without_answer(error):
+            hint = "" if asked.secure else WITHOUT_TLS
+            raise Broken(f"{asked} ended the connection without an answer", hint=hint) from error
         raise Broken(f"nobody answers at {asked}: {error}", hint="is the broker running?") from error
     finally:
         connection.close()
+
+
+def ended_without_answer(error: object) -> bool:
+    """Whether there is somebody, who does not speak as he was asked."""
+    refused = isinstance(error, ConnectionRefusedError)
+    return isinstance(error, (ConnectionError, http.client.BadStatusLine)) and not refused
 
 
 def _exchanged(connection: http.client.HTTPConnection, asked: Asked) -> tuple[int, bytes]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 import transfer
 from transports.errors import Again
+from transports.identity import one_time_identity
 
 #: a lost connection is not made again by the socket: what was asked would be lost in silence
 _NEVER_MS = 86_400_000
@@ -26,7 +26,7 @@ def connected_socket(
         socket = context.socket(transfer.DEALER)
         try:
             # Another one each time: the broker then knows that the earlier connection has gone.
-            socket.identity = b"p" + os.urandom(15)
+            socket.identity = one_time_identity()
             socket.rcvhwm = 0
             socket.reconnect_ivl = socket.reconnect_ivl_max = _NEVER_MS
             socket.connect(endpoint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from transfer.constants import DONTWAIT
 from transfer.protocols.own import Head, Op, decode, decode_words
 from transports.address import Address
 from transports.errors import AddressError, Again, Broken
+from transports.identity import one_time_identity
 from transports.wire import SocketType
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class RegistryLink:
         # Of the plain kind, whatever the context's own sockets are (asyncio's, pyzmq's).
         self._socket: Any = socket_class(context.core)(context, SocketType.DEALER)
         # Another one each time: the broker then knows that the earlier connection has gone.
-        self._socket.identity = b"r" + os.urandom(15)
+        self._socket.identity = one_time_identity()
         self._socket.immediate = True
         self._socket.linger = 0
         self._socket.reconnect_ivl, self._socket.reconnect_ivl_max = _RECONNECT_MS

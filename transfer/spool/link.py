@@ -13,6 +13,7 @@ import msgspec
 from transfer.runs import fits
 from transfer.spool.protocol import Ask, raised, to_meta
 from transports.errors import Again, Broken, Closed, HandshakeError, ProtocolError, TensorMismatch
+from transports.identity import one_time_identity
 
 if TYPE_CHECKING:
     from transfer.rows import Array, Arrays
@@ -39,7 +40,7 @@ class Line:
         self._context = transfer.Context()
         try:
             self._socket = self._context.socket(transfer.DEALER)
-            self._socket.identity = b"r" + random.randbytes(15)  # not zero at first: that is refused
+            self._socket.identity = one_time_identity()
             self._socket.reconnect_ivl = _NEVER_MS
             self._socket.reconnect_ivl_max = _NEVER_MS
             self._socket.sndtimeo = int(_CONNECT * 1000)

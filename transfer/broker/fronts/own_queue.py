@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: the group of all who pull
+#: the group of all who pull, of each topic that has a queue
 GROUP = "pull"
 #: messages that may be on their way
 _WINDOW = 1000
@@ -51,7 +51,7 @@ class OwnQueue:
         self._loop = loop
         self._counters = counters
         self._topic = topic
-        self._served: Served = hub.groups.served_for(topic, GROUP, "old")
+        self._served: Served = hub.groups.claimed(topic, GROUP)
         self._sent: deque[tuple[int, int, Tracker]] = deque()
         self._joined = False
         self._due: asyncio.TimerHandle | None = None
@@ -110,7 +110,7 @@ class OwnQueue:
         there = self.socket.has_peers
         try:
             if there and not self._joined:
-                self._served = self._hub.groups.served_for(self._topic, GROUP, "old")
+                self._served = self._hub.groups.claimed(self._topic, GROUP)
                 self._joined = True
                 self._hub.groups.join(self, self._served, _WINDOW)
             elif self._joined and not there:

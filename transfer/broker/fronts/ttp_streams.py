@@ -32,6 +32,11 @@ _SMALL = 4 << 10
 _IN_MEMORY = 1 << 20
 #: what the broker keeps of a chunk beside its data: many empty ones are not for nothing
 _CHUNK_COST = 16
+#: what the broker keeps of an open stream in memory, whatever came of it
+_STREAM_COST = 2 << 10
+
+
+_NO_MEMORY = "too many bytes of unfinished streams are held already"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,8 @@ class StreamLimits:
 class Shared:
     """What all connections of the front share. used: stream ids that subscribers see at the moment.
 
-    gathered: bytes that streams have in memory together; most: how many they may.
+    gathered: bytes that streams have in memory together, and what they cost while they are open; most: how
+    many these may be.
     """
 
     def __init__(self, most: int) -> None:
@@ -57,12 +63,21 @@ class Shared:
         self._next = MOST_NUMBER
 
     def take(self, wanted: int) -> int:
-        """The stream id as subscribers see it: one from the upper end, if two publishers chose the same."""
+        """A stream begins; its id as subscribers see it: one from the upper end, if two publishers chose the
+        same. Raises ProtocolError."""
+        if self.gathered + _STREAM_COST > self.most:
+            raise ProtocolError("no_memory", _NO_MEMORY)
+        self.gathered += _STREAM_COST
         number = wanted
         while number in self.used:
             number, self._next = self._next, self._next - 1
         self.used.add(number)
         return number
+
+    def give_back(self, number: int, nbytes: int) -> None:
+        """A stream has ended, which had so many bytes in memory."""
+        self.used.discard(number)
+        self.gathered -= nbytes + _STREAM_COST
 
 
 class Stream:
@@ -71,6 +86,33 @@ class Stream:
     number: its id as subscribers see it. heard: when its last frame began. receipt: of a publisher that wants
     to know. ended: nothing more is taken.
     """
+
+    # there may be hundreds of thousands of them
+    __slots__ = (
+        "_cost",
+        "_cuts",
+        "_data",
+        "_flags",
+        "_frame_data",
+        "_gathers",
+        "_head",
+        "_header",
+        "_hub",
+        "_kept",
+        "_largest",
+        "_limits",
+        "_meta",
+        "_nbytes",
+        "_passage",
+        "_publisher",
+        "_shared",
+        "_writing",
+        "ended",
+        "heard",
+        "number",
+        "receipt",
+        "topic",
+    )
 
     def __init__(
         self, hub: Hub, shared: Shared, publisher: Line, topic: str, header: Header, limits: StreamLimits
@@ -95,7 +137,7 @@ class Stream:
             self._passage = hub.streams.begin(topic, publisher, self._broken_off)
             self._gathers = hub.streams.gathers(topic)
         except BaseException:
-            shared.used.discard(self.number)
+            shared.give_back(self.number, 0)
             raise
         self._kept = self._passage.topic.durable
 
@@ -176,7 +218,7 @@ class Stream:
             return
         if self._shared.gathered + min(held, cost + _IN_MEMORY) > self._shared.most:
             if self._kept:
-                raise ProtocolError("no_memory", "too many bytes of unfinished streams are held already")
+                raise ProtocolError("no_memory", _NO_MEMORY)
             self._give_up_gathering()
             return
         self._cost += cost
@@ -238,21 +280,21 @@ class Stream:
 
     def _end(self) -> None:
         self.ended = True
-        self._shared.used.discard(self.number)
-        self._shared.gathered -= self._cost
+        self._shared.give_back(self.number, self._cost)
         self._cost = 0
 
 
 class Streams:
-    """The open streams of one publisher, by topic and its own stream ids."""
+    """The open streams of one publisher, by its own stream ids and their topics."""
 
     def __init__(self, hub: Hub, shared: Shared, publisher: Line, limits: StreamLimits) -> None:
         self._hub = hub
         self._shared = shared
         self._publisher = publisher
         self._limits = limits
-        self._open: dict[tuple[str, int], Stream] = {}
-        self._topics: dict[int, str] = {}  # of the stream that began last with an id
+        self._open: dict[int, dict[str, Stream]] = {}  # of an id the stream that began last is the last
+        self._count = 0
+        self._oldest = 0.0  # none of them had its last frame before
         self._refused: dict[int, None] = {}  # what still comes of them is passed over; the oldest first
 
     def frame(
@@ -269,12 +311,13 @@ class Streams:
             if last:
                 del self._refused[number]
             return SKIPPED
-        name = name or self._topics.get(number, "")
+        its = self._open.get(number, {})
+        name = name or next(reversed(its), "")
         if not name:
             raise ProtocolError(
-                "control", f"a CHUNK of stream {number} that names no topic, and no frame did"
+                "control", f"a CHUNK of stream {number} that names no topic, and has none open"
             )
-        stream = self._open.get((name, number))
+        stream = its.get(name)
         try:
             if stream is None:
                 stream = self._begin(name, header)
@@ -292,25 +335,26 @@ class Streams:
         return stream
 
     def _begin(self, name: str, header: Header) -> Stream:
-        if len(self._open) >= self._limits.streams:
+        if self._count >= self._limits.streams:
             raise ProtocolError("control", f"{self._limits.streams} streams are open; no more are allowed")
         stream = Stream(self._hub, self._shared, self._publisher, name, header, self._limits)
-        self._open[name, header.stream_id] = stream
-        self._topics[header.stream_id] = name
+        self._open.setdefault(header.stream_id, {})[name] = stream
+        self._count += 1
         return stream
 
-    def _forget(self, name: str, number: int) -> Stream | None:
-        if self._topics.get(number) == name:
-            del self._topics[number]
-        return self._open.pop((name, number), None)
+    def _forget(self, name: str, number: int) -> None:
+        its = self._open.get(number, {})
+        self._count -= its.pop(name, None) is not None
+        if not its:
+            self._open.pop(number, None)
 
     def give_up(self, number: int, reason: str) -> None:
         """The streams with this id will not be finished, and another one may begin."""
         self._refused.pop(number, None)
-        for name, its in [key for key in self._open if key[1] == number]:
-            stream = self._forget(name, its)
-            if stream is not None:
-                stream.abandon(reason)
+        its = self._open.pop(number, {})
+        self._count -= len(its)
+        for stream in its.values():
+            stream.abandon(reason)
 
     def refuse(self, number: int, reason: str) -> None:
         """The stream is given up by the broker: what still comes of it is passed over."""
@@ -321,17 +365,22 @@ class Streams:
 
     def leave(self, reason: str) -> None:
         """The publisher has gone."""
-        for _, number in list(self._open):
+        for number in list(self._open):
             self.give_up(number, reason)
 
     def touch(self, now: float) -> None:
         """No frame could come up to now: something else was on its way, or the publisher had to wait."""
-        for stream in self._open.values():
-            stream.heard = now
+        for its in self._open.values():
+            for stream in its.values():
+                stream.heard = now
 
     def stalled(self, before: float) -> list[int]:
         """Gives up the streams that had no frame since then; their ids."""
-        late = sorted({key[1] for key, stream in self._open.items() if stream.heard < before})
+        if self._oldest >= before:
+            return []
+        heard = {number: min(stream.heard for stream in its.values()) for number, its in self._open.items()}
+        late = sorted(number for number, when in heard.items() if when < before)
+        self._oldest = min((when for when in heard.values() if when >= before), default=before)
         for number in late:
             self.refuse(number, "its publisher sent nothing more")
         return late

@@ -20,6 +20,8 @@ from transports.errors import SecurityError
 _log = logging.getLogger("transfer.broker")
 #: seconds that a peer has to say that nothing follows
 _FAREWELL = 1.0
+#: what an error without words means: asyncio gives none to a peer that goes while TLS is agreed on
+_GIVEN_UP = "the peer has closed it"
 
 
 @dataclass(slots=True, eq=False)
@@ -110,11 +112,12 @@ class Entrance:
             guest.connection.close()
             raise
         except (OSError, SecurityError) as error:
-            _log.info("%s was not let in by HTTP: %s", peer, error)
+            said = str(error) or _GIVEN_UP
+            _log.info("%s was not let in by HTTP: %s", peer, said)
             guest.connection.close()
             if guest in self._guests:
                 self._let_go(guest)
-                self.refused[word_of(str(error))] += 1
+                self.refused[word_of(said)] += 1
             return
         guest.transport, guest.protocol = transport, protocol
         self._by_protocol[protocol] = guest
