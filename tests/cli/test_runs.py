@@ -71,6 +71,7 @@ def test_list_as_json_is_an_object_a_run(spool, run):
     group = told["groups"]["default"]
     assert (group["acknowledged"], group["behind"]) == ([0, 48], 52)
     assert group["delivered"] >= [0, 48]  # with what was fetched ahead
+    assert told["full"] == ""  # else why writers wait
     assert run("runs", "list", f"{spool}/two", "--json")[:2] == (0, b"")
 
 
