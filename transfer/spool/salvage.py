@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from transfer import rows as row_layouts
 from transfer.log import Log, Message
+from transfer.log.quarantine import of_a_copy
 from transfer.spool.entry import Entry, run_group_keys, run_key
 from transfer.spool.store import HOLD, Store
 from transports.errors import LogDamaged, ProtocolError, UsageError
@@ -42,7 +43,8 @@ def copy_of(folder: Path, beside: Path) -> Iterator[tuple[Store, str]]:
             store = Store(copy)
         except LogDamaged as error:
             cut = str(error).partition("\n  hint: ")[0]
-            Log(copy, repair=True).close()
+            with of_a_copy():
+                Log(copy, repair=True).close()
             store = Store(copy)
         try:
             yield store, cut
