@@ -24,8 +24,8 @@ _REMEMBERED = 100_000
 _MAX_WAITING = 256
 #: the log's own hint is for a broker's topics
 _ROOM = (
-    "`transfer runs delete` gives room back, of a stream also readers that acknowledge; "
-    "or more --retention-bytes (a broker's: retention.bytes)"
+    "`transfer runs delete` gives room back, --retention-age by itself, of a stream also readers that "
+    "acknowledge; or give it more: --retention-bytes (a broker's: retention.bytes), or room on the disk"
 )
 
 
