@@ -195,7 +195,7 @@ def test_what_a_file_says_wrongly_is_told_with_its_place(tmp_path, text, told):
 
 
 def test_a_missing_file_is_told(tmp_path):
-    with pytest.raises(OptionError, match=r"(?s)cannot be read: No such file.*TRANSFER_BROKER_CONFIG names"):
+    with pytest.raises(OptionError, match=r"(?s)cannot be read: No such file.*BROKER_CONFIG names the file"):
         configured([], (), tmp_path / "none.toml")
 
 

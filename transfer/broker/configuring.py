@@ -36,7 +36,7 @@ class Configuration:
     file: Path | None = None
 
 
-_NAMED = "--config or TRANSFER_BROKER_CONFIG names the file"
+_NAMED = "TRANSFER_BROKER_CONFIG names the file, or `transfer broker --config`"
 #: the choice that is no setting: where the data lies
 DATA = "broker.data"
 
