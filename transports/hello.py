@@ -50,6 +50,10 @@ REASONS = frozenset(
         "busy",
     }
 )
+_SAME_TOKEN = "give both sides the same token"
+_UP_TO_DATE = "neighbouring releases always talk: bring the older side up to date"
+#: what to do about a refusal, which says why and no more
+_HINTS = {"token": _SAME_TOKEN, "version": _UP_TO_DATE}
 _WORD = re.compile(r"[a-z][a-z0-9_.:-]{0,63}\Z")
 
 _COMPATIBLE: dict[SocketType, frozenset[SocketType]] = {
@@ -150,7 +154,7 @@ def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: s
             "version",
             f"this side understands versions {local.versions[0]} to {local.versions[1]}, "
             f"the peer {remote.versions[0]} to {remote.versions[1]}",
-            hint="neighbouring releases always talk: bring the older side up to date",
+            hint=_UP_TO_DATE,
         )
     if remote.plain:
         choice = Choice(base, "the peer speaks plain version 1, without hello")
@@ -184,11 +188,9 @@ def _elsewhere(offer: Offer) -> Offer:
 
 def _refuse_token(remote: Hello) -> NoReturn:
     if remote.proves:
-        raise HandshakeError(
-            "token", "the peer has a token, this side has none", hint="give both sides the same token"
-        )
+        raise HandshakeError("token", "the peer has a token, this side has none", hint=_SAME_TOKEN)
     what = "says no hello, so has no token" if remote.plain else "has no token, this side has one"
-    raise HandshakeError("token", f"the peer {what}", hint="give both sides the same token")
+    raise HandshakeError("token", f"the peer {what}", hint=_SAME_TOKEN)
 
 
 # --- bytes ------------------------------------------------------------------------------------
@@ -253,7 +255,7 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
         message = fields.get("message", "")
         shown = message[:MAX_TEXT] if isinstance(message, str) and message.isprintable() else ""
         shown = shown.removeprefix(f"{known}: ")  # the error says the reason by itself
-        raise HandshakeError(known, f"the peer refused: {shown or known}")
+        raise HandshakeError(known, f"the peer refused: {shown or known}", hint=_HINTS.get(known, ""))
     if kind != bytes([Control.HELLO]):
         _bad("the first control frame is no hello")
     if _number(fields, "type", 255) != socket_type:

@@ -164,7 +164,12 @@ def test_all_sockets_off_is_no_own_front():
             "[ttp]\nwonderful = 1",
             "wonderful in [ttp]: there is no such option\n  hint: in [ttp] there are ttp.port",
         ),
-        ("port = 1", "port stands outside of any section"),
+        (
+            "port = 1",
+            "port stands outside of any section\n  hint: port stands in [ttp], [pybroker], [rqueue], [http]",
+        ),
+        ("prot = 1", "hint: port stands in [ttp]"),
+        ("wonderful = 1", "hint: sections are broker"),
         (
             "[ttp]\nport = 70000",
             "port in [ttp] is 70000\n  hint: it has to be a port from 0 to 65535, or off",
@@ -195,7 +200,7 @@ def test_what_a_file_says_wrongly_is_told_with_its_place(tmp_path, text, told):
 
 
 def test_a_missing_file_is_told(tmp_path):
-    with pytest.raises(OptionError, match="cannot be read: No such file"):
+    with pytest.raises(OptionError, match=r"(?s)cannot be read: No such file.*BROKER_CONFIG names the file"):
         configured([], (), tmp_path / "none.toml")
 
 

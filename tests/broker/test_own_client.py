@@ -114,7 +114,25 @@ def test_a_client_that_reconnects(tmp_path):
             messages = receive(consumer, 2)
             assert [(bytes(one.data), one.attempt) for one in messages] == [(b"2", 2), (b"3", 2)]
             consumer.ack(first[1])  # of the earlier connection
-            consumer.ack(*messages, wait=True)
+            with pytest.raises(Broken, match=r"too late.*offset 1 \(attempt 1\)"):
+                consumer.ack(*messages, wait=True)
+            consumer.flush()  # these are kept, and it is raised once
             assert list(consumer.stale) == [(1, 1)]
             client.publish("t", b"4")
             assert bytes(consumer.recv().data) == b"4"
+
+
+def test_an_acknowledgement_that_comes_too_late_is_raised(client):
+    """The message comes again, to this consumer or another: `wait` must not say that it is done."""
+    client.publish("t", b"x")
+    consumer = client.consume("t", "g", begin="old")
+    message = consumer.recv()
+    consumer.nack(message)
+    with pytest.raises(Broken, match=r"too late.*offset 0 \(attempt 1\)"):
+        consumer.ack(message, wait=True)
+    consumer.nack(message)  # is too late as well, and no acknowledgement
+    again = consumer.recv()
+    assert again.attempt == 2
+    consumer.ack(again, wait=True)
+    consumer.ack(again, wait=True)  # a repeated one is as good as the first
+    assert list(consumer.stale) == [(0, 1), (0, 1)]

@@ -92,6 +92,10 @@ def test_over_plain_http_the_shared_token_opens_nothing(tmp_path, identities):
         assert ask_plainly(port, "/readyz")[0] == 200
         assert ask_plainly(port, "/metrics", X_Admin_Token=TOKEN)[0] == 403
         assert ask_plainly(port, "/metrics", X_Admin_Token=OWN_TOKEN)[0] == 200
+    with secure(tmp_path, identities, security=security) as broker:  # programs of this machine need none
+        for path in ("/metrics", "/api/overview", "/api/admin/dlq/list"):
+            assert ask_plainly(broker.ports["http"], path)[0] == 200
+            assert ask_plainly(broker.ports["http"], path, Host="broker.example")[0] in (401, 403)
 
 
 def test_a_token_that_changes_is_read_again(tmp_path, identities):

@@ -74,6 +74,7 @@ def test_list_as_json_is_an_object_a_run(spool, run):
     assert [json.loads(run("runs", "list", f"{spool}/one", "--json")[1])["name"]] == ["one"]
     code, output, said = run("runs", "list", f"{spool}/two", "--json")
     assert (code, output, said) == (2, b"", "transfer: there is no run 'two'\n  hint: there are: one\n")
+    assert told["full"] == ""  # else why writers wait
 
 
 def test_inspect_tells_columns_groups_readers_and_jobs(spool, run):

@@ -71,9 +71,16 @@ def test_doctor_finds_this_machine_well():
 
 def test_doctor_speaks_json_and_exits_with_what_it_found(capsys):
     assert cli.run(["doctor", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
     assert told["healthy"] is True
     assert {check["group"] for check in told["checks"]} >= {"base", "transports", "limits", "protocol"}
+
+
+@pytest.mark.parametrize("option", ["--min-gbps", "--seconds"])
+def test_doctor_refuses_what_is_about_a_peer_without_one(option, capsys):
+    assert cli.run(["doctor", option, "3"]) == 2
+    assert "--peer HOST:PORT" in capsys.readouterr().err
 
 
 def test_doctor_shows_it_to_people(capsys):

@@ -111,6 +111,46 @@ def test_a_damaged_message_with_a_blob_is_told_and_the_rest_is_served(tmp_path, 
         assert log.append("a", b"next")[1] == 40
 
 
+@pytest.mark.parametrize("how", ["missing", "cut"])
+@pytest.mark.parametrize("closed", [True, False])
+def test_blobs_that_their_file_lacks_are_told_by_the_start(tmp_path, caplog, how, closed):
+    """In the last segment and the one before. What was discarded is not missed; nothing new takes the place
+    of what is lost, and the next start tells the same."""
+    log = Log(tmp_path, segment_bytes=1 << 20)
+    for number in range(6):
+        log.append("a", b"%d" % number, blob=b"%d" % number * 300_000 if number != 3 else None)
+        log.append("b", b"b", blob=b"small")
+        if number == 2:
+            log.append("roll", bytes(1 << 20))
+    log.discard("a", 0, 1)
+    for value in (b"1", b"2"):  # the second says that all before it was synced
+        log.commit(log.put(b"key", value))
+    folder = tmp_path if closed else shutil.copytree(tmp_path, tmp_path / "crashed")
+    log.close()
+    for path in folder.glob(f"*{BLOBS}"):
+        if how == "missing":
+            path.unlink()
+        else:
+            with path.open("r+b") as file:
+                file.truncate(1000)
+    b = [("b", 0, 6)] if how == "missing" else [("b", 0, 3), ("b", 4, 6)]
+    for _ in range(2):
+        caplog.clear()
+        with Log(folder, segment_bytes=1 << 20) as log:
+            told = [(one.topic, one.begin, one.end) for one in log.damage]
+            assert told == [("a", 1, 3), ("a", 4, 6), *b]
+            assert sum("are lost" in record.message for record in caplog.records) == len(told)
+            with pytest.raises(LogDamaged):
+                log.read("a", 1, limit=1)
+            assert bytes(log.read("a", 3, limit=1)[0].body) == b"3"
+    with Log(folder, segment_bytes=1 << 20) as log:
+        log.commit(log.append("a", b"", blob=b"new" * 1000)[0])
+        for offset in (4, 5):
+            with pytest.raises(LogDamaged):
+                log.read("a", offset, limit=1)
+        assert bytes(log.read("a", 6, limit=1)[0].blob) == b"new" * 1000
+
+
 def test_of_a_damaged_head_the_message_is_lost_when_nothing_else_can_be(tmp_path):
     write(tmp_path)
     path = only(tmp_path)

@@ -130,6 +130,7 @@ def test_certificate_and_wrong_token(stage, paper):
         server.failed.clear()
         found, told = stage.refused(server, stage.reach(address, paper.security(token=token)))
         assert found.reason == told.reason == "token"
+        assert found.hint == told.hint == "give both sides the same token"
 
 
 # --- files ---------------------------------------------------------------------------------------

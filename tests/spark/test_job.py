@@ -41,3 +41,10 @@ def test_an_abort_ends_where_no_spool_comes_back(caplog):
     with caplog.at_level("WARNING", "transfer.spark"):
         plan_of("run://127.0.0.1:9/run", abort_timeout="0.1").abort()
     assert "keeps its rows" in caplog.text
+
+
+def test_a_job_that_sent_nothing_leaves_no_rows(caplog):
+    with caplog.at_level("INFO", "transfer.spark"):
+        plan_of("run://127.0.0.1:9/run", abort_timeout="0.1").abort(declared=False)
+    (record,) = caplog.records
+    assert record.levelname == "INFO" and "has no rows of it" in record.getMessage()

@@ -131,7 +131,14 @@ def test_who_comes_upon_the_damage_is_answered_as_all_are_later(folder, lost):
         assert answers[0] == answers[1] and "transfer runs salvage" in answers[0][1]
 
 
-def test_what_cannot_be_opened_is_salvaged_up_to_the_damage(folder, tmp_path):
+def test_a_start_marks_the_runs_whose_file_of_rows_is_missing(folder):
+    (blobs,) = folder.glob(f"*{BLOBS}")
+    blobs.unlink()
+    with Spool(folder) as spool:
+        assert {state for state, _ in states(spool.endpoint).values()} == {"damaged"}
+
+
+def test_what_cannot_be_opened_is_salvaged_up_to_the_damage(folder, tmp_path, caplog):
     """Here the word that "three" is sealed."""
     (path,) = folder.glob(f"*{SUFFIX}")
     records = list(scan(memoryview(path.read_bytes()), int(path.stem)))
@@ -143,6 +150,7 @@ def test_what_cannot_be_opened_is_salvaged_up_to_the_damage(folder, tmp_path):
     found = CliRunner().invoke(app, ["salvage", str(folder), "--out", str(tmp_path / "new")])
     assert found.exit_code == 1
     assert path.read_bytes() == before
+    assert "quarantine" not in caplog.text, "it is that of a copy, which is not there any more"
     with Spool(tmp_path / "new") as spool:
         assert rows_of(spool.endpoint, "one") == rows_of(spool.endpoint, "two") == list(range(32))
 

@@ -104,6 +104,11 @@ def test_a_group_that_is_forgotten_lets_go_of_a_streams_rows(tmp_path):
             assert admin.forget_group("run", "slow", force=True) == 32
             with pytest.raises(Broken, match="was forgotten"):
                 slow.collect(20.0)
+            slow.request(Fetch(epoch=0, seed=None, begin=4, rows=4, stride=0, times=1, need=8))
+            with pytest.raises(Broken, match=r"(?s)was forgotten.*begins as a new group"):
+                slow.collect(20.0)
+            with pytest.raises(UsageError, match="was forgotten"):
+                slow.acknowledge(0, 8, [])
         with pytest.raises(OptionError, match="there are: quick"):
             admin.forget_group("run", "slow")
         assert admin.overview()["runs"][0]["kept_bytes"] == 0

@@ -10,6 +10,7 @@ import pytest
 from transfer.reading import RowStream
 from transfer.spool.admin import SpoolAdmin
 from transfer.spool.client import RunClient
+from transfer.spool.link import Line
 from transfer.spool.protocol import AbortJob, Declare, DeleteRun, Fetch, Read
 from transfer.spool.server import Spool
 from transports.errors import Again, Broken, OptionError, UsageError
@@ -204,3 +205,30 @@ def test_folders_of_each_version_are_read(tmp_path, version):
         }
     assert found[0] == found[1] and len(set(found[0].values())) == 2
     assert all(len(bytes.fromhex(one)) == 16 for one in found[0].values())
+
+
+def test_an_end_whose_answer_was_lost_is_asked_for_again(tmp_path, monkeypatch):
+    """It is done by then; and no run that was written meanwhile goes in its place."""
+    receive, between = Line.receive, []
+
+    def lose(line, timeout):
+        answer = receive(line, timeout)
+        if between and "run_id" not in answer[1]:  # not of the look at the run
+            between.pop()()
+            raise Broken("the spool went away")
+        return answer
+
+    with Spool(tmp_path) as spool, SpoolAdmin(spool.url()) as admin:
+        write(spool.endpoint, "run", [[20]])
+        with RowStream(spool.url("run"), 8, group="g", timeout=20) as rows:
+            next(iter(rows))
+        monkeypatch.setattr(Line, "receive", lose)
+        between.append(lambda: None)
+        assert admin.forget_group("run", "g") == 0
+        assert not between
+        between.append(lambda: write(spool.endpoint, "run", [[5]]))
+        assert admin.delete("run") == (0, 0)
+        assert [run["rows"] for run in admin.overview()["runs"]] == [5]
+        for call in (lambda: admin.forget_group("run", "g"), lambda: admin.delete("run", run_id="other")):
+            with pytest.raises((OptionError, Broken)):
+                call()

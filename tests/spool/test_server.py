@@ -493,7 +493,7 @@ def test_a_full_spool_lets_writers_wait(tmp_path):
         full.set()
         writer.start()
         assert waits.wait(10.0)
-        assert ask(spool.endpoint, ListRuns())[1]["full"]
+        assert "transfer runs delete" in ask(spool.endpoint, ListRuns())[1]["full"]
         full.clear()
         writer.join()
         full.set()
@@ -503,6 +503,7 @@ def test_a_full_spool_lets_writers_wait(tmp_path):
         )
         driver.start()
         assert waits.wait(10.0)
+        assert "transfer runs delete" in ask(spool.endpoint, ListRuns())[1]["full"]
         full.clear()
         driver.join()
         assert winners[1] == {"id": 1, "rows": 8, "done": False}

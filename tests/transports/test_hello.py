@@ -131,7 +131,8 @@ def test_refusals():
         decode_body(data, SocketType.PULL)
     assert caught.value.reason == "token"
     # In the words of the side that reads it, which has the token that was found wrong.
-    assert str(caught.value) == "token: the peer refused: this side has another token"
+    assert caught.value.message == "the peer refused: this side has another token"
+    assert caught.value.hint == "give both sides the same token"  # it does not travel
 
 
 @pytest.mark.parametrize("fields", [{}, {"reason": 5}, {"reason": "<script>"}, {"reason": "x", "message": 1},

@@ -36,6 +36,7 @@ class Configuration:
     file: Path | None = None
 
 
+_NAMED = "TRANSFER_BROKER_CONFIG names the file, or `transfer broker --config`"
 #: the choice that is no setting: where the data lies
 DATA = "broker.data"
 
@@ -67,15 +68,14 @@ def read_file(path: Path) -> Iterator[Said]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}", hint="see --config") from error
+        raise OptionError(f"{path} cannot be read: {error.strerror}", hint=_NAMED) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is no TOML: {error}") from error
     for section, keys in content.items():
         if not isinstance(keys, dict):
             raise OptionError(
                 f"{path}: {section} stands outside of any section",
-                hint=_nearest(section, [name.partition(".")[2] for name in _names()])
-                or f"sections are {', '.join(_sections())}",
+                hint=_homes(section) or f"sections are {', '.join(_sections())}",
             )
         if section not in _sections():
             raise OptionError(
@@ -127,6 +127,14 @@ def _names() -> list[str]:
 
 def _sections() -> list[str]:
     return list(dict.fromkeys(name.partition(".")[0] for name in _names()))
+
+
+def _homes(word: str) -> str:
+    """Where an option of this name, or of the nearest that there is, may stand."""
+    names = [name.partition(".")[2] for name in _names()]
+    found = difflib.get_close_matches(word, names, 1)
+    homes = [name.partition(".")[0] for name, key in zip(_names(), names, strict=True) if key in found]
+    return f"{found[0]} stands in [{'], ['.join(homes)}]" if found else ""
 
 
 def _nearest(word: str, words: Sequence[str]) -> str:

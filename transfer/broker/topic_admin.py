@@ -78,19 +78,25 @@ class TopicAdmin:
         return self._change("group_seek", look, change, actor, reason) | {"cursor": reached}
 
     def purge_topic(self, topic: str, *, actor: str, reason: str) -> dict[str, Json]:
-        """All messages that the topic has now are gone; its groups have done with them. Offsets go on."""
+        """All messages that the topic has now are gone; its groups have done with them. Offsets go on.
+        `purged`: how many they were."""
         hub = self._hub
+        low = end = 0
+
+        def look() -> dict[str, Json]:
+            return self._topic_told(self._topic(topic))
 
         def change() -> int:
+            nonlocal low, end
             found = self._topic(topic)
             if hub.direct is not None:
                 hub.direct.purge(found)
-            hub.groups.purge(found, hub.store.range(found)[1])
+            low, end = hub.store.range(found)
+            hub.groups.purge(found, end)
             return hub.store.purge(found)
 
-        return self._change(
-            "topic_purge", lambda: self._topic_told(self._topic(topic)), change, actor, reason
-        )
+        told = self._change("topic_purge", look, change, actor, reason)
+        return told | {"oldest": end, "end": end, "purged": end - low}
 
     def remove_topic(self, topic: str, *, actor: str, reason: str, force: bool = False) -> dict[str, Json]:
         """The topic is gone with its messages and groups. force: though somebody consumes or subscribes."""

@@ -257,9 +257,14 @@ def bench(context: typer.Context) -> None:
 def doctor(between: options.Between, json: options.Json = False) -> None:
     """Tell what works here, and what to do about what does not; or measure between two machines."""
     from transfer.cli import tools
+    from transports.errors import UsageError
 
     if between.serve is not None:
         raise typer.Exit(tools.serve_doctor(between.serve, as_json=json))
+    if between.peer is None and (between.min_gbps or between.seconds != options.SECONDS):
+        raise UsageError(
+            "--min-gbps and --seconds are about a peer", hint="--peer HOST:PORT, where a doctor serves"
+        )
     if between.peer is not None:
         raise typer.Exit(tools.measure_peer(between.peer, between.seconds, between.min_gbps, as_json=json))
     raise typer.Exit(tools.run_doctor(as_json=json))

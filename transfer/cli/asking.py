@@ -37,7 +37,7 @@ def list_runs(address: str, timeout: float, *, as_json: bool) -> None:
         runs = found["runs"] if not only else [spool.inspect(only)]
     if as_json:
         for run in runs:
-            print(json.dumps(run | {"groups": _groups(run)}))
+            print(json.dumps(run | {"groups": _groups(run), "full": found["full"]}))
         return
     head = ("name", "state", "kind", "delivery", "rows", "kept", "staged", "partitions", "idle", "groups")
     show_table(head, [_line(run) for run in runs], right={"rows", "kept", "staged", "partitions", "idle"})

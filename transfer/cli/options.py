@@ -192,6 +192,10 @@ class Shown:
     quiet: Quiet = False
 
 
+#: of a measurement
+SECONDS = 1.0
+
+
 @dataclass(frozen=True)
 class Between:
     """Of the doctor, who can ask two machines."""
@@ -210,7 +214,7 @@ class Between:
     ] = 0.0
     seconds: Annotated[
         float, typer.Option(min=0.01, max=60, help="With --peer: how long each measurement takes.")
-    ] = 1.0
+    ] = SECONDS
 
 
 @dataclass(frozen=True)

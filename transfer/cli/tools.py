@@ -56,7 +56,7 @@ def run_doctor(*, as_json: bool) -> int:
         return EXIT_INTERRUPTED
     fine = doctor.healthy(checks)
     if as_json:
-        print(json.dumps({"healthy": fine, "checks": doctor.as_data(checks)}, indent=2))
+        print(json.dumps({"healthy": fine, "checks": doctor.as_data(checks)}))
     else:
         _show(checks)
         print(
@@ -93,7 +93,7 @@ def measure_peer(peer: str, seconds: float, floor: float, *, as_json: bool) -> i
         checks = list(as_checks(measure(endpoint_of(peer), seconds, next_way), floor))
     fine = doctor.healthy(checks)
     if as_json:
-        print(json.dumps({"healthy": fine, "checks": doctor.as_data(checks)}, indent=2))
+        print(json.dumps({"healthy": fine, "checks": doctor.as_data(checks)}))
     else:
         _show(checks)
     return 0 if fine else 1

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from transfer.clients.own import BrokerClient
     from transports.core_contract import Frame
 
+#: deliveries that an error names
+_NAMED = 10
+_LATE = "others process these messages (`stale` has all); give `consume` more timeout, or acknowledge sooner"
+
 
 class Received(NamedTuple):
     """A message of a group. parts: as they were sent. offset, attempt: the delivery; attempt 1 is the
@@ -51,8 +55,8 @@ class Received(NamedTuple):
 class Consumer:
     """A member of a group. Thread-safe as its client.
 
-    joined: the broker let it in. stale: (offset, attempt) of acknowledgements that came too late, the last
-    1000: others have the messages.
+    joined: the broker let it in. stale: (offset, attempt) of deliveries that were acknowledged or given back
+    too late, the last 1000: others have the messages, or will.
     """
 
     def __init__(self, client: BrokerClient, number: int, join: Join) -> None:
@@ -65,6 +69,8 @@ class Consumer:
         self._messages: deque[Received | Offered] = deque()
         self._offered = 0  # of them
         self._asked = self._acked = 0
+        self._unkept: deque[tuple[int, Sequence[tuple[int, int, int]]]] = deque()  # asked by then, deliveries
+        self._late: deque[tuple[int, int]] = deque(maxlen=_NAMED)  # stale ones that `flush` is to raise
         self._failure: TransferError | None = None  # it is not a member any more
         self._unsure: Broken | None = None  # the connection ended before acknowledgements were kept
 
@@ -114,7 +120,8 @@ class Consumer:
         return Received(self.topic, offered.offset, offered.attempt, offered.frames())
 
     def ack(self, *messages: Received, wait: bool = False) -> None:
-        """These are processed and never come again. wait: until that is on the broker's disk."""
+        """These are processed. wait: returns when that is on the broker's disk, and they never come again;
+        raises as `flush`. Without it, `stale` has what came too late, and the next `flush` raises it."""
         self._acknowledge([(one.offset, one.attempt, 0) for one in messages])
         if wait:
             self.flush()
@@ -128,8 +135,9 @@ class Consumer:
     def flush(self, timeout: float | None = None) -> None:
         """Returns when all acknowledgements are on the broker's disk.
 
-        Raises Again; Broken when the connection ended before: they may be kept or not, and what is not comes
-        again.
+        Raises Again; Broken when the connection ended before (they may be kept or not, and what is not comes
+        again), or when some since the last call came too late: others have these messages, and what else was
+        acknowledged is kept.
         """
         with self._client.waited(
             lambda: self._acked >= self._asked or self._unsure or self._failure,
@@ -141,6 +149,10 @@ class Consumer:
                 raise unsure
             if self._acked < self._asked and self._failure is not None:
                 raise self._failure
+            late = [f"offset {offset} (attempt {attempt})" for offset, attempt in self._late]
+            self._late.clear()
+            if late:
+                raise Broken(f"{self.topic}: acknowledged too late: {', '.join(late)}", hint=_LATE)
 
     def leave(self) -> None:
         """Ends it: what it holds goes to others. Idempotent."""
@@ -156,6 +168,7 @@ class Consumer:
 
     def _acks(self, deliveries: Sequence[tuple[int, int, int]]) -> bytes:
         self._asked += len(deliveries)
+        self._unkept.append((self._asked, deliveries))
         return encode(Op.ACK, self._number, encode_deliveries(deliveries), len(deliveries))
 
     # -- for the client, with its lock -------------------------------------------------------------------
@@ -183,6 +196,7 @@ class Consumer:
         if self._acked < self._asked:
             self._unsure = error
         self._asked = self._acked = 0
+        self._unkept.clear()
         self._messages.clear()
         self._offered = 0
         self.joined = False
@@ -202,12 +216,16 @@ class Consumer:
             return self._acks(gone) if gone else None
         elif head.op is Op.ACKED:
             self._acked = int.from_bytes(head.body, "little")
+            while self._unkept and self._unkept[0][0] <= self._acked:
+                self._unkept.popleft()
         elif head.op is Op.OFFER:
             self._messages.append(Offered(head))
             self._offered += 1
         elif head.op is Op.STALE:
             stale = [(one.offset, one.attempt) for one in decode_deliveries(head)]
             self.stale.extend(stale)
+            acknowledged = {one[:2] for _, deliveries in self._unkept for one in deliveries}
+            self._late += sorted(acknowledged.intersection(stale))  # others: of a NACK, a FETCH
             self._forget(stale)
         return None
 

@@ -263,7 +263,10 @@ class Log:
         return BlobReader(place, look) if place is not None else None
 
     def offset_at(self, topic: str, time_ns: int) -> int:
-        """The offset of the first message that is as young as that, or that of the next one to be kept."""
+        """The offset of the first message that is as young as that, or that of the next one to be kept.
+
+        time_ns: nanoseconds since 1970, as a message's `time`.
+        """
         return self._first_that(topic, lambda record: record.time >= time_ns)
 
     def search(self, topic: str, key: Callable[[memoryview], int], value: int) -> int | None:

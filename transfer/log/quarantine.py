@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from transfer.log.disk import sync_folder
 from transfer.log.segment_files import BLOBS, INDEX, SUFFIX, path_of
 
-_log = logging.getLogger("transfer.log")
+_log = logging.getLogger("transfer.log.quarantine")
 #: the folder within the log's
 FOLDER = "quarantine"
 _OF_SEGMENTS = (SUFFIX, BLOBS, INDEX)
+
+
+@contextmanager
+def of_a_copy() -> Iterator[None]:
+    """What goes into quarantine meanwhile is a copy's, which is removed soon: it is not said where it is."""
+    _log.disabled = True
+    try:
+        yield
+    finally:
+        _log.disabled = False
 
 
 def quarantine(folder: Path, path: Path, why: str) -> None:

@@ -20,6 +20,7 @@ from transfer.log.contents import Contents, follow, is_of, load, read_headers, s
 from transfer.log.damage import Damage, Gap, Known, walk
 from transfer.log.disk import full_disk_told, sync_folder
 from transfer.log.index import Lost, Run, Topic
+from transfer.log.lost_blobs import lost_blobs
 from transfer.log.quarantine import quarantine, quarantine_segment, save_tail, without_segment
 from transfer.log.record import Kind, scan
 from transfer.log.segment import Segment
@@ -42,7 +43,8 @@ _LAST = (
 class Recovered:
     """dropped: topics that were, as far as their messages are still in the segments. sequence: of the next
     record. cut: bytes of a torn tail that were thrown away. single: messages that are damaged, and the file
-    of each. damage: what else is. lost: records of the last segment of which it is not known what they were.
+    of each. blobs: messages that have lost theirs. damage: what else is. lost: records of the last segment of
+    which it is not known what they were.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -52,13 +54,15 @@ class Recovered:
     sequence: int = 0
     cut: int = 0
     single: list[tuple[Gap, str]] = field(default_factory=list)
+    blobs: list[Damage] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     lost: int = 0
 
     @property
     def told(self) -> list[Damage]:
         """All that is damaged."""
-        return [*self.damage, *(self._of_message(gap, name) for gap, name in self.single)]
+        messages = (self._of_message(gap, name) for gap, name in self.single)
+        return [*self.damage, *messages, *self.blobs]
 
     def _of_message(self, gap: Gap, name: str) -> Damage:
         header = gap.header
@@ -137,6 +141,7 @@ def _open(found: Recovered, folder: Path, firsts: list[int], kind: type[Segment]
         for topic in found.topics.values():
             topic.groups = {group: min(offset, topic.end) for group, offset in topic.groups.items()}
     take_discarded(found.state, found.topics)
+    found.blobs = lost_blobs(found.segments, found.topics)
 
 
 def _check_there(folder: Path, firsts: list[int], there: list[int], begun: bool) -> None:

@@ -123,6 +123,11 @@ class Segment:
         return max(0, self.blob_end - self._unreserved)
 
     @property
+    def blob_size(self) -> int:
+        """Bytes of the file of its blobs; 0: there is none."""
+        return os.fstat(self._blob_fd).st_size if self._blob_fd >= 0 else 0
+
+    @property
     def ends(self) -> dict[int, int]:
         """The offset behind the last message that needs it, by topic: its record lies here, or its blob."""
         ends = dict(self.blob_ends)
@@ -171,14 +176,15 @@ class Segment:
     def trim_blobs(self) -> None:
         """No room is reserved for blobs any more: what was not used is given back."""
         if self._blob_fd >= 0:
-            os.ftruncate(self._blob_fd, self.blob_end)
+            os.ftruncate(self._blob_fd, min(self.blob_end, self.blob_size))  # see cut_blobs
             self._blob_room = self.blob_end
 
     def cut_blobs(self, end: int) -> None:
         """No blob lies behind `end`: what a crash left there of those that were arriving is given back."""
+        self.blob_end = end
         if self._blob_fd >= 0:
-            os.ftruncate(self._blob_fd, end)
-            self.blob_end = end
+            # A file that is too short is damaged: the next start must see it too.
+            os.ftruncate(self._blob_fd, min(end, self.blob_size))
             self._find_room()
 
     def sync(self) -> None:

@@ -218,12 +218,12 @@ class SpoolWrite:
         try:
             link.ask(AbortJob(run=self.run, job=self.job))
         except TransferError as error:
-            _log.warning(
-                "the spool does not know that job %s of run %s failed, and keeps its rows: %s",
-                self.job,
-                self.run,
-                error,
+            # Rows are sent behind its first answer only.
+            level, left = (
+                (logging.WARNING, "keeps its rows") if declared else (logging.INFO, "has no rows of it")
             )
+            text = "the spool does not know that job %s of run %s failed, and %s: %s"
+            _log.log(level, text, self.job, self.run, left, error)
         finally:
             link.close()
 

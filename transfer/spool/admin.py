@@ -17,7 +17,7 @@ from transfer.spool.protocol import (
     ListRuns,
     Read,
 )
-from transports.errors import LogDamaged, OptionError
+from transports.errors import Broken, LogDamaged, OptionError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -102,9 +102,11 @@ class SpoolAdmin:
 
     def delete(self, run: str, *, force: bool = False, run_id: str = "") -> tuple[int, int]:
         """The run is gone with its groups: its (rows, bytes). force: though somebody reads or writes it,
-        for which UsageError is raised else. run_id: only the run with this id, else Broken is raised."""
-        found = self._ask(DeleteRun(run=run, force=force, run_id=run_id))
-        return found["rows"], found["bytes"]
+        for which UsageError is raised else. run_id: only the run with this id, else Broken is raised.
+        (0, 0) where the answer was lost, and the run is gone when it is asked for again."""
+        run_id = run_id or self.inspect(run)["run_id"]  # asked again, it must not be a run of later
+        found = self._ask_to_end(DeleteRun(run=run, force=force, run_id=run_id))
+        return found.get("rows", 0), found.get("bytes", 0)
 
     def verify(self, run: Mapping[str, Any]) -> str:
         """Reads all rows of a run: what of them is damaged, or "". run: its summary."""
@@ -138,10 +140,10 @@ class SpoolAdmin:
         """The group's positions are gone, and a stream keeps no rows for it: the bytes that are given back.
 
         A reader of this name begins as a new group does. Raises OptionError: there is no such group;
-        UsageError: it is being read, unless `force`.
+        UsageError: it is being read, unless `force`. 0 where the answer was lost, and the group is gone when
+        it is asked for again.
         """
-        found: int = self._ask(ForgetGroup(run=run, group=group, force=force))["bytes"]
-        return found
+        return int(self._ask_to_end(ForgetGroup(run=run, group=group, force=force)).get("bytes", 0))
 
     def lineage(self, run: str, group: str = "default") -> list[Steps]:
         """The steps that the group has acknowledged, in their order, each told once.
@@ -201,6 +203,16 @@ class SpoolAdmin:
                 f"run {run!r} has no rows {begin:,} to {end:,}", hint="it was deleted and written anew"
             )
         return arrays, meta["jobs"]
+
+    def _ask_to_end(self, request: Ask) -> dict[str, Any]:
+        """Asks for the end of something. {}: it is not there any more when it is asked for again, since the
+        first answer was lost with the connection."""
+        try:
+            return self._ask(request)
+        except (Broken, OptionError):
+            if not self._link.repeated:
+                raise
+            return {}
 
     def _ask(self, request: Ask) -> dict[str, Any]:
         _, meta = self._link.ask(request)

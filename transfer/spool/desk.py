@@ -94,7 +94,7 @@ class Desk:
             return {
                 "runs": [summary(entry, self._store.now()) for entry in self._store.entries.values()],
                 "disk_bytes": self._store.log.disk_bytes,
-                "full": self.writers.full,
+                "full": self.writers.waits,
             }
 
     def _inspect(self, identity: bytes, request: protocol.InspectRun) -> dict[str, Any]:

@@ -97,6 +97,7 @@ class Link:
         self.timeout = timeout
         self._line: Line | None = None
         self._number = 0
+        self._sent = 0  # how often the request of now was
         self._unanswered: tuple[Line, Ask] | None = None
         self._patience = _FIRST
         self._lock = threading.Lock()
@@ -116,6 +117,7 @@ class Link:
         seconds = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         pause = 0.05
+        self._sent = 0
         doubted = False  # an answer was changed on its way
         while True:
             try:
@@ -160,6 +162,11 @@ class Link:
         return self._line
 
     @property
+    def repeated(self) -> bool:
+        """Whether the last request was sent more than once: it may have been done before its answer."""
+        return self._sent > 1
+
+    @property
     def connected(self) -> bool:
         """Whether there is a connection, as far as is known."""
         return self._line is not None
@@ -182,6 +189,7 @@ class Link:
         line = self.line(deadline - time.monotonic())
         if not (resume and self._unanswered == (line, request)):
             self._number += 1
+            self._sent += 1
             line.send(msgspec.structs.replace(request, id=self._number), arrays)
             self._unanswered = line, request
         while True:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.spool")
 
+_FORGOTTEN = "by `transfer runs forget-group`; who opens the run again begins as a new group does"
+
 
 class ReaderRequests:
     """For one thread. A reader that has opened a run leases its shard until it goes."""
@@ -32,6 +34,8 @@ class ReaderRequests:
         self._store = store
         self._responder = responder
         self._readers: dict[bytes, Reader] = {}
+        #: why a connected reader has no lease any more
+        self._ended: dict[bytes, str] = {}
         #: groups by (number of the run, name), whose positions are to be kept
         self._unnoted: dict[tuple[int, str], Entry] = {}
         self._rows = RowRequests(store, answers, answer, faults, self._delivered)
@@ -68,6 +72,7 @@ class ReaderRequests:
             changed = group.join(request.shard, request.shards, alone=alone)
         if changed or came_back:
             group.noted = self._store.note(entry, request.group)
+        self._ended.pop(identity, None)
         self._readers[identity] = Reader(
             entry, request.run, request.group, request.shard, request.shards, request.token
         )
@@ -89,6 +94,8 @@ class ReaderRequests:
         """The rows follow, when they are visible."""
         reader = self._readers.get(identity)
         if reader is None:
+            if (ended := self._ended.get(identity)) is not None:
+                raise Broken(ended, hint=_FORGOTTEN)
             raise Broken("this reader has no lease", hint="open the run first")
         self._rows.fetch(identity, reader, request)
 
@@ -106,7 +113,7 @@ class ReaderRequests:
         entry = self._store.entry(request.run, request.run_id)
         if request.group not in entry.groups:
             raise UsageError(
-                f"group {request.group!r} has not opened run {request.run}",
+                f"group {request.group!r} has not opened run {request.run}, or was forgotten",
                 hint="open the run with this group first",
             )
         lease = request.shard, request.count, request.shards
@@ -130,10 +137,12 @@ class ReaderRequests:
 
     def end_leases(self, entry: Entry, group: str) -> None:
         """The group is forgotten; what its readers wait for is refused."""
-        error = refusal(Broken(f"group {group!r} of run {entry.run.name} was forgotten"))
+        text = f"group {group!r} of run {entry.run.name} was forgotten"
+        error = refusal(Broken(text, hint=_FORGOTTEN))
         for identity, reader in [*self._readers.items()]:
             if reader.entry is entry and reader.group == group:
                 del self._readers[identity]
+                self._ended[identity] = text
                 for request in reader.waiting:
                     self._responder.respond(identity, request, {"error": error})
 
@@ -144,6 +153,8 @@ class ReaderRequests:
             reader = self._readers.pop(identity)
             _log.info("a reader of run %s, group %s went away", reader.run, reader.group)
             self._leave(reader, None)
+        for identity in [identity for identity in self._ended if identity not in connected]:
+            del self._ended[identity]
         self._rows.tick(connected)
 
     def note_all(self) -> None:

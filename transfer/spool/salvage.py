@@ -13,6 +13,7 @@ from transfer import rows as row_layouts
 from transfer.log import Log, Message
 from transfer.log.checks import lock_shared
 from transfer.log.looking import LogCopy
+from transfer.log.quarantine import of_a_copy
 from transfer.spool.entry import Entry, run_group_keys, run_key
 from transfer.spool.store import HOLD, Store
 from transports.errors import LogDamaged, ProtocolError, UsageError
@@ -57,7 +58,8 @@ def salvaged(folder: Path, out: Path) -> Iterator[tuple[Store, str]]:
         except LogDamaged as error:
             cut = str(error).partition("\n  hint: ")[0]
             copy = stack.enter_context(_copy_of(folder, out.with_name(out.name + ".copy")))
-            Log(copy, repair=True).close()
+            with of_a_copy():
+                Log(copy, repair=True).close()
             store = stack.enter_context(opened(copy))
         yield store, cut
 

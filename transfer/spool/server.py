@@ -26,6 +26,7 @@ from transfer.spool.expiry import Expiry
 from transfer.spool.message_receiver import MessageReceiver
 from transfer.spool.protocol import from_meta as request_of, refusal
 from transfer.spool.store import Store
+from transfer.spool.writer_requests import no_room
 from transports.errors import (
     Again,
     Closed,
@@ -276,9 +277,10 @@ class Spool:
                 try:
                     return work()
                 except LogFull as error:
+                    full = no_room(error)
                     if not self._desk.writers.full:
-                        _log.warning("%s", error)
-                    self._desk.writers.full = str(error)
+                        _log.warning("%s", full)
+                    self._desk.writers.full = full
                 if self._closing.wait(_FULL_PAUSE):
                     raise Closed("the spool was closed")
                 # Room comes back when it is on the disk that it is not needed.

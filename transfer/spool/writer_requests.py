@@ -23,6 +23,11 @@ _log = logging.getLogger("transfer.spool")
 _REMEMBERED = 100_000
 #: commits that may wait for room
 _MAX_WAITING = 256
+#: the log's own hint is for a broker's topics
+_ROOM = (
+    "`transfer runs delete` gives room back, --retention-age by itself, of a stream also readers that "
+    "acknowledge; or give it more: --retention-bytes (a broker's: retention.bytes), or room on the disk"
+)
 
 
 class WriterRequests:
@@ -41,6 +46,12 @@ class WriterRequests:
         #: commits that wait for room on the disk
         self._stuck: list[tuple[bytes, CommitJob, list[Winner]]] = []
         self.full = ""
+        self._full = ""  # why the commits wait
+
+    @property
+    def waits(self) -> str:
+        """Why rows or commits wait just now, or ""."""
+        return self.full or (self._full if self._stuck else "")
 
     def declare(self, identity: bytes, request: Declare) -> dict[str, Any] | None:
         """The answer; None: it follows."""
@@ -58,7 +69,7 @@ class WriterRequests:
         wanted = self._store.declare(
             request.run, request.job, request.delivery, request.kind, request.if_complete
         )
-        answer = {"port": self._port, "done": not wanted, "full": self.full}
+        answer = {"port": self._port, "done": not wanted, "full": self.waits}
         if wanted:
             return answer
         sequence = self._store.entry(request.run).sequence  # that it is done may not be on the disk yet
@@ -93,7 +104,8 @@ class WriterRequests:
         except LogFull as error:  # as its rows do, it waits until there is room
             if len(self._stuck) >= _MAX_WAITING:
                 raise
-            _log.warning("the commit of run %s waits: %s", request.run, error)
+            self._full = no_room(error)
+            _log.warning("the commit of run %s waits: %s", request.run, self._full)
             self._stuck.append((identity, request, winners))
             return
         entry = self._store.entry(request.run)
@@ -126,3 +138,9 @@ class WriterRequests:
         except Exception as error:  # noqa: BLE001 - of this commit; the others are tried
             found = self._faults.refusal("a commit", error, identity)
             self._responder.respond(identity, request, {"error": refusal(found)})
+
+
+def no_room(error: LogFull) -> str:
+    """Why writers wait, and what gives a spool room."""
+    text, _, _ = str(error).partition("\n  hint: ")
+    return str(LogFull(text, hint=_ROOM))

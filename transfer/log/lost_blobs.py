@@ -1,0 +1,57 @@
+"""Messages whose blobs are wanted and lie behind the end of their file: it is missing, or was cut."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+
+from transfer.log.damage import Damage
+from transfer.log.index import Topic
+from transfer.log.ranges import consecutive
+from transfer.log.record import BLOB, Flag, decode
+from transfer.log.segment import Segment
+from transfer.log.segment_files import BLOBS
+
+_log = logging.getLogger("transfer.log")
+
+#: that are logged; the log's `damage` has all of them
+_NAMED = 10
+
+
+def lost_blobs(segments: Sequence[Segment], topics: Mapping[int, Topic]) -> list[Damage]:
+    """Only where an index says that more bytes are wanted than a file has, the records are looked at."""
+    sizes = {segment.first: segment.blob_size for segment in segments}
+    short: dict[int, set[int]] = {}  # by topic: the segments whose messages have such blobs
+    for segment in segments:
+        for (first, number), said in segment.uses.items():
+            if first in sizes and said.nbytes > sizes[first] and number in topics:
+                short.setdefault(number, set()).add(segment.first)
+    by_first = {segment.first: segment for segment in segments}
+    found = []
+    for number, its in short.items():
+        topic = topics[number]
+        lost = dict(_lost(topic, {first: by_first[first] for first in its}, sizes))
+        for begin, end in consecutive(lost):
+            name = by_first[lost[begin]].path.with_suffix(BLOBS).name
+            which = f"the blobs of messages {begin} to {end - 1} of topic {topic.name!r}"
+            found.append(Damage(f"{which} are lost: {name} lacks them", topic.name, begin, end))
+    for damage in found[:_NAMED]:
+        _log.error("%s", damage.text)
+    return found
+
+
+def _lost(
+    topic: Topic, segments: Mapping[int, Segment], sizes: Mapping[int, int]
+) -> Iterator[tuple[int, int]]:
+    """(offset, segment of the blob), by offset."""
+    for run in topic.runs:
+        if run.segment not in segments:
+            continue
+        memory = segments[run.segment].memory
+        for offset, position in enumerate(run.positions, run.first):
+            record = decode(memory, position, verify=False)
+            if record is None or not record.flags & Flag.HAS_BLOB or offset in topic.discarded:
+                continue
+            first, begin, nbytes, _ = BLOB.unpack_from(record.body)
+            if nbytes and begin + nbytes > sizes.get(first, begin + nbytes):
+                yield offset, first
