@@ -142,20 +142,23 @@ class Recorder(Subscriber):
 
 
 class Turns:
-    """One connection of a front, served turn by turn in the test's own thread. Nothing is kept on disk."""
+    """One connection of a front, served turn by turn in the test's own thread. Nothing is kept on disk.
+
+    number: turns until now."""
 
     def __init__(self, folder, make):
+        self.number = 0
         self._loop = asyncio.new_event_loop()
         self._log = Log(folder)
         self._pool = Pool()
-        self._hub = _hub(self._loop, self._log, lambda name: False, 1000)
+        self.hub = _hub(self._loop, self._log, lambda name: False, 1000)
         self._lines = Lines(self._loop, self._pool)
-        self._front = make(self._hub, self._lines)
+        self._front = make(self.hub, self._lines)
 
     def heard(self, pieces: list[bytes]) -> tuple[list[tuple[str, bytes]], bool]:
         """(what subscribers are told when these bytes come piece by piece; whether the connection stays)."""
         recorder = Recorder()
-        self._hub.subscribe(recorder, pattern(Kind.PREFIX, ""))
+        self.hub.subscribe(recorder, pattern(Kind.PREFIX, ""))
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         self._front.connected(theirs, "peer")
@@ -166,17 +169,20 @@ class Turns:
                     piece = piece[ours.send(piece) :]
                     self._turn()
             self._turn()
+            while self._loop._ready:  # it gives way
+                self._turn()
             stays = self._front.connections > 0
             self._front.close()
-        self._hub.leave(recorder)
+        self.hub.leave(recorder)
         return recorder.heard, stays
 
     def _turn(self):
+        self.number += 1
         self._loop.call_soon(self._loop.stop)
         self._loop.run_forever()
 
     def close(self):
-        self._hub.close()
+        self.hub.close()
         self._lines.close()
         self._turn()
         self._loop.close()

@@ -7,6 +7,7 @@ import pytest
 from tests.broker.direct_shop import Shop
 from transfer.broker.engine.admission import Limit, Limits, Outcome
 from transfer.broker.engine.delivery import Status
+from transfer.broker.engine.departed import Departed
 from transfer.broker.engine.direct import Rules
 from transfer.broker.engine.direct_actions import (
     Ack,
@@ -28,7 +29,8 @@ from transfer.broker.engine.direct_events import (
     Facts,
     Finished,
 )
-from transfer.broker.engine.sessions import Capabilities
+from transfer.broker.engine.grammar import Pattern
+from transfer.broker.engine.sessions import Capabilities, Session
 
 # --- delivering ---------------------------------------------------------------------------------------------
 
@@ -227,6 +229,24 @@ def test_two_messages_of_one_id_are_two_messages():
     assert [one.delivery_id for one in shop.desk.inflight] == [second]
     shop.ask(Ack("m", "w", delivery_id=second))
     assert shop.desk.books.parcels == {}
+
+
+def test_subscriptions_of_those_who_went_are_looked_up_and_the_newest_are_remembered(monkeypatch):
+    def session(tenant, *subscriptions):
+        return Session(tenant, "w", "s", None, subscriptions)
+
+    monkeypatch.setattr(Pattern, "matches", None)  # each of them is not asked
+    gone = Departed(5)
+    for number in range(300):
+        gone.add(session("t", *(f"a.{number}.{one}.*" for one in range(100))), now=number / 1000)
+    assert gone.expects("t", "a.299.99.x", 1.0) and gone.expects("t", "a.200.0.x", 1.0)
+    assert not gone.expects("t", "a.199.99.x", 1.0), "10,000 are remembered"
+    assert not gone.expects("u", "a.299.99.x", 1.0)
+    gone.add(session("u", "a.*.*.x"), now=2.0)
+    gone.add(session("t", "a.200.0.*"), now=3.0)
+    assert gone.expects("u", "a.299.99.x", 6.0) and not gone.expects("t", "a.299.99.x", 6.0)
+    assert gone.expects("t", "a.200.0.x", 7.9) and not gone.expects("u", "a.299.99.x", 7.9)
+    assert not gone.expects("t", "a.200.0.x", 8.0)
 
 
 def test_a_topic_is_awaited_for_a_while_behind_the_end_of_its_last_session():

@@ -32,6 +32,7 @@ from transfer.broker.engine.direct_events import (
     decode,
     replay,
 )
+from transfer.broker.engine.routes import RouteType
 from transfer.broker.engine.sessions import Capabilities
 from transports.errors import UsageError
 
@@ -213,6 +214,26 @@ def test_subscriptions_that_may_not_be_change_nothing():
         assert isinstance(refused, Refused) and refused.fault is Fault.INVALID_SUBSCRIPTION
     assert shop.register(mode="fanout").fault is Fault.UNSUPPORTED_MODE
     assert [one.session_id for one in shop.desk.sessions] == [session]
+
+
+def test_subscriptions_of_too_many_shapes_are_refused():
+    """Each shape costs a step of every look-up: consumers may not have any number of them."""
+
+    def of_shapes(first, last):
+        return tuple(
+            ".".join("*" if number >> place & 1 else "a" for place in range(12))
+            for number in range(first + 1, last + 1)
+        )
+
+    shop = Shop()
+    refused = shop.register(subscriptions=of_shapes(0, 129))
+    assert isinstance(refused, Refused) and refused.fault is Fault.INVALID_SUBSCRIPTION
+    for number in range(8):
+        shop.register(f"w{number}", b"w", subscriptions=of_shapes(128 * number, 128 * number + 128))
+    assert shop.table.steps(RouteType.DIRECT, "", ".".join("a" * 12)) == 1024
+    assert shop.register("v", b"v", subscriptions=of_shapes(2000, 2001)).fault is Fault.INVALID_SUBSCRIPTION
+    assert isinstance(shop.register("v", b"v", subscriptions=(*of_shapes(500, 600), "a", ">")), Refused)
+    assert isinstance(shop.register("v", b"v", subscriptions=(*of_shapes(500, 600), "a")), Registered)
 
 
 def test_one_consumer_too_many():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from transfer.broker.engine.grammar import Kind, Pattern, pattern
 from transfer.broker.engine.index import Index
-from transfer.broker.engine.tree import Tree
+from transfer.broker.engine.subscriptions import Most, Subscriptions
 from transports.errors import UsageError
 
 TOPICS = st.text(alphabet="ab.*>/", min_size=1, max_size=7)
@@ -82,72 +82,19 @@ class Machine(RuleBasedStateMachine):
         assert len(lowest) == len(found)
         if len(set(found)) == len(found):
             assert lowest == sorted(lowest), "closer patterns come first"
+        for value in range(13):
+            assert self.index.holds(topic, value) is (value in found)
 
     @invariant()
     def counts(self):
         assert len(self.index) == len(self.pairs)
+        shapes = {wanted.shape for wanted, _ in self.pairs} - {None}
+        assert self.index.shapes == len(shapes)
+        assert all(self.index.has(shape) for shape in shapes)
 
 
 TestIndex = Machine.TestCase
 TestIndex.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
-
-SEGMENTS = st.lists(st.sampled_from(["a", "b", "c", "*"]), max_size=5).map(tuple)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.tuples(SEGMENTS, st.booleans()), unique=True, max_size=12),
-    st.randoms(use_true_random=False),
-    st.data(),
-)
-def test_a_tree_depends_on_its_patterns_only(patterns, random, data):
-    kept = data.draw(st.sets(st.sampled_from(patterns))) if patterns else set()
-    first, second = Tree(), Tree()
-    for number, (segments, rest) in enumerate(patterns):
-        first.put(segments, number, rest=rest)
-    gone = [one for one in patterns if one not in kept]
-    random.shuffle(gone)
-    for segments, rest in gone:
-        first.remove(segments, rest=rest)
-        assert first.get(segments, rest=rest) is None
-    left = list(kept)
-    random.shuffle(left)
-    for segments, rest in left:
-        second.put(segments, patterns.index((segments, rest)), rest=rest)
-    assert list(first.shape()) == list(second.shape())
-    assert len(first) == len(second) == len(kept)
-    for segments, rest in patterns:
-        assert first.get(segments, rest=rest) == second.get(segments, rest=rest)
-
-
-def test_segments_without_a_fork_stand_in_one_node():
-    tree = Tree()
-    tree.put(("a", "b", "*", "c"), 1)
-    assert list(tree.shape()) == [(0, ("",)), (1, ("a", "b", "*", "c"))]
-    tree.put(("a", "b", "*", "d"), 2)
-    assert (1, ("a", "b", "*")) in list(tree.shape())
-    tree.put(("a", "b"), 3, rest=True)
-    assert [label for _, label in tree.shape()] == [("",), ("a", "b"), ("*",), ("d",), ("c",)]
-    for segments, rest in ((("a", "b"), True), (("a", "b", "*", "d"), False)):
-        tree.remove(segments, rest=rest)
-    assert list(tree.shape()) == [(0, ("",)), (1, ("a", "b", "*", "c"))]
-    tree.remove(("a", "b", "*", "c"))
-    tree.remove(("a", "b", "*", "c"))
-    assert list(tree.shape()) == [(0, ("",))] and not len(tree)
-
-
-def test_removing_what_is_not_there_changes_nothing():
-    tree = Tree()
-    tree.put(("a", "b"), 1)
-    for segments, rest in (
-        ((), False),
-        (("a",), False),
-        (("a", "b"), True),
-        (("a", "b", "c"), False),
-        (("x",), True),
-    ):
-        tree.remove(segments, rest=rest)
-    assert tree.get(("a", "b")) == 1 and len(tree) == 1
 
 
 def test_values_come_in_the_order_in_which_they_were_added():
@@ -186,7 +133,7 @@ def test_steps_do_not_grow_with_the_number_of_patterns(many):
     for topic, _ in shapes.values():
         small, large = few.match_counted(topic), all_.match_counted(topic)
         assert small[0] == large[0] != []
-        assert small[1] == large[1] <= 16
+        assert small[1] == large[1] <= 4
 
 
 def test_prefixes_cost_a_step_for_each_length_in_use():
@@ -199,3 +146,48 @@ def test_prefixes_cost_a_step_for_each_length_in_use():
     assert index.match_counted("00") == ([-1], 1)
     index.discard(pattern(Kind.PREFIX, ""), -1)
     assert index.match_counted("0042.and.more") == ([42], 1)
+
+
+def test_steps_are_no_more_than_shapes():
+    """Each of 20 segments is `a` or `*`: a tree walks into thousands of branches for a topic of `a`s."""
+    index = Index()
+    for number, end in itertools.product(range(1, 101), range(100)):
+        segments = ["*" if number >> place & 1 else "a" for place in range(20)]
+        index.add(pattern(Kind.PATHS, "/".join([*segments, str(end)])), number)
+    assert len(index) == 10_000 and index.shapes == 100
+    begin = "/".join(["a"] * 20)
+    assert index.match_counted(f"{begin}/new") == ([], 100)
+    found, steps = index.match_counted(f"{begin}/7")
+    assert sorted(found) == list(range(1, 101)) and steps == 100
+    assert index.match_counted("a/b")[1] == 0, "those of other lengths are not looked at"
+
+
+def test_a_subscriber_may_have_so_many_shapes_and_all_together_so_many():
+    index: Index = Index()
+
+    def subscribe(mine, text, value):
+        wanted = pattern(Kind.PATHS, text)
+        mine.add(wanted, index)
+        index.add(wanted, value)
+
+    most = Most(patterns=5, shapes=2, shapes_together=3)
+    first, second = Subscriptions(most), Subscriptions(most)
+    for text in ("a/*", "b/*", "*/a"):
+        subscribe(first, text, 1)
+    with pytest.raises(UsageError, match="a subscriber may have, 2") as told:
+        subscribe(first, "*/*", 1)
+    assert "hint" in str(told.value) and len(first) == 3
+    subscribe(second, "*/*", 2)
+    with pytest.raises(UsageError, match="all subscribers may have, 3"):
+        subscribe(second, "a/b/*", 2)
+    subscribe(second, "z/*", 2)
+    for text in ("a", "b"):
+        subscribe(first, text, 1)
+    with pytest.raises(UsageError, match="5 subscriptions"):
+        subscribe(first, "c", 1)
+    for text in ("a/*", "b/*"):
+        first.discard(pattern(Kind.PATHS, text))
+        index.discard(pattern(Kind.PATHS, text), 1)
+    subscribe(first, "*/*", 1)
+    with pytest.raises(UsageError, match="a subscriber may have"):
+        subscribe(first, "*/b/c", 1)

@@ -63,6 +63,24 @@ CHOICES = (
     Choice(
         "ttp.most_streams", ("ttp_limits", "most_streams"), values.number(1), "that a connection has open"
     ),
+    Choice(
+        "ttp.most_subscriptions",
+        ("ttp_limits", "most_subscriptions"),
+        values.number(1),
+        "that a connection has",
+    ),
+    Choice(
+        "ttp.most_shapes",
+        ("ttp_limits", "most_shapes"),
+        values.number(0),
+        "of a connection's patterns with wildcards",
+    ),
+    Choice(
+        "ttp.most_shapes_together",
+        ("ttp_limits", "most_shapes_together"),
+        values.number(0),
+        "the same of all connections",
+    ),
     Choice("ttp.idle", ("ttp_limits", "idle"), values.seconds, "silence after which a connection ends"),
     Choice("pybroker.port", ("pybroker",), values.port, "of PyBroker's protocol"),
     Choice("pybroker.largest", ("pybroker_limits", "largest"), values.size, _LARGEST),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from transfer.broker.engine.grammar import Kind
 from transfer.broker.engine.index import Index
+from transfer.broker.engine.subscriptions import Subscriptions
 from transfer.broker.stream_passage import Streamed
 from transfer.broker.subscriber import Overflow, Subscriber
 from transports.errors import LogDamaged
@@ -22,6 +26,8 @@ _log = logging.getLogger("transfer.broker")
 _READ = 1 << 20
 #: damaged messages that are passed over at once; the others at the next occasion
 _MOST_DAMAGED = 100
+#: subscriptions that end in one turn of the loop, so that others come to theirs: some 5 ms
+AT_ONCE = 1000
 
 
 class _Behind:
@@ -39,43 +45,84 @@ class Fanout:
     """The subscriptions of all fronts. On the broker's loop.
 
     A subscriber without room is behind on a durable topic if it wants to spill: from that message on it
-    reads the topic from the log, until it has come to the end.
+    reads the topic from the log, until it has come to the end. soon: calls something in the loop's next turn.
     """
 
-    def __init__(self, store: Store, counts: Counter[str]) -> None:
+    def __init__(
+        self, store: Store, counts: Counter[str], soon: Callable[[Callable[[], None]], object]
+    ) -> None:
         self._store = store
         self._counts = counts
+        self._soon = soon
         self._index: Index[Subscriber] = Index()
-        self._patterns: dict[Subscriber, set[Pattern]] = {}
+        self._subscriptions: dict[Subscriber, Subscriptions] = {}
+        #: what the index still has of subscribers that have gone
+        self._departed: deque[tuple[Subscriber, Subscriptions]] = deque()
         self._behind: dict[Subscriber, dict[Topic, _Behind]] = {}
         self._reading: set[Subscriber] = set()
 
     # -- subscriptions -----------------------------------------------------------------------------------
 
     def subscribe(self, subscriber: Subscriber, pattern: Pattern) -> None:
-        """The same twice is harmless."""
-        patterns = self._patterns.setdefault(subscriber, set())
-        if pattern not in patterns:
-            patterns.add(pattern)
-            self._index.add(pattern, subscriber)
+        """The same twice is harmless. Raises UsageError if it has, or all have, too much."""
+        mine = self._subscriptions.get(subscriber)
+        if mine is None:
+            mine = Subscriptions(subscriber.most)
+        elif pattern in mine:
+            return
+        mine.add(pattern, self._index)
+        self._subscriptions[subscriber] = mine
+        self._index.add(pattern, subscriber)
 
     def unsubscribe(self, subscriber: Subscriber, pattern: Pattern) -> bool:
         """Whether it had subscribed so."""
-        patterns = self._patterns.get(subscriber, set())
-        if pattern not in patterns:
+        mine = self._subscriptions.get(subscriber)
+        if mine is None or pattern not in mine:
             return False
-        patterns.discard(pattern)
+        mine.discard(pattern)
+        if not mine:
+            del self._subscriptions[subscriber]
         self._index.discard(pattern, subscriber)
-        for topic in list(self._behind.get(subscriber, ())):
-            if not any(one.matches(topic.name) for one in patterns):
+        for topic in self._behind_by(subscriber, pattern):
+            if not self._wants(subscriber, topic):
                 self._caught_up(subscriber, topic)
         return True
 
+    def unsubscribe_some(self, subscriber: Subscriber) -> bool:
+        """Ends some of its subscriptions. Whether there are more."""
+        for pattern in list(islice(self._subscriptions.get(subscriber, ()), AT_ONCE)):
+            self.unsubscribe(subscriber, pattern)
+        return subscriber in self._subscriptions
+
     def leave(self, subscriber: Subscriber) -> None:
-        """It has gone."""
-        for pattern in self._patterns.pop(subscriber, ()):
-            self._index.discard(pattern, subscriber)
+        """It has gone, and is told nothing more. Its subscriptions leave the index in the next turns."""
         self._behind.pop(subscriber, None)
+        mine = self._subscriptions.pop(subscriber, None)
+        if mine is None:
+            return
+        self._index.version += 1
+        self._departed.append((subscriber, mine))
+        if len(self._departed) == 1:
+            self._soon(self._clear_some)
+
+    def _clear_some(self) -> None:
+        """Takes what is left of those who have gone out of the index, some of it."""
+        for _ in range(AT_ONCE):
+            subscriber, mine = self._departed[0]
+            self._index.discard(mine.pop(), subscriber)
+            if not mine:
+                self._departed.popleft()
+                if not self._departed:
+                    return
+        self._soon(self._clear_some)
+
+    def _behind_by(self, subscriber: Subscriber, pattern: Pattern) -> list[Topic]:
+        """The topics of a pattern on which a subscriber is behind."""
+        topics = self._behind.get(subscriber, {})
+        if pattern.kind is Kind.EXACT:
+            topic = self._store.topics.get(pattern.text)
+            return [topic] if topic is not None and topic in topics else []
+        return [topic for topic in topics if pattern.matches(topic.name)]
 
     def forget(self, topic: Topic) -> None:
         """The topic is gone: nobody is behind on it."""
@@ -83,14 +130,15 @@ class Fanout:
             if self.is_behind(subscriber, topic):
                 self._caught_up(subscriber, topic)
 
-    def subscriptions(self) -> dict[Subscriber, set[Pattern]]:
+    def subscriptions(self) -> Mapping[Subscriber, Subscriptions]:
         """Who has subscribed to what."""
-        return self._patterns
+        return self._subscriptions
 
     def listeners(self, topic: Topic) -> list[Subscriber]:
         """Who is told of this topic's messages, each once."""
         if topic.version != self._index.version:
-            topic.listeners = list(dict.fromkeys(self._index.match(topic.name)))
+            found = dict.fromkeys(self._index.match(topic.name))
+            topic.listeners = [one for one in found if one in self._subscriptions]
             topic.version = self._index.version
         return topic.listeners
 
@@ -154,7 +202,7 @@ class Fanout:
 
     def _wants(self, subscriber: Subscriber, topic: Topic) -> bool:
         """It is still there, and still subscribes."""
-        return any(one.matches(topic.name) for one in self._patterns.get(subscriber, ()))
+        return subscriber in self._subscriptions and self._index.holds(topic.name, subscriber)
 
     # -- who is behind -----------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class Hub:
         self.announced = Announced(announced or AnnouncedLimits())
         self._loop = loop
         self.counts: Counter[str] = Counter()
-        self.fanout = Fanout(store, self.counts)
+        self.fanout = Fanout(store, self.counts, loop.call_soon)
         self.durability = Durability(loop, store, self._appended, self._kept, self._remember)
         self.groups = Groups(loop, store, self.durability, self.counts, delay, bury, is_buried, expire)
         #: direct delivery, if some front brings consumers for it
@@ -384,12 +384,17 @@ class Hub:
     # -- subscribing -------------------------------------------------------------------------------------
 
     def subscribe(self, subscriber: Subscriber, pattern: Pattern) -> None:
-        """It is told of all messages from now on whose topic matches. The same twice is harmless."""
+        """It is told of all messages from now on whose topic matches. The same twice is harmless. Raises
+        UsageError if it has, or all have, too much."""
         self.fanout.subscribe(subscriber, pattern)
 
     def unsubscribe(self, subscriber: Subscriber, pattern: Pattern) -> bool:
         """Whether it had subscribed so."""
         return self.fanout.unsubscribe(subscriber, pattern)
+
+    def unsubscribe_some(self, subscriber: Subscriber) -> bool:
+        """Ends some of its subscriptions, as many as one turn has time for. Whether there are more."""
+        return self.fanout.unsubscribe_some(subscriber)
 
     def relieved(self, subscriber: Subscriber) -> None:
         """A subscriber has written all that was queued: what it missed comes now."""

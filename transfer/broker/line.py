@@ -13,6 +13,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from itertools import islice
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from transfer.broker.pipes import POUR_FROM, Poured, Waiting, pour
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: bytes that one connection reads in one turn, so that others come to theirs
-_TURN = 1 << 20
+#: bytes that one connection reads in one turn, and seconds for its frames, so that others come to theirs
+_TURN, _TURN_SECONDS = 1 << 20, 0.01
 #: bytes of frames that are read at once, since thousands of small ones take long
 _FRAMES = 256 << 10
 #: bytes and buffers that one call of the system is given
@@ -51,6 +52,7 @@ class Line(ABC):
 
     peer: "host:port". queued: bytes that wait to be written, those that TLS has taken already among them.
     heard: the loop's time when it last read something. closed: nothing is read or written any more.
+    turn_ends: when it is the turn of others, of the monotonic clock: `cut` gives way then.
     """
 
     def __init__(self, lines: Lines, connection: socket.socket, peer: str) -> None:
@@ -58,6 +60,7 @@ class Line(ABC):
         self.queued = 0
         self.closed = False
         self.heard = lines.loop.time()
+        self.turn_ends = 0.0
         self._lines = lines
         self._loop = lines.loop
         self._socket = connection
@@ -80,7 +83,8 @@ class Line(ABC):
         """Takes the whole frames from the beginning of `data`: how many bytes they have together.
 
         What is left is given again with what comes next; more than LARGEST_FRAME is refused. `expect` says
-        that bytes of a payload follow behind those that were taken; then it returns at once.
+        that bytes of a payload follow behind those that were taken; then it returns at once. Behind
+        `turn_ends` it takes one frame, and calls `give_way`.
         May keep views of `data`. A ProtocolError ends the connection (`refuse`).
         """
 
@@ -135,6 +139,11 @@ class Line(ABC):
             if self._rest:  # frames may stand there that were not cut when it was paused
                 self._loop.call_soon(self._again)
 
+    def give_way(self) -> None:
+        """Others come to their turn before the next frames are cut."""
+        Line.pause(self)  # not a pause for which somebody is to blame
+        self._loop.call_soon(self.resume)
+
     @property
     def paused(self) -> bool:
         """Nothing is read at the moment."""
@@ -143,6 +152,7 @@ class Line(ABC):
     def read(self) -> None:
         """Reads what is there, if this turn of the loop has time for it."""
         left = _TURN
+        self.turn_ends = monotonic() + _TURN_SECONDS
         while left > 0 and not self._paused and not self.closed and self._lines.may_read(self):
             try:
                 data, more = self._receive()
@@ -196,6 +206,7 @@ class Line(ABC):
     def _again(self) -> None:
         if not self.closed and not self._paused:
             rest, self._rest = self._rest, b""
+            self.turn_ends = monotonic() + _TURN_SECONDS
             self._take(memoryview(rest))
 
     def _take(self, data: memoryview) -> None:
@@ -228,6 +239,8 @@ class Line(ABC):
         self.body(piece)
         if not self._body and not self.closed:
             self.body_ended()
+            if monotonic() >= self.turn_ends:
+                self.give_way()
         return data[len(piece) :]
 
     def _take_poured(self, data: Poured) -> None:

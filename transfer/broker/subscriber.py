@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from transfer.broker.engine.subscriptions import Most
+
 if TYPE_CHECKING:
     from transfer.broker.message import Buffer, Message
     from transfer.broker.pipes import Poured
@@ -28,13 +30,14 @@ class Subscriber(ABC):
 
     passive: it hears all there is, whoever wants it: a topic that nobody else hears may be forgotten. idle:
     nobody is there to miss what it is not given. limit: bytes that may wait for it. overflow: what happens
-    beyond them. dropped: messages that it was not given.
+    beyond them. dropped: messages that it was not given. most: what it may subscribe to.
     """
 
     passive: bool = False
     limit: int = 64 << 20
     overflow: Overflow = Overflow.SPILL
     dropped: int = 0
+    most: Most = Most()
     #: it is given streams frame by frame, as they come, instead of one message at their end
     takes_frames: bool = False
 

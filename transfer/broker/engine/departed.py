@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from transfer.broker.engine.grammar import Kind, Pattern, pattern
+from transfer.broker.engine.index import PatternMap
 
 if TYPE_CHECKING:
     from transfer.broker.engine.sessions import Session
 
-#: sessions that are remembered
-_MOST = 1000
+#: subscriptions that are remembered
+_MOST = 10_000
 
 
 class Departed:
@@ -19,19 +19,30 @@ class Departed:
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
-        self._sessions: deque[tuple[float, str, list[Pattern]]] = deque(maxlen=_MOST)
+        self._until: dict[tuple[str, Pattern], float] = {}  # by tenant and pattern, the oldest first
+        self._maps: dict[str, PatternMap[bool]] = {}
 
     def add(self, session: Session, now: float) -> None:
         """The session has ended."""
-        if self._grace > 0 and session.subscriptions:
-            patterns = [pattern(Kind.DOTS, text) for text in session.subscriptions]
-            self._sessions.append((now + self._grace, session.tenant, patterns))
+        if self._grace <= 0:
+            return
+        for text in session.subscriptions:
+            key = session.tenant, pattern(Kind.DOTS, text)
+            self._until.pop(key, None)
+            self._until[key] = now + self._grace
+            self._maps.setdefault(session.tenant, PatternMap()).put(key[1], True)
+        while len(self._until) > _MOST:
+            self._forget_oldest()
 
     def expects(self, tenant: str, topic: str, now: float) -> bool:
         """Whether one of them had subscribed to this topic."""
-        while self._sessions and self._sessions[0][0] <= now:
-            self._sessions.popleft()
-        return any(
-            of_tenant == tenant and any(one.matches(topic) for one in patterns)
-            for _, of_tenant, patterns in self._sessions
-        )
+        while self._until and next(iter(self._until.values())) <= now:
+            self._forget_oldest()
+        return tenant in self._maps and bool(self._maps[tenant].match(topic)[0])
+
+    def _forget_oldest(self) -> None:
+        tenant, wanted = key = next(iter(self._until))
+        del self._until[key]
+        self._maps[tenant].remove(wanted)
+        if not len(self._maps[tenant]):
+            del self._maps[tenant]

@@ -34,7 +34,6 @@ from transfer.broker.engine.direct_actions import (
 )
 from transfer.broker.engine.direct_dealing import Dealing, DirectRoutes, Rules
 from transfer.broker.engine.direct_events import Accepted, Books, End, Facts, Ref, Returned
-from transfer.broker.engine.grammar import Kind, pattern
 from transfer.broker.engine.sessions import Session
 from transports.errors import UsageError
 
@@ -214,8 +213,7 @@ class DirectDesk(Dealing):
             self._refuse(peer, Fault.UNSUPPORTED_MODE, f"mode {ask.mode!r}: fan-out is on the PUB socket")
             return
         try:
-            for text in ask.subscriptions:
-                pattern(Kind.DOTS, text)
+            self._routes.check(ask.tenant, ask.subscriptions)
         except UsageError as error:
             self._refuse(peer, Fault.INVALID_SUBSCRIPTION, str(error))
             return

@@ -37,6 +37,9 @@ class DirectRoutes(Protocol):
     def destinations(self, tenant: str, topic: str) -> Sequence[str]:
         """The consumers that direct routes name for this topic, in order of precedence."""
 
+    def check(self, tenant: str, subscriptions: Sequence[str]) -> None:
+        """Raises UsageError for subscriptions that cannot be a consumer's routes, or are too much."""
+
     def bind(self, session: Session) -> None:
         """The session's subscriptions are routes to its consumer, instead of what they were before."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from transfer.broker.engine.grammar import Kind, pattern
 from transfer.broker.engine.routes import Route, RouteTable, RouteType, Source
 from transfer.broker.engine.sessions import Session
+from transfer.broker.engine.subscriptions import Most, Subscriptions
 
 
 class TableRoutes:
@@ -19,6 +22,13 @@ class TableRoutes:
         if len(routes) < 2:
             return [route.destination for route in routes]
         return list(dict.fromkeys(route.destination for route in routes))
+
+    def check(self, tenant: str, subscriptions: Sequence[str]) -> None:
+        """Raises UsageError for subscriptions that cannot be a consumer's routes, or are too much."""
+        routes = self._table.patterns(RouteType.DIRECT, tenant)
+        wanted = Subscriptions(Most())
+        for text in subscriptions:
+            wanted.add(pattern(Kind.DOTS, text), routes)
 
     def bind(self, session: Session) -> None:
         """The session's subscriptions are routes to its consumer, instead of what they were before."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from transfer.protocols.names import MAX_TOPIC
 from transports.errors import UsageError
@@ -53,6 +54,18 @@ class Rank(IntEnum):
     REST = 2  # `>`, and every prefix
 
 
+class Shape(NamedTuple):
+    """Where a pattern has wildcards: patterns of one shape differ only in their other segments.
+
+    size: how many segments, `>` not counted. ones: the places of `*`, from 0 on. rest: `>` goes on behind.
+    """
+
+    kind: Kind
+    size: int
+    ones: tuple[int, ...]
+    rest: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """Which topics somebody wants. Make it with `pattern`, which looks at the text; equal by kind and
@@ -69,6 +82,16 @@ class Pattern:
             return None
         segments = tuple(self.text.split(mark))
         return segments if _is_wild(self.kind, segments) else None
+
+    @property
+    def shape(self) -> Shape | None:
+        """Where it has wildcards; None for one without, and for a prefix."""
+        segments = self.segments
+        if segments is None:
+            return None
+        rest = self.kind is Kind.DOTS and segments[-1] == REST
+        ones = tuple(place for place, segment in enumerate(segments) if segment == ONE)
+        return Shape(self.kind, len(segments) - rest, ones, rest)
 
     @property
     def rank(self) -> Rank:

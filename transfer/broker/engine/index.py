@@ -1,7 +1,7 @@
 """Which patterns mean a topic, among many of all kinds. Pure.
 
-Patterns without wildcard are found by a dict, those with one by a radix tree for each kind (`tree.py`),
-prefixes by a dict that is asked once for each of their lengths (256 at most; most often a few).
+Patterns without wildcard are found by a dict, those with one by their shapes (`shapes.py`), prefixes by a
+dict that is asked once for each of their lengths (256 at most; most often a few).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
 
-from transfer.broker.engine.grammar import MARKS, REST, Kind, Pattern
-from transfer.broker.engine.tree import Tree
+from transfer.broker.engine.grammar import Kind, Pattern, Shape
+from transfer.broker.engine.shapes import Shapes
 
 P = TypeVar("P")
 V = TypeVar("V", bound=Hashable)
@@ -22,65 +22,69 @@ _FEW = 8
 class PatternMap(Generic[P]):
     """A map from patterns to something that is not None, and from a topic to all that is kept for it.
 
-    Not thread-safe. Takes about 0.1 to 0.4 KB for each pattern with a wildcard, 0.1 for others.
+    Not thread-safe. Takes about 0.1 KB for each pattern, beside its text.
     """
 
-    __slots__ = ("_lengths", "_prefixes", "_texts", "_trees")
+    __slots__ = ("_lengths", "_prefixes", "_texts", "_wild")
 
     def __init__(self) -> None:
         # Only what has patterns stands in these: a lookup passes over nothing.
         self._texts: dict[Kind, dict[str, P]] = {}
-        self._trees: dict[Kind, tuple[str, Tree[P]]] = {}
+        self._wild: dict[Kind, Shapes[P]] = {}
         self._prefixes: dict[str, P] = {}
         self._lengths: dict[int, int] = {}  # of prefixes, in order -> how many have it
 
     def __len__(self) -> int:
-        trees = sum(len(tree) for _, tree in self._trees.values())
-        return sum(map(len, self._texts.values())) + trees + len(self._prefixes)
+        wild = sum(len(patterns) for patterns in self._wild.values())
+        return sum(map(len, self._texts.values())) + wild + len(self._prefixes)
+
+    @property
+    def shapes(self) -> int:
+        """How many shapes there are of patterns with wildcards: they bound what a lookup costs."""
+        return sum(patterns.count for patterns in self._wild.values())
+
+    def has(self, shape: Shape) -> bool:
+        """Whether some pattern is of this shape."""
+        return shape.kind in self._wild and self._wild[shape.kind].has(shape)
 
     def get(self, pattern: Pattern) -> P | None:
         """What is kept for the pattern; None if nothing is."""
-        if pattern.kind is Kind.PREFIX:
+        kind = pattern.kind
+        if kind is Kind.PREFIX:
             return self._prefixes.get(pattern.text)
-        segments, rest = _split(pattern)
-        if segments is None:
-            return self._texts.get(pattern.kind, {}).get(pattern.text)
-        found = self._trees.get(pattern.kind)
-        return found[1].get(segments, rest=rest) if found else None
+        if pattern.segments is None:
+            return self._texts.get(kind, {}).get(pattern.text)
+        return self._wild[kind].get(pattern) if kind in self._wild else None
 
     def put(self, pattern: Pattern, kept: P) -> None:
         """Keeps this for the pattern, instead of what was kept for it before."""
-        if pattern.kind is Kind.PREFIX:
+        kind, shape = pattern.kind, pattern.shape
+        if kind is Kind.PREFIX:
             if pattern.text not in self._prefixes:
                 self._count_length(len(pattern.text), 1)
             self._prefixes[pattern.text] = kept
-            return
-        segments, rest = _split(pattern)
-        if segments is None:
-            self._texts.setdefault(pattern.kind, {})[pattern.text] = kept
-            return
-        if pattern.kind not in self._trees:
-            self._trees[pattern.kind] = (MARKS[pattern.kind], Tree())
-        self._trees[pattern.kind][1].put(segments, kept, rest=rest)
+        elif shape is None:
+            self._texts.setdefault(kind, {})[pattern.text] = kept
+        else:
+            if kind not in self._wild:
+                self._wild[kind] = Shapes(kind)
+            self._wild[kind].put(pattern, shape, kept)
 
     def remove(self, pattern: Pattern) -> None:
         """Keeps nothing for the pattern any more."""
-        kind = pattern.kind
+        kind, shape = pattern.kind, pattern.shape
         if kind is Kind.PREFIX:
             if self._prefixes.pop(pattern.text, None) is not None:
                 self._count_length(len(pattern.text), -1)
-            return
-        segments, rest = _split(pattern)
-        if segments is None:
+        elif shape is None:
             texts = self._texts.get(kind, {})
             texts.pop(pattern.text, None)
             if not texts:
                 self._texts.pop(kind, None)
-        elif kind in self._trees:
-            tree = self._trees[kind][1]
-            tree.remove(segments, rest=rest)
-            if not tree:
-                del self._trees[kind]
+        elif kind in self._wild:
+            self._wild[kind].remove(pattern, shape)
+            if not self._wild[kind]:
+                del self._wild[kind]
 
     def exact(self, topic: str) -> list[P]:
         """What is kept for patterns without wildcard that mean the topic: one for each kind at most."""
@@ -93,13 +97,11 @@ class PatternMap(Generic[P]):
 
     def wild(self, topic: str, ones: list[P], rests: list[P]) -> int:
         """Adds what is kept for other patterns that mean the topic: to `rests` for prefixes and those
-        with `>`, to `ones` for those with `*`. Returns the steps it took: nodes and prefixes that it
+        with `>`, to `ones` for those with `*`. Returns the steps it took: shapes and prefixes that it
         looked at."""
         steps = 0
-        for mark, tree in self._trees.values():
-            segments = topic.split(mark)
-            if "" not in segments:
-                steps += tree.collect(segments, ones, rests)
+        for patterns in self._wild.values():
+            steps += patterns.collect(topic, ones, rests)
         if self._prefixes:
             size = len(topic)
             for length in self._lengths:
@@ -156,6 +158,15 @@ class Index(Generic[V]):
         """Pairs of pattern and value."""
         return self._size
 
+    @property
+    def shapes(self) -> int:
+        """See PatternMap."""
+        return self._map.shapes
+
+    def has(self, shape: Shape) -> bool:
+        """See PatternMap."""
+        return self._map.has(shape)
+
     def add(self, pattern: Pattern, value: V) -> bool:
         """Puts the value under the pattern. False if it stands there already."""
         values = self._map.get(pattern) or ()
@@ -183,13 +194,17 @@ class Index(Generic[V]):
         self._changed(-1)
         return True
 
+    def holds(self, topic: str, value: V) -> bool:
+        """Whether the value stands under a pattern that means the topic."""
+        return any(value in values for values in self._map.match(topic)[0])
+
     def match(self, topic: str) -> list[V]:
         """The values of all patterns that mean the topic, closer patterns first, each pattern's in the
         order in which they came. A value under several of them is there several times."""
         return self.match_counted(topic)[0]
 
     def match_counted(self, topic: str) -> tuple[list[V], int]:
-        """As `match`, and the steps that the lookup took, which do not depend on how many patterns there
+        """As `match`, and the steps that the lookup took: the shapes bound them, however many patterns there
         are."""
         found, steps = self._map.match(topic)
         values: list[V] = []
@@ -200,12 +215,3 @@ class Index(Generic[V]):
     def _changed(self, by: int) -> None:
         self._size += by
         self.version += 1
-
-
-def _split(pattern: Pattern) -> tuple[tuple[str, ...] | None, bool]:
-    """A pattern as a tree takes it: its segments without `>`, and whether that goes on; no segments
-    without wildcard."""
-    segments = pattern.segments
-    if segments is not None and pattern.kind is Kind.DOTS and segments[-1] == REST:
-        return segments[:-1], True
-    return segments, False

@@ -189,6 +189,10 @@ class RouteTable:
             found += routes
         return found
 
+    def patterns(self, type: RouteType, tenant: str) -> PatternMap[Any]:
+        """The patterns of the enabled routes of a type, which stay the table's."""
+        return self._maps[type].get(tenant) or PatternMap()
+
     def steps(self, type: RouteType, tenant: str, topic: str) -> int:
         """How many places a lookup looks at: for tests and measurements."""
         patterns = self._maps[type].get(tenant)

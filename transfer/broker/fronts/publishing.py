@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from transfer.broker.line import Line
@@ -83,6 +84,8 @@ class PublishingLine(Line, Generic[_Settings]):
             if not taken:
                 break
             position += taken
+            if monotonic() >= self.turn_ends:
+                self.give_way()
         self._partial = position < end
         return position
 

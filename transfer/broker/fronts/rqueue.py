@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from transfer.broker.engine.grammar import Kind, Pattern, pattern
+from transfer.broker.engine.subscriptions import Most
 from transfer.broker.fronts.publishing import (
     LARGE_FROM,
     SMALL,
@@ -42,7 +43,7 @@ class RqueueConnection(PublishingLine[RqueueSettings], Subscriber):
     def __init__(self, shared: Shared[RqueueSettings], connection: socket.socket, peer: str) -> None:
         self.limit = shared.settings.limit
         self.overflow = shared.settings.overflow
-        self._patterns: dict[str, Pattern] = {}
+        self.most = Most(patterns=shared.settings.subscriptions)
         self._begun = False  # a payload goes out in pieces
         self._untold = False  # that payload is too large to be told: its pieces are left out
         self._behind: deque[Buffer] = deque()  # what goes out after that payload; `queued` has it too
@@ -62,8 +63,9 @@ class RqueueConnection(PublishingLine[RqueueSettings], Subscriber):
         elif head.type is Type.REMOVE:
             self._remove(head.topic)
         elif head.type is Type.DEREGISTER:
-            for topic in list(self._patterns):
-                self._remove(topic)
+            if self._shared.hub.unsubscribe_some(self):
+                self.give_way()
+                return 0  # the same frame again in the next turn
         else:
             raise ProtocolError("type", "NOTIFICATION is the broker's word")
         return head.size
@@ -71,7 +73,6 @@ class RqueueConnection(PublishingLine[RqueueSettings], Subscriber):
     def lost(self, reason: str) -> None:
         """See Line."""
         self._behind.clear()
-        self._patterns.clear()
         self._shared.hub.leave(self)
         super().lost(reason)
 
@@ -90,20 +91,13 @@ class RqueueConnection(PublishingLine[RqueueSettings], Subscriber):
         return end - position
 
     def _subscribe(self, topic: str) -> None:
-        if topic in self._patterns:
-            return
-        if len(self._patterns) >= self._shared.settings.subscriptions:
-            raise ProtocolError("refused", f"more than {len(self._patterns)} subscriptions")
         try:
-            wanted = self._patterns[topic] = pattern(Kind.EXACT, topic)
+            self._shared.hub.subscribe(self, pattern(Kind.EXACT, topic))
         except UsageError as error:
-            raise ProtocolError("topic", str(error)) from error
-        self._shared.hub.subscribe(self, wanted)
+            raise ProtocolError("refused", str(error)) from error
 
     def _remove(self, topic: str) -> None:
-        wanted = self._patterns.pop(topic, None)
-        if wanted is not None:
-            self._shared.hub.unsubscribe(self, wanted)
+        self._shared.hub.unsubscribe(self, Pattern(Kind.EXACT, topic))
 
     # -- what it is told ---------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from transfer.broker.engine.grammar import Kind, check_topic
+from transfer.broker.engine.subscriptions import Most
 from transfer.broker.fronts.ttp_connection import TtpConnection
 from transfer.broker.fronts.ttp_streams import Shared
 from transfer.protocols.ttp import Limits, decode_topic
@@ -37,7 +38,8 @@ class TtpSettings:
 
     most_meta, most_data: of a frame; most_data: of a stream that is kept, too. most_gathered: of a stream in
     memory, or about its chunks; most_gathered_together: of all streams in memory. most_streams: that one
-    connection may have open. idle: seconds of silence after which a connection
+    connection may have open. most_subscriptions, most_shapes: that one connection may have, and of shapes all
+    of them together (see Most). idle: seconds of silence after which a connection
     ends, and a stream is given up.
     """
 
@@ -46,6 +48,9 @@ class TtpSettings:
     most_gathered: int = 64 << 20
     most_gathered_together: int = 1 << 30
     most_streams: int = 256
+    most_subscriptions: int = 1_000_000
+    most_shapes: int = 128
+    most_shapes_together: int = 1024
     idle: float = 60.0
 
 
@@ -60,6 +65,11 @@ class TtpFront:
         self.settings = settings or TtpSettings()
         self.limits = Limits(meta=self.settings.most_meta, data=self.settings.most_data)
         self.shared = Shared(self.settings.most_gathered_together)
+        self.most = Most(
+            self.settings.most_subscriptions,
+            self.settings.most_shapes,
+            self.settings.most_shapes_together,
+        )
         self.counters = dict.fromkeys(_COUNTERS, 0)
         #: by their bytes, so that the topic of a frame is one look
         self.topics: dict[bytes, str] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from transfer.broker.engine.grammar import Kind as Grammar, pattern
@@ -60,6 +61,7 @@ class TtpConnection(Outgoing):
         self.client = ""
         self._front = front
         self._hub = front.hub
+        self.most = front.most
         settings = front.settings
         self._streams = Streams(
             front.hub,
@@ -69,7 +71,6 @@ class TtpConnection(Outgoing):
         )
         self._sink: Sink | None = None  # of the data that are still to come
         self._number = 0  # the stream id of their frame
-        self._subscriptions: set[str] = set()
         self._asked = 0.0  # when a heartbeat was wanted last
         self._unanswered: set[int] = set()  # stream ids whose ACK is wanted
         super().__init__(lines, connection, peer)
@@ -83,6 +84,9 @@ class TtpConnection(Outgoing):
         published = 0
         while end - at >= HEADER_SIZE and not self.closed:
             magic, version, kind, flags, number, topic_size, meta_size, size = HEADER.unpack_from(data, at)
+            if at and monotonic() >= self.turn_ends:
+                self.give_way()
+                break
             if (
                 kind != _PUBLISH or size >= LARGE or topic_size > 255 or meta_size > most_meta
                 or magic != MAGIC or version != VERSION
@@ -199,13 +203,10 @@ class TtpConnection(Outgoing):
         self._answer(encode_head(Kind.ACK, b"", encode_meta(limits), 0, 0, header.stream_id))
 
     def _subscribe(self, header: Header, topic: bytes, meta: bytes) -> None:
-        text = decode_topic(topic)
-        wanted = pattern(Grammar.PATHS, text)
+        wanted = pattern(Grammar.PATHS, decode_topic(topic))
         if (decode_meta(meta) or {}).get("unsubscribe") is True:
-            self._subscriptions.discard(text)
             self._hub.unsubscribe(self, wanted)
         else:
-            self._subscriptions.add(text)
             self._hub.subscribe(self, wanted)
             self._front.counters["subscribed"] += 1
         if header.flags & WANTED:
@@ -249,6 +250,10 @@ class TtpConnection(Outgoing):
         self._unanswered.discard(header.stream_id)
         self._streams.give_up(header.stream_id, "its publisher gave it up")
 
+    @property
+    def _subscribes(self) -> bool:
+        return self in self._hub.fanout.subscriptions()
+
     # -- answers -----------------------------------------------------------------------------------------
 
     def _receipt(self, number: int, *, whole: bool = True) -> Receipt:
@@ -290,12 +295,12 @@ class TtpConnection(Outgoing):
 
     def _answer(self, frame: Buffer) -> None:
         self.send((frame,))
-        if self.queued > _ANSWERS + (self.limit if self._subscriptions else 0):
+        if self.queued > _ANSWERS + (self.limit if self._subscribes else 0):
             self.close("it does not read what it is answered")
 
     def relieved(self) -> None:
         """See Line."""
-        if self._subscriptions:
+        if self._subscribes:
             self._hub.relieved(self)
 
     # -- time, and the end -------------------------------------------------------------------------------
@@ -316,7 +321,7 @@ class TtpConnection(Outgoing):
         if silent >= idle:
             self._front.counters["idle"] += 1
             self._farewell("idle", f"nothing came for {idle:g} s")
-        elif self._subscriptions and silent >= idle / _ASKED and now - self._asked >= idle / _ASKED:
+        elif self._subscribes and silent >= idle / _ASKED and now - self._asked >= idle / _ASKED:
             self._asked = now
             self._answer(encode_head(Kind.HEARTBEAT, flags=WANTED))
 
