@@ -8,7 +8,7 @@ from transfer.broker.parts import LOG
 from transfer.broker.watching import overview_told
 from transfer.clients.own import BrokerClient
 from transfer.log.record import Kind, scan
-from transfer.log.segment_files import SUFFIX
+from transfer.log.segment_files import BLOBS, SUFFIX
 
 
 def test_a_damaged_message_of_one_topic_keeps_no_other_from_being_delivered(tmp_path, caplog):
@@ -32,3 +32,21 @@ def test_a_damaged_message_of_one_topic_keeps_no_other_from_being_delivered(tmp_
         found = [bytes(consumer.recv().data)[:9] for _ in range(9)]
         assert found == [b"damaged %d" % at for at in range(10) if at != 4]
     caplog.clear()  # its records keep the errors, and those the log's memory
+
+
+def test_a_payload_that_is_found_to_be_damaged_when_it_is_read_is_in_the_overview(tmp_path, caplog):
+    """A start does not read large payloads."""
+    with running(tmp_path) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        for number in range(3):
+            client.publish("orders", bytes([65 + number]) * 100_000)
+    (path,) = (tmp_path / LOG).glob(f"*{BLOBS}")
+    with path.open("r+b") as file:
+        file.seek(path.read_bytes().index(b"B" * 1000) + 500)
+        file.write(b"bbb")
+    with running(tmp_path) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        assert overview_told(broker)["log_damage"] == []
+        consumer = client.consume("orders", "g", begin="old")
+        assert [bytes(consumer.recv().data)[:1] for _ in range(2)] == [b"A", b"C"]
+        [text] = overview_told(broker)["log_damage"]
+        assert text.startswith("topic 'orders', message 1: ") and "not what was written" in text
+    caplog.clear()

@@ -15,7 +15,7 @@ from transfer.log import HOLDS, undisturbed
 from transports.errors import LogDamaged, LogFull, UsageError
 
 if TYPE_CHECKING:
-    from transfer.log import Log
+    from transfer.log import Log, Message as Kept
 
 _log = logging.getLogger("transfer.broker")
 
@@ -25,6 +25,8 @@ _READ = 4 << 20
 _AT_ONCE = 2000
 #: topics that are looked at to find one that may be forgotten
 _LOOKED_AT = 100
+#: damaged messages that are remembered
+_DAMAGE = 100
 #: in front of the keys under which topics' positions are kept
 _POSITION = b"broker/position/"
 #: the log's group that keeps messages until the topic's position behind them is kept, and reads none
@@ -69,6 +71,8 @@ class Store:
         self._checked: tuple[str, int] = ("", -1)  # topic and offset of the payload that was checked last
         #: what was published since the start, of topics that are forgotten too
         self.messages = self.nbytes = 0
+        #: what was found to be damaged when it was read, in words; the log itself knows what its start found
+        self.damage: dict[tuple[str, int], str] = {}
         with undisturbed():
             for name in log.topics:
                 if name.startswith(LOG_PREFIX):
@@ -219,7 +223,7 @@ class Store:
 
     def message(self, log_name: str, offset: int) -> Message | None:
         """One message that is kept; None: it is gone. Raises LogDamaged."""
-        found = self.log.read(log_name, offset, limit=1)
+        found = self._read_one(log_name, offset)
         if not found or found[0].offset != offset or found[0].discarded:
             return None
         return message_of(log_name.partition("/")[2], found[0])
@@ -262,8 +266,9 @@ class Store:
         while True:
             try:
                 kept = self.log.read(topic.log_name, offset, limit=limit, nbytes=nbytes, verify=verify)
-            except LogDamaged:
+            except LogDamaged as error:
                 if limit == 1:
+                    self.note_damage(topic.log_name, offset, error)
                     raise
                 limit //= 2
                 continue
@@ -274,7 +279,20 @@ class Store:
 
     def check(self, topic: Topic, offset: int) -> None:
         """Looks at all of a message's payload. Raises LogDamaged."""
-        self.log.read(topic.log_name, offset, limit=1)
+        self._read_one(topic.log_name, offset)
+
+    def note_damage(self, log_name: str, offset: int, error: Exception) -> None:
+        """A message was found to be damaged when it was read. Any thread."""
+        if len(self.damage) < _DAMAGE:
+            text = str(error).partition("\n  hint: ")[0]
+            self.damage[log_name, offset] = f"topic {log_name.partition('/')[2]!r}, message {offset}: {text}"
+
+    def _read_one(self, log_name: str, offset: int) -> list[Kept]:
+        try:
+            return self.log.read(log_name, offset, limit=1)
+        except LogDamaged as error:
+            self.note_damage(log_name, offset, error)
+            raise
 
     def stream(self, topic: Topic, position: int, limit: int) -> list[Buffer]:
         """Bytes of all the topic's payloads, one behind the other, from a position on: at most `limit`.
@@ -334,7 +352,7 @@ class Store:
             try:
                 kept = self.log.read(topic.log_name, offset, nbytes=_READ)
             except LogDamaged:
-                kept = self.log.read(topic.log_name, offset, limit=1)
+                kept = self._read_one(topic.log_name, offset)
 
     def _offset_at(self, topic: Topic, position: int) -> int:
         """The offset of the last message that begins at this position or before it, and is there."""

@@ -204,7 +204,7 @@ def overview_told(broker: Broker) -> dict[str, Json]:
         "events": dict(sorted(_events(broker).items())),
         "log_bytes": hub.store.log.disk_bytes,
         "log_full": hub.full,
-        "log_damage": [one.text for one in hub.store.log.damage[:_DAMAGE]],
+        "log_damage": [*(one.text for one in hub.store.log.damage), *hub.store.damage.values()][:_DAMAGE],
         "log_quarantined": hub.store.log.quarantined,
         "unsynced_bytes": hub.durability.unsynced,
         "loop_late": broker.late,

@@ -138,6 +138,7 @@ class Offers:
         self.forget([(offer.offset, offer.attempt)])
         _log.error("message %d of topic %r: %s", offer.offset, self.topic.name, error)
         self.reader.counts["damaged"] += 1
+        self.reader.store.note_damage(self.topic.log_name, offer.offset, error)
         self.taker.gone(offer.offset, offer.attempt)
 
 
