@@ -35,6 +35,8 @@ _AGAIN = 8
 _SECOND = 6
 #: seconds without a state's end after which the process ends, with a traceback
 _STUCK = 60
+#: between syncs that are left out together
+AND = "+"
 _CHANGES = frozenset(Kind) - {Kind.MARK, Kind.OPEN, Kind.SYNC_BEGIN}
 
 
@@ -230,7 +232,10 @@ def main() -> int:
     parser.add_argument("--point", type=int)
     parser.add_argument("--choice")
     parser.add_argument(
-        "--without", action="append", default=[], help="a sync that is left out; each: all, in turn"
+        "--without",
+        action="append",
+        default=[],
+        help="a sync that is left out, or several joined by +; each: all, in turn",
     )
     asked = parser.parse_args()
     logging.disable()
@@ -254,9 +259,8 @@ def main() -> int:
             found["reports"].append(asdict(whole))
             sites = list(whole.sites) if asked.without == ["each"] else asked.without
             for site in sites:
-                without = explorer.explore(
-                    asked.states, asked.seed, ignored=frozenset([site]), again=False, enough=1
-                )
+                ignored = frozenset(site.split(AND))
+                without = explorer.explore(asked.states, asked.seed, ignored=ignored, again=False, enough=1)
                 text = without.faults[0].text if without.faults else ""
                 found["without"].setdefault(site, {})[program.name] = text
         print(json.dumps(found))

@@ -292,6 +292,24 @@ def fetched(end):
     return Fetch(epoch=0, seed=None, begin=end - 10, rows=10, stride=20, times=1, need=end, next=(0, end))
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_a_lost_reader_had_is_not_done_with_when_the_group_has_gone_back(restarted):
+    """The checkpoint that another rank goes back to is older than what the lost one had acknowledged."""
+    group = Group()
+    for shard in range(2):
+        group.join(shard, 2, alone=not shard)
+        group.deliver(shard, fetched(100), ROWS, over=False)
+    group.acknowledge((0, 80), 1, 1, 2)
+    if restarted:
+        group = group_from_json(group_to_json(group))
+    else:
+        group.leave(1, None)
+    group.acknowledge((0, 20), 0, 1, 2)
+    assert group.acknowledged == (0, 20)
+    group.acknowledge((0, 80), 0, 1, 2)
+    assert group.acknowledged == (0, 20)  # where the next reader of shard 1 begins
+
+
 def test_a_shard_that_acknowledges_keeps_what_it_was_sent_behind_that():
     group = Group()
     for shard in range(2):

@@ -24,10 +24,14 @@ MAX_SHARDS = 1 << 16
 
 @dataclass(slots=True)
 class Shard:
-    """What a shard has done with, and what it was given since. None: nothing."""
+    """What a shard has done with, and what it was given since. None: nothing.
+
+    lost: its reader went without a word, so that it has nothing but what was acknowledged.
+    """
 
     acknowledged: Position | None = None
     delivered: Position | None = None
+    lost: bool = False
 
 
 @dataclass(slots=True)
@@ -83,7 +87,8 @@ class Group:
                 changed |= one.delivered != one.acknowledged
                 one.delivered = one.acknowledged
         position = self.acknowledged
-        self.positions.setdefault(shard, Shard(self.begun)).delivered = position
+        one = self.positions.setdefault(shard, Shard(self.begun))
+        one.delivered, one.lost = position, False
         return changed
 
     def rejoin(self, shard: int, shards: int, delivered: Position | None) -> bool:
@@ -93,7 +98,7 @@ class Group:
         if changed:
             self.begun, self.shards, self.positions = self.acknowledged, shards, {}
         one = self.positions.setdefault(shard, Shard(self.begun))
-        one.delivered = _most(one.delivered, delivered)
+        one.delivered, one.lost = _most(one.delivered, delivered), False
         return changed
 
     def deliver(self, shard: int, fetch: Fetch, visible: int, *, over: bool) -> bool:
@@ -111,6 +116,7 @@ class Group:
         known = self.positions.get(shard)
         if known is not None:
             known.delivered = _least(known.delivered, used) if used is not None else known.acknowledged
+            known.lost = used is None
 
     def acknowledge(
         self, position: Position, shard: int, count: int, shards: int, kept: Position = (0, 0)
@@ -134,6 +140,8 @@ class Group:
             if number not in own:
                 reached = _least(position, _most(one.acknowledged, one.delivered))
                 one.acknowledged = _most(reached, _least(one.acknowledged, kept))
+                if one.lost:  # where the group goes back, what its reader had is given again
+                    one.delivered = one.acknowledged
 
 
 def reached(fetch: Fetch, visible: int, *, over: bool) -> Position | None:
@@ -176,7 +184,11 @@ def group_from_json(value: bytes) -> Group:
         raise LogDamaged("a group was kept by a later release", hint="serve this folder with that release")
     if version == 1:
         return Group(_position(told["acknowledged"]), _position(told["delivered"]))
-    positions = {int(n): Shard(*map(_position, one)) for n, one in told["positions"].items()}
+    # The readers of before went with the spool; those that come back say so.
+    positions = {
+        int(n): Shard(_position(acknowledged), _position(delivered), lost=True)
+        for n, (acknowledged, delivered) in told["positions"].items()
+    }
     return Group(
         _position(told["begun"]),
         _position(told["delivered"]),
