@@ -68,10 +68,15 @@ class Group:
             reader = readers.get(rank)
             if rank in own:
                 given, least = run.share(self.origin, position, rank, self.world), position
+                if reader is not None:
+                    reader.back |= reader.told is not None and position < reader.told
+                    reader.told = position
             elif reader is not None:
-                given, least = self._given(reader), self._reached(reader)
+                given, least = self._given(reader), None if reader.back else self._reached(reader)
             else:
                 given, least = shard.used, shard.closed_at
+            if reader is None and position < shard.least:  # what it had is given again
+                shard.forget_reader()
             shard.done = {row for row in shard.done | given if row < position}
             shard.least = min(position, max(shard.least, least or shard.least))
 
@@ -88,10 +93,12 @@ class Group:
 
     def _given(self, reader):
         """All that its shard has: before it began too, by what the state says that it began with. Nothing of
-        that is known of a reader that was sent nothing."""
-        sent = reader.link.delivered
+        that is known of a reader that was sent nothing and has said nothing."""
+        sent, told = reader.link.delivered, set()
         before = reader.run.share(self.origin, reader.began, reader.rank, self.world)
-        return sent | before if sent else set()
+        if reader.told is not None and not reader.back:
+            told = reader.run.share(self.origin, reader.told, reader.rank, self.world)
+        return told | (sent | before if sent else set())
 
     def _reached(self, reader):
         """The position behind the last row that it was sent. None: nothing."""

@@ -43,7 +43,8 @@ ACKNOWLEDGED = st.sampled_from([None, None, 0, 0, 1, 2])
 
 class Reader:
     """A rank that trains. at: where its next step begins. began: where it began. took: whether it asked for
-    rows. saved: (position, state) of its checkpoints, the last one first."""
+    rows. saved: (position, state) of its checkpoints, the last one first. told: the last position that it
+    acknowledged. back: one of them was before the one before."""
 
     def __repr__(self):
         return f"rank {self.rank} of {self.name}, {self.run}, at {self.at}"
@@ -52,7 +53,8 @@ class Reader:
         self.run, self.name, self.rank, self.stream, self.seed = run, group, rank, stream, seed
         self.at = self.began = position_of(stream)
         self.link = stream._source._link
-        self.took = False
+        self.took = self.back = False
+        self.told = None
         self.saved = []
 
     @property

@@ -26,12 +26,30 @@ MAX_SHARDS = 1 << 16
 class Shard:
     """What a shard has done with, and what it was given since. None: nothing.
 
-    lost: its reader went without a word, so that it has nothing but what was acknowledged.
+    read: a reader has it now. told: what that one has acknowledged.
     """
 
     acknowledged: Position | None = None
     delivered: Position | None = None
-    lost: bool = False
+    read: bool = False
+    told: Position | None = None
+
+    def acknowledge(self, position: Position, kept: Position) -> None:
+        """Its own reader, or who speaks for that one, has done with all before this position."""
+        before = self.told if self.read else self.acknowledged
+        self.acknowledged = _most(position, _least(self.acknowledged, kept))
+        self.told = position
+        # What it was sent behind that is on its way to a training loop, unless it goes back.
+        back = before is not None and position < before
+        self.delivered = self.acknowledged if back else _most(position, self.delivered)
+
+    def acknowledge_of_all(self, position: Position, kept: Position) -> None:
+        """Another one's reader says so: what this one was given before the position is done with."""
+        back = self.acknowledged is not None and position < self.acknowledged
+        reached = _least(position, _most(self.acknowledged, self.delivered))
+        self.acknowledged = _most(reached, _least(self.acknowledged, kept))
+        if back and not self.read:  # what its reader had is given again, to the next one
+            self.delivered = self.acknowledged
 
 
 @dataclass(slots=True)
@@ -88,7 +106,7 @@ class Group:
                 one.delivered = one.acknowledged
         position = self.acknowledged
         one = self.positions.setdefault(shard, Shard(self.begun))
-        one.delivered, one.lost = position, False
+        one.delivered, one.read, one.told = position, True, None
         return changed
 
     def rejoin(self, shard: int, shards: int, delivered: Position | None) -> bool:
@@ -98,7 +116,7 @@ class Group:
         if changed:
             self.begun, self.shards, self.positions = self.acknowledged, shards, {}
         one = self.positions.setdefault(shard, Shard(self.begun))
-        one.delivered, one.lost = _most(one.delivered, delivered), False
+        one.delivered, one.read = _most(one.delivered, delivered), True
         return changed
 
     def deliver(self, shard: int, fetch: Fetch, visible: int, *, over: bool) -> bool:
@@ -116,7 +134,7 @@ class Group:
         known = self.positions.get(shard)
         if known is not None:
             known.delivered = _least(known.delivered, used) if used is not None else known.acknowledged
-            known.lost = used is None
+            known.read = False
 
     def acknowledge(
         self, position: Position, shard: int, count: int, shards: int, kept: Position = (0, 0)
@@ -129,19 +147,14 @@ class Group:
         if not self.shards:
             self.begun = position
             return
+        # Where the group goes back, the shards that never came begin there too.
+        self.begun = _most(_least(self.begun, position), _least(self.begun, kept))
         own = range(shard, shard + count) if shards == self.shards else range(0)
         for number in own:
-            known = self.positions.setdefault(number, Shard())
-            back = known.acknowledged is not None and position < known.acknowledged
-            known.acknowledged = _most(position, _least(known.acknowledged, kept))
-            # What it was sent behind that is on its way to a training loop, unless it goes back.
-            known.delivered = known.acknowledged if back else _most(position, known.delivered)
+            self.positions.setdefault(number, Shard()).acknowledge(position, kept)
         for number, one in self.positions.items():
             if number not in own:
-                reached = _least(position, _most(one.acknowledged, one.delivered))
-                one.acknowledged = _most(reached, _least(one.acknowledged, kept))
-                if one.lost:  # where the group goes back, what its reader had is given again
-                    one.delivered = one.acknowledged
+                one.acknowledge_of_all(position, kept)
 
 
 def reached(fetch: Fetch, visible: int, *, over: bool) -> Position | None:
@@ -184,9 +197,8 @@ def group_from_json(value: bytes) -> Group:
         raise LogDamaged("a group was kept by a later release", hint="serve this folder with that release")
     if version == 1:
         return Group(_position(told["acknowledged"]), _position(told["delivered"]))
-    # The readers of before went with the spool; those that come back say so.
     positions = {
-        int(n): Shard(_position(acknowledged), _position(delivered), lost=True)
+        int(n): Shard(_position(acknowledged), _position(delivered), told=_position(acknowledged))
         for n, (acknowledged, delivered) in told["positions"].items()
     }
     return Group(
