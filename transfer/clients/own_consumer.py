@@ -70,7 +70,7 @@ class Consumer:
         self._offered = 0  # of them
         self._asked = self._acked = 0
         self._unkept: deque[tuple[int, Sequence[tuple[int, int, int]]]] = deque()  # asked by then, deliveries
-        self._late: deque[tuple[int, int]] = deque(maxlen=_NAMED)  # stale ones that `flush` is to raise
+        self._late: deque[tuple[int, int]] = deque(maxlen=1000)  # stale ones, not raised yet
         self._failure: TransferError | None = None  # it is not a member any more
         self._unsure: Broken | None = None  # the connection ended before acknowledgements were kept
 
@@ -121,10 +121,11 @@ class Consumer:
 
     def ack(self, *messages: Received, wait: bool = False) -> None:
         """These are processed. wait: returns when that is on the broker's disk, and they never come again;
-        raises as `flush`. Without it, `stale` has what came too late, and the next `flush` raises it."""
+        raises as `flush`, of what came too late of them. Without it, `stale` has that, and `flush` raises it.
+        """
         self._acknowledge([(one.offset, one.attempt, 0) for one in messages])
         if wait:
-            self.flush()
+            self._flush(None, {(one.offset, one.attempt) for one in messages})
 
     def nack(self, message: Received, reason: str = "", *, retry: bool = True) -> None:
         """It could not be processed. retry: it comes again, to one of the group, behind a pause; else, and
@@ -136,9 +137,13 @@ class Consumer:
         """Returns when all acknowledgements are on the broker's disk.
 
         Raises Again; Broken when the connection ended before (they may be kept or not, and what is not comes
-        again), or when some since the last call came too late: others have these messages, and what else was
+        again), or when some came too late, once for each: others have these messages, and what else was
         acknowledged is kept.
         """
+        self._flush(timeout, None)
+
+    def _flush(self, timeout: float | None, of: set[tuple[int, int]] | None) -> None:
+        """of: deliveries of which is raised that they came too late; None: all."""
         with self._client.waited(
             lambda: self._acked >= self._asked or self._unsure or self._failure,
             timeout,
@@ -149,10 +154,12 @@ class Consumer:
                 raise unsure
             if self._acked < self._asked and self._failure is not None:
                 raise self._failure
-            late = [f"offset {offset} (attempt {attempt})" for offset, attempt in self._late]
-            self._late.clear()
-            if late:
-                raise Broken(f"{self.topic}: acknowledged too late: {', '.join(late)}", hint=_LATE)
+            late = [one for one in self._late if of is None or one in of]
+            for one in late:
+                self._late.remove(one)
+        if late:
+            named = ", ".join(f"offset {offset} (attempt {attempt})" for offset, attempt in late[:_NAMED])
+            raise Broken(f"{self.topic}: {len(late)} acknowledged too late: {named}", hint=_LATE)
 
     def leave(self) -> None:
         """Ends it: what it holds goes to others. Idempotent."""
