@@ -273,7 +273,7 @@ def test_a_group_is_the_same_when_it_is_found_again():
     found = group_from_json(group_to_json(group))
     assert (found.acknowledged, found.positions, found.shards) == ((0, 3), group.positions, 3)
     with pytest.raises(LogDamaged, match="later release"):
-        group_from_json(b'{"version": 3}')
+        group_from_json(b'{"version": 4}')
 
 
 def test_shards_that_are_none_are_refused(ranks):

@@ -189,6 +189,7 @@ CHOICES = (
         values.or_none(values.seconds),
         "time without a consumer after which a group is removed",
     ),
+    Choice("groups.most", ("most_groups",), values.number(1), "that there may be at once"),
     Choice("delivery.attempts", ("attempts",), values.number(1, 1000), "until a message is a dead letter"),
     Choice("delivery.first_delay", ("first_delay",), values.seconds, "behind the first attempt"),
     Choice(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from transfer.broker.durability import tell
@@ -27,13 +28,19 @@ _log = logging.getLogger("transfer.broker")
 
 #: deliveries that go out at once, and bytes
 _AT_ONCE, _BYTES = 256, 4 << 20
+#: groups that are looked at in one turn of the loop, or written or removed in one tick: some 10 ms
+_GROUPS_AT_ONCE = 200
+
+
+#: groups that there may be, unless it is chosen otherwise
+MOST_GROUPS = 10_000
 
 
 class Groups:
     """All groups of the broker. On its loop.
 
     delay: until the next attempt, see `engine.groups.Delay`. bury, is_buried: keep dead letters. expire:
-    seconds without a consumer after which a group is removed; None: never.
+    seconds without a consumer after which a group is removed; None: never. most: groups that there may be.
     """
 
     def __init__(
@@ -46,6 +53,7 @@ class Groups:
         bury: Bury,
         is_buried: IsBuried,
         expire: float | None = None,
+        most: int = MOST_GROUPS,
     ) -> None:
         self._loop = loop
         self._store = store
@@ -54,11 +62,15 @@ class Groups:
         self._delay = delay
         self._bury = bury
         self._is_buried = is_buried
+        self._most = most
         self._recent = Recent()
         self._journal = Journal(store.log)
         self._groups: dict[tuple[str, str], Served] = {}
         self._by_topic: dict[Topic, list[Served]] = {}
         self._claimed: set[tuple[str, str]] = set()  # topics and groups of the fronts' own
+        self._last_number = 0
+        self._waiting: dict[int, Served] = {}  # by number: those for which something may have come
+        self._pumps = False  # they are looked at in the next turn
         self._notes = Notes(loop, self._journal, durability, self._books)
         self.activity = GroupActivity(self._journal, expire)
         #: is told (topic, group, seconds without a consumer) of a group that is removed for its age
@@ -111,8 +123,11 @@ class Groups:
 
     def served_for(self, topic: str, name: str, begin: str = "new") -> Served:
         """The group of this name, which begins if it is not there: at what comes from now on ("new"), or at
-        the oldest message there is ("old"). Raises UsageError when the topic keeps nothing or a front has
-        claimed the group, LogFull."""
+        the oldest message there is ("old").
+
+        Raises UsageError when the topic keeps nothing, there are too many groups, or a front has claimed this
+        one; LogFull.
+        """
         self.check_unclaimed(topic, name)
         return self._groups.get((topic, name)) or self._begin(topic, name, begin)
 
@@ -259,8 +274,8 @@ class Groups:
     def kept(self, topics: Sequence[Topic]) -> None:
         """Messages of these topics are on the disk now."""
         for topic in topics:
-            for served in self._by_topic.get(topic, ()):
-                self._pump(served)
+            self._waiting.update((served.named.number, served) for served in self._by_topic.get(topic, ()))
+        self._pump_some()
 
     def end_turn(self) -> None:
         """All that came at once was taken: what somebody waits for is written now."""
@@ -268,12 +283,18 @@ class Groups:
 
     def tick(self, *, full: bool = False) -> None:
         """About once a second: what groups are done with, retention may take. full: the log is."""
-        for served in self._groups.values():
-            before = self._store.log.groups(served.topic.log_name).get(served.named.name)
-            if before != served.group.cursor:
-                self._acknowledge(served)
+        log = self._store.log
+        behind = (
+            served
+            for served in self._groups.values()
+            if log.acknowledged(served.topic.log_name, served.named.name) != served.group.cursor
+        )
+        for served in list(islice(behind, _GROUPS_AT_ONCE)):
+            self._acknowledge(served)
+            key = served.named.topic, served.named.name
+            self._groups[key] = self._groups.pop(key)  # the others come before it in the next tick
         self._notes.tick(full=full)
-        for served, idle in self.activity.tick(self._groups.values()):
+        for served, idle in islice(self.activity.tick(self._groups.values()), _GROUPS_AT_ONCE):
             if served.named[1:3] in self._claimed:
                 continue
             self.remove(served.named.topic, served.named.name, f"was without consumers for {idle:.0f} s")
@@ -282,6 +303,20 @@ class Groups:
                 self.on_expired(served.named.topic, served.named.name, idle)
 
     # -- deliveries --------------------------------------------------------------------------------------
+
+    def _pump_some(self) -> None:
+        """Some of those for which something may have come, and the others in the next turns."""
+        for served in list(islice(self._waiting.values(), _GROUPS_AT_ONCE)):
+            self._waiting.pop(served.named.number, None)
+            self._pump(served)
+        if self._waiting and not self._pumps:
+            self._pumps = True
+            self._loop.call_soon(self._pump_more)
+
+    def _pump_more(self) -> None:
+        self._pumps = False
+        if not self._closed:
+            self._pump_some()
 
     def _pump(self, served: Served) -> None:
         """What can go out goes out."""
@@ -389,9 +424,10 @@ class Groups:
         for served in list(self._groups.values()):
             due = served.group.due()
             if due is not None and due <= self._loop.time():
-                self._pump(served)
+                self._waiting[served.named.number] = served
             else:
                 self._set_alarm(due)
+        self._pump_some()
 
     # -- what has to survive -----------------------------------------------------------------------------
 
@@ -409,10 +445,14 @@ class Groups:
     # -- groups ------------------------------------------------------------------------------------------
 
     def _begin(self, topic_name: str, name: str, begin: str) -> Served:
+        if len(self._groups) >= self._most:
+            raise UsageError(
+                f"group {name!r} is one more than the {self._most} that there may be",
+                hint="transfer groups remove; groups.expire removes those that are not used",
+            )
         topic = self._store.durable_topic(topic_name)
         low, high = self._store.range(topic)
-        number = max((served.named.number for served in self._groups.values()), default=0) + 1
-        named = Named(number, topic_name, name, low if begin == "old" else high)
+        named = Named(self._last_number + 1, topic_name, name, low if begin == "old" else high)
         served = self._serve(named, topic, named.begin)
         self._acknowledge(served)
         self._durability.when_kept(self._journal.add(named), None)
@@ -421,6 +461,7 @@ class Groups:
     def _serve(self, named: Named, topic: Topic, begin: int) -> Served:
         served = Served(named, topic, Group(begin, self._delay))
         topic.recent = self._recent
+        self._last_number = max(self._last_number, named.number)
         self._groups[named.topic, named.name] = served
         self._by_topic.setdefault(topic, []).append(served)
         return served

@@ -13,7 +13,7 @@ from transfer.broker.aside import Aside
 from transfer.broker.durability import Durability, Together, Told, tell
 from transfer.broker.fanout import Fanout
 from transfer.broker.group_contract import Bury, IsBuried
-from transfer.broker.groups import Groups
+from transfer.broker.groups import MOST_GROUPS, Groups
 from transfer.broker.log_holders import held_by
 from transfer.broker.message import Front, Written
 from transfer.broker.passage import Passage, Publisher, takes
@@ -59,6 +59,7 @@ class Hub:
         is_buried: IsBuried = lambda topic, group, offset: False,
         patience: float = PATIENCE,
         expire: float | None = None,
+        most_groups: int = MOST_GROUPS,
         threads: ServiceThreads | None = None,
         announced: AnnouncedLimits | None = None,
     ) -> None:
@@ -69,7 +70,9 @@ class Hub:
         self.counts: Counter[str] = Counter()
         self.fanout = Fanout(store, self.counts, loop.call_soon)
         self.durability = Durability(loop, store, self._appended, self._kept, self._remember)
-        self.groups = Groups(loop, store, self.durability, self.counts, delay, bury, is_buried, expire)
+        self.groups = Groups(
+            loop, store, self.durability, self.counts, delay, bury, is_buried, expire, most_groups
+        )
         #: direct delivery, if some front brings consumers for it
         self.direct: Direct | None = None
         self._patience = patience

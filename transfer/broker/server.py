@@ -230,6 +230,7 @@ class Broker:
             is_buried=burying.is_buried,
             patience=settings.patience,
             expire=settings.group_expire,
+            most_groups=settings.most_groups,
             threads=self.threads,
             announced=settings.announced,
         )

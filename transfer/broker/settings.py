@@ -51,7 +51,8 @@ class Settings:
     to say over HTTP; None: they have to be on this machine. keep: topics keep their messages; transient:
     all but these. most_topics: names that may be known. retention_bytes, retention_age: what the log may
     take, and for how many seconds a message is kept; what a group has not done with is never removed.
-    group_expire: seconds without a consumer after which a group is removed; None: never.
+    group_expire: seconds without a consumer after which a group is removed; None: never. most_groups: that
+    there may be.
     announced: bytes of payloads that were announced and have not arrived.
     attempts: that a message gets before it is a dead letter; first_delay: seconds behind the first.
     patience: seconds that a slow receiver may hold up a large message for all. drain: seconds that a clean
@@ -78,6 +79,7 @@ class Settings:
     retention_bytes: int | VolumeShare | None = field(default_factory=lambda: VolumeShare(80))
     retention_age: float | None = None
     group_expire: float | None = None
+    most_groups: int = 10_000
     attempts: int = 3
     first_delay: float = 0.1
     patience: float = 10.0

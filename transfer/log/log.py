@@ -327,6 +327,12 @@ class Log:
             found = self._topics.named.get(topic)
             return dict(found.groups) if found is not None else {}
 
+    def acknowledged(self, topic: str, group: str) -> int | None:
+        """The offset before which this group has acknowledged; None: there is no such group."""
+        with self._journal:
+            found = self._topics.named.get(topic)
+            return found.groups.get(group) if found is not None else None
+
     # -- what is not needed any more ---------------------------------------------------------------------
 
     def discard(self, topic: str, begin: int, end: int) -> int | None:

@@ -16,8 +16,8 @@ from transfer.spool.protocol import Fetch
 from transports.errors import LogDamaged
 
 Position = tuple[int, int]
-#: of what the log keeps of a group. 1 had neither a number nor shards
-GROUP_VERSION = 2
+#: of what the log keeps of a group. 1 had neither a number nor shards, 2 did not say which of them were read
+GROUP_VERSION = 3
 #: shards of a group at most: each of them is remembered
 MAX_SHARDS = 1 << 16
 
@@ -182,7 +182,9 @@ def group_to_json(group: Group) -> bytes:
         "delivered": group.delivered,
         "begun": group.begun,
         "shards": group.shards,
-        "positions": {str(n): [one.acknowledged, one.delivered] for n, one in group.positions.items()},
+        "positions": {
+            str(n): [one.acknowledged, one.delivered, one.read] for n, one in group.positions.items()
+        },
         "used": group.used,
         "given_up": group.given_up,
     }
@@ -197,10 +199,7 @@ def group_from_json(value: bytes) -> Group:
         raise LogDamaged("a group was kept by a later release", hint="serve this folder with that release")
     if version == 1:
         return Group(_position(told["acknowledged"]), _position(told["delivered"]))
-    positions = {
-        int(n): Shard(_position(acknowledged), _position(delivered), told=_position(acknowledged))
-        for n, (acknowledged, delivered) in told["positions"].items()
-    }
+    positions = {int(n): _shard(*one) for n, one in told["positions"].items()}
     return Group(
         _position(told["begun"]),
         _position(told["delivered"]),
@@ -209,6 +208,12 @@ def group_from_json(value: bytes) -> Group:
         used=told.get("used", 0.0),
         given_up=told.get("given_up", False),
     )
+
+
+def _shard(acknowledged: list[int] | None, delivered: list[int] | None, read: bool = False) -> Shard:
+    """What its reader had is known again when that comes back; one that does not is lost."""
+    known = _position(acknowledged)
+    return Shard(known, known if read else _position(delivered), told=known)
 
 
 def _position(value: list[int] | None) -> Position | None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import transfer
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: messages that one socket is heard for before others come to their turn
-_AT_ONCE = 256
+#: messages that one socket is heard for before others come to their turn, and seconds
+_AT_ONCE, TURN_SECONDS = 256, 0.01
 
 
 class Heard(ABC):
@@ -71,7 +72,10 @@ class Heard(ABC):
         self._hub.end_turn()
 
     def _hear_some(self) -> None:
-        for _ in range(_AT_ONCE):
+        ends = monotonic() + TURN_SECONDS
+        for number in range(_AT_ONCE):
+            if number and monotonic() >= ends:
+                break
             if self._paused or self.socket.closed:
                 return
             try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import transfer
+from transfer.broker.fronts import own_heard
 from transfer.broker.fronts.own_arrivals import Arrivals, Limits, ProgramArrivals
 from transfer.broker.fronts.own_heard import Heard
 from transfer.broker.fronts.own_offers import Offers, Reader, is_large
@@ -40,7 +41,7 @@ from transfer.protocols.own import (
 from transfer.protocols.own_pieces import IN_PIECES, Place, decode_place, encode_place
 from transfer.protocols.own_registry import OF_REGISTRY
 from transfer.protocols.own_several import decode_several
-from transports.errors import ProtocolError, TransferError
+from transports.errors import ProtocolError, TransferError, UsageError
 from transports.wire import SocketType
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
 _PUBLISHES = (Op.PUBLISH, Op.PUBLISH_MANY)
 #: messages of one program that are taken together, instead of one by one
 _RUN = 2
+#: consumers that one program may have
+MOST_CONSUMERS = 10_000
+#: consumers that leave in one turn of the loop, when their programs have gone
+_LEAVE_AT_ONCE = 100
 #: words that may wait for a program which does not read: windows bound deliveries, nothing bounds answers
 _MOST_UNREAD = 50_000
 
@@ -78,6 +83,7 @@ class Requests(Heard):
         self.reader = Reader(loop, hub.store, hub.counts, hub.threads)
         self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows bound what is on its way
         self._programs: dict[bytes, _Program] = {}
+        self._leaving: deque[_Consumer] = deque()
         self._outbox = Outbox(loop, self.socket, counters)
         self._publishes = WaitingPublishes(hub, loop, self, self._publish_words, self.refuse)
         self._plain = PlainRequests(hub, loop, counters, self.send)
@@ -102,14 +108,32 @@ class Requests(Heard):
             identity, [(word, parts[its_parts]) for word, its_parts in decode_several(head, len(parts))]
         )
 
-    def _take_words(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]]) -> None:
-        """What is published may wait for the disk; other words do not wait for it."""
-        for waits, run in groupby(words, lambda word: self._may_wait(identity, word[0])):
-            if waits:
-                self._publishes.take(identity, list(run))
-                continue
-            for head, parts in run:
-                self._try(identity, head, parts)
+    def _take_words(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]], begin: int = 0) -> None:
+        """What is published may wait for the disk; other words do not wait for it. Words that take long are
+        taken in several turns of the loop, and nothing is heard meanwhile."""
+        ends = monotonic() + own_heard.TURN_SECONDS
+        while begin < len(words):
+            end = begin
+            while end < len(words) and self._may_wait(identity, words[end][0]):
+                end += 1
+            if end > begin:
+                self._publishes.take(identity, words[begin:end])
+            else:
+                self._try(identity, *words[begin])
+            begin = max(end, begin + 1)
+            if begin < len(words) and monotonic() >= ends:
+                self.pause()
+                self._loop.call_soon(self._take_rest, identity, words, begin)
+                return
+
+    def _take_rest(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]], begin: int) -> None:
+        try:
+            if not self.socket.closed:
+                self._take_words(identity, words, begin)
+        except Exception as error:  # noqa: BLE001 - of this message; others go on
+            self._failed(error)
+        finally:
+            self.resume()
 
     def _may_wait(self, identity: bytes, head: Head) -> bool:
         """A large message waits behind what its program published before; its pieces come when it has begun,
@@ -245,11 +269,25 @@ class Requests(Heard):
                 self._counters["closed_slow"] += 1
                 self.socket.expel(identity, f"it has not read {waiting} messages")
         for identity in [identity for identity in self._programs if identity not in there]:
-            self._programs.pop(identity).leave_all()
+            self._let_go(self._programs.pop(identity).leave())
             self._outbox.able.discard(identity)
         self.registrations.tick(there)
 
+    def _let_go(self, consumers: Iterable[_Consumer]) -> None:
+        """Their program has gone: what they held goes to others, some of it in each turn of the loop."""
+        idle = not self._leaving
+        self._leaving.extend(consumers)
+        if idle:
+            self._leave_some()
+
+    def _leave_some(self) -> None:
+        for _ in range(min(_LEAVE_AT_ONCE, len(self._leaving))):
+            self._leaving.popleft().leave()
+        if self._leaving:
+            self._loop.call_soon(self._leave_some)
+
     def close(self) -> None:
+        self._leaving.clear()
         self.registrations.close()
         self._publishes.close()
         self._plain.close()
@@ -284,29 +322,29 @@ class _Program:
         elif head.op is Op.FETCH:
             consumer.fetch(head)
         elif head.op is Op.LEAVE:
-            self._hub.groups.leave(consumer, consumer.served)
-            consumer.offer_large(False)
+            consumer.leave()
             del self._consumers[head.number]
         else:
             raise ProtocolError("op", f"{head.op.name} is the broker's to say")
 
-    def leave_all(self) -> None:
-        """The program has gone."""
+    def leave(self) -> Iterable[_Consumer]:
+        """The program has gone; its consumers have to leave."""
         self.arrivals.leave()
-        consumers, self._consumers = self._consumers, {}
-        for consumer in consumers.values():
-            self._hub.groups.leave(consumer, consumer.served)
-            consumer.offer_large(False)
+        return self._consumers.values()
 
     def _join(self, head: Head) -> None:
         join = decode_join(head)
         if join.several:
             self._requests.understands_several(self._identity)
-        served = self._hub.groups.served_for(join.topic, join.group, join.begin)
         consumer = self._consumers.get(head.number)
+        if consumer is None and len(self._consumers) >= MOST_CONSUMERS:
+            raise UsageError(
+                f"one more than the {MOST_CONSUMERS} consumers that a program may have",
+                hint="let some leave, or connect once more",
+            )
+        served = self._hub.groups.served_for(join.topic, join.group, join.begin)
         if consumer is not None and consumer.served is not served:  # what it holds of the other goes back
-            self._hub.groups.leave(consumer, consumer.served)
-            consumer.offer_large(False)
+            consumer.leave()
             consumer = None
         if consumer is None:
             consumer = _Consumer(self._requests, self._hub, self._identity, head.number)
@@ -355,6 +393,11 @@ class _Consumer:
             deliveries.append((delivery.offset, delivery.attempt, len(of_message)))
             parts.extend(of_message)
         self._deliver(deliveries, parts)
+
+    def leave(self) -> None:
+        """It takes nothing more, and what it holds goes to others."""
+        self._hub.groups.leave(self, self.served)
+        self.offer_large(False)
 
     def removed(self, error: TransferError) -> None:
         """See groups.Consumer."""

@@ -1,0 +1,127 @@
+"""Many groups, and one program with many consumers: they are looked at in turns of the loop, and limited."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.broker.heart import heart
+from tests.broker.own_peers import wait_for
+from tests.broker.own_programs import program
+from tests.broker.running import running
+from tests.broker.test_groups import Taker as _Taker
+from transfer.broker import groups
+from transfer.broker.fronts import own_heard, own_requests
+from transfer.protocols.own import Join, Op, encode, encode_join
+from transfer.protocols.own_several import encode_several
+from transports.errors import UsageError
+
+
+class Taker(_Taker):
+    def removed(self, error):
+        pass
+
+
+@pytest.fixture
+def five_at_once(monkeypatch):
+    monkeypatch.setattr(groups, "_GROUPS_AT_ONCE", 5)
+
+
+def with_groups(beating, count):
+    takers = []
+    for number in range(count):
+        takers.append(Taker())
+        beating.hub.groups.join(takers[-1], beating.hub.groups.served_for("t", f"g{number}"), 10)
+    return takers
+
+
+def test_groups_are_given_what_came_some_in_each_turn(tmp_path, five_at_once, monkeypatch):
+    looked_at = []
+    pump_some = groups.Groups._pump_some
+
+    def note(served):
+        before = len(served._waiting)
+        pump_some(served)
+        looked_at.append(before - len(served._waiting))
+
+    monkeypatch.setattr(groups.Groups, "_pump_some", note)
+    with heart(tmp_path) as beating:
+        takers = with_groups(beating, 23)
+        beating.publish("t", b"1")
+        beating.until(lambda: all(taker.got for taker in takers))
+    assert max(looked_at) == 5 and sum(looked_at) == 23
+    assert [taker.got for taker in takers] == [[(0, 1, b"1")]] * 23
+
+
+def test_what_groups_have_done_is_noted_for_some_in_each_tick_and_for_all_in_the_end(tmp_path, five_at_once):
+    with heart(tmp_path) as beating:
+        takers = with_groups(beating, 23)
+        beating.publish("t", b"1")
+        beating.until(lambda: all(taker.got for taker in takers))
+        for taker, served in zip(takers, beating.hub.groups.served, strict=True):
+            beating.hub.groups.ack(taker, served, [(0, 1)])
+
+        def noted():
+            beating.hub.groups.tick()
+            log = beating.store.log
+            return sum(log.acknowledged("topic/t", f"g{number}") == 1 for number in range(23))
+
+        assert [noted() for _ in range(5)] == [5, 10, 15, 20, 23]
+
+
+def test_one_group_too_many_is_refused(tmp_path):
+    with heart(tmp_path) as beating:
+        beating.hub.groups._most = 3
+        with_groups(beating, 3)
+        with pytest.raises(UsageError, match="one more than the 3") as told:
+            with_groups(beating, 4)
+        assert "hint" in str(told.value)
+        beating.hub.groups.remove("t", "g1", "is not needed")
+        assert beating.hub.groups.served_for("t", "h").named.number == 4, "a number is not used twice"
+
+
+def test_one_consumer_too_many_is_refused_and_those_of_a_program_that_goes_leave_in_turns(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(own_requests, "MOST_CONSUMERS", 7)
+    monkeypatch.setattr(own_requests, "_LEAVE_AT_ONCE", 2)
+    left = []
+    leave = own_requests.Requests._leave_some
+
+    def note(requests):
+        before = len(requests._leaving)
+        leave(requests)
+        left.append(before - len(requests._leaving))
+
+    monkeypatch.setattr(own_requests.Requests, "_leave_some", note)
+    with running(tmp_path) as broker:
+        with program(broker.endpoints["requests"]) as one:
+            for number in range(7):
+                one.join("t", f"g{number}", number)
+            one.say(encode(Op.JOIN, 7, encode_join(Join("t", "g7"))))
+            assert "one more than the 7 consumers" in one.refused()[1]
+            one.join("t", "another", 6)  # instead of the one that had this number
+            members = [served.group for served in broker.hub.groups.served]
+            assert sum(group.consumers for group in members) == 7 and len(members) == 8
+        wait_for(lambda: not any(group.consumers for group in members))
+    assert left == [2, 2, 2, 1]
+
+
+def test_many_words_in_one_message_are_taken_in_turns_and_in_their_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_heard, "TURN_SECONDS", 0.0)
+    turns = []
+    take = own_requests.Requests._take_words
+
+    def note(requests, identity, words, begin=0):
+        turns.append((begin, len(words)))
+        take(requests, identity, words, begin)
+
+    monkeypatch.setattr(own_requests.Requests, "_take_words", note)
+    with running(tmp_path) as broker, program(broker.endpoints["requests"]) as one:
+        joins = [encode(Op.JOIN, number, encode_join(Join("t", f"g{number}"))) for number in range(5)]
+        publish, leave = encode(Op.PUBLISH, 9, b"t"), encode(Op.LEAVE, 2)
+        words = [*((join, 0) for join in joins), (publish, 1), (publish, 1), (leave, 0)]
+        one.say(encode_several(Op.SEVERAL, words), b"x", b"y")
+        one.say(encode(Op.LEAVE, 3))
+        assert [one.hear(Op.JOINED)[0].number for _ in range(5)] == [0, 1, 2, 3, 4]
+        wait_for(lambda: sum(served.group.consumers for served in broker.hub.groups.served) == 3)
+        assert turns == [(0, 8), (1, 8), (2, 8), (3, 8), (4, 8), (5, 8), (7, 8), (0, 1)]
