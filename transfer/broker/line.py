@@ -29,8 +29,6 @@ _log = logging.getLogger("transfer.broker")
 
 #: bytes that one connection reads in one turn, and seconds for its frames, so that others come to theirs
 _TURN, _TURN_SECONDS = 1 << 20, 0.01
-#: bytes of frames that are read at once, since thousands of small ones take long
-_FRAMES = 256 << 10
 #: bytes and buffers that one call of the system is given
 _WRITE_BYTES, _WRITE_BUFFERS = 1 << 20, 512
 #: queued bytes that are written at once, instead of at the end of the turn
@@ -182,8 +180,6 @@ class Line(ABC):
                     data.end()
                 return data, True
         room = self._lines.room()
-        if not self._body:
-            room = room[:_FRAMES]
         if self._looks:
             self._looks, room = False, room[:_LOOK]
         if self._channel is not None:
