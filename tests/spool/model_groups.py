@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .model import BATCH
+
 
 @dataclass(repr=False)
 class Shard:
@@ -40,6 +42,8 @@ class Group:
             self.world, self.origin, self.begun, self.shards = world, now, now, {}
         for shard in self.shards.values() if alone else ():
             shard.forget_reader()
+        if alone and now[0] == self.origin[0] and (now[1] - self.origin[1]) % (world * BATCH):
+            self.origin = now  # within a step, where a stream's rows were gone: steps begin here now
         self.shards.setdefault(rank, Shard(self.begun)).forget_reader()
 
     def leave(self, reader, *, closed):

@@ -116,7 +116,7 @@ class Group:
         if changed:
             self.begun, self.shards, self.positions = self.acknowledged, shards, {}
         one = self.positions.setdefault(shard, Shard(self.begun))
-        one.delivered, one.read = _most(one.delivered, delivered), True
+        one.delivered, one.read, one.told = _most(one.delivered, delivered), True, None
         return changed
 
     def deliver(self, shard: int, fetch: Fetch, visible: int, *, over: bool) -> bool:
@@ -213,7 +213,7 @@ def group_from_json(value: bytes) -> Group:
 def _shard(acknowledged: list[int] | None, delivered: list[int] | None, read: bool = False) -> Shard:
     """What its reader had is known again when that comes back; one that does not is lost."""
     known = _position(acknowledged)
-    return Shard(known, known if read else _position(delivered), told=known)
+    return Shard(known, known if read else _position(delivered))
 
 
 def _position(value: list[int] | None) -> Position | None:
