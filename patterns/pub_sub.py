@@ -70,7 +70,7 @@ class Publisher(Pattern):
 
     def wanting(self, topic: bytes) -> int:
         """How many peers subscribe to messages of this topic."""
-        return sum(any(map(topic.startswith, known)) for known in self._subscriptions.values())
+        return sum(known.matches(topic) for known in self._subscriptions.values())
 
     @property
     def ready(self) -> int:

@@ -1,4 +1,4 @@
-"""What was subscribed, and how often. What matches is the core's business."""
+"""What was subscribed, and how often. What matches a message is the core's business."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ class Subscriptions:
         else:
             self._counts[prefix] = count - 1
         return True
+
+    def matches(self, topic: bytes) -> bool:
+        """Whether the topic begins with one of them: a look for each of its beginnings."""
+        return any(topic[:length] in self._counts for length in range(len(topic) + 1))
 
     def __iter__(self) -> Iterator[bytes]:
         """Every prefix, as often as it was added."""

@@ -8,15 +8,21 @@ import threading
 class Prefixes:
     """A multiset of prefixes. Changes need the owner's lock; `matches` does not."""
 
-    __slots__ = ("_counts", "all")
+    __slots__ = ("_counts", "_lengths")
 
     def __init__(self) -> None:
         self._counts: dict[bytes, int] = {}
-        self.all: tuple[bytes, ...] = ()  # for startswith, which takes a tuple
+        # In order. One that no prefix has any more stays until all have gone: to count them costs more.
+        self._lengths: tuple[int, ...] = ()
+
+    @property
+    def all(self) -> tuple[bytes, ...]:
+        return tuple(self._counts)
 
     def add(self, prefix: bytes) -> None:
         self._counts[prefix] = self._counts.get(prefix, 0) + 1
-        self.all = tuple(self._counts)
+        if len(prefix) not in self._lengths:
+            self._lengths = tuple(sorted((len(prefix), *self._lengths)))
 
     def remove(self, prefix: bytes) -> bool:
         """False if it was not subscribed."""
@@ -25,11 +31,13 @@ class Prefixes:
             self._counts[prefix] = count - 1
         elif count:
             del self._counts[prefix]
-            self.all = tuple(self._counts)
+            if not self._counts:
+                self._lengths = ()
         return count > 0
 
     def matches(self, topic: bytes) -> bool:
-        return topic.startswith(self.all)
+        """A look for each length that prefixes have, however many prefixes there are."""
+        return any(topic[:length] in self._counts for length in self._lengths)
 
 
 class Subscribable:

@@ -10,7 +10,8 @@ from tests.broker.own_programs import program
 from tests.broker.running import running
 from tests.broker.test_groups import Taker as _Taker
 from transfer.broker import groups
-from transfer.broker.fronts import own_heard, own_requests
+from transfer.broker.fronts import own_consumers, own_heard, own_requests
+from transfer.broker.in_turns import InTurns
 from transfer.protocols.own import Join, Op, encode, encode_join
 from transfer.protocols.own_several import encode_several
 from transports.errors import UsageError
@@ -34,16 +35,23 @@ def with_groups(beating, count):
     return takers
 
 
+def counted(monkeypatch):
+    """For how many things it is done in each turn."""
+    counts = []
+    do_some = InTurns._do_some
+
+    def note(things):
+        before = len(things)
+        do_some(things)
+        if before:
+            counts.append(before - len(things))
+
+    monkeypatch.setattr(InTurns, "_do_some", note)
+    return counts
+
+
 def test_groups_are_given_what_came_some_in_each_turn(tmp_path, five_at_once, monkeypatch):
-    looked_at = []
-    pump_some = groups.Groups._pump_some
-
-    def note(served):
-        before = len(served._waiting)
-        pump_some(served)
-        looked_at.append(before - len(served._waiting))
-
-    monkeypatch.setattr(groups.Groups, "_pump_some", note)
+    looked_at = counted(monkeypatch)
     with heart(tmp_path) as beating:
         takers = with_groups(beating, 23)
         beating.publish("t", b"1")
@@ -82,17 +90,8 @@ def test_one_group_too_many_is_refused(tmp_path):
 def test_one_consumer_too_many_is_refused_and_those_of_a_program_that_goes_leave_in_turns(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(own_requests, "MOST_CONSUMERS", 7)
+    monkeypatch.setattr(own_consumers, "MOST_CONSUMERS", 7)
     monkeypatch.setattr(own_requests, "_LEAVE_AT_ONCE", 2)
-    left = []
-    leave = own_requests.Requests._leave_some
-
-    def note(requests):
-        before = len(requests._leaving)
-        leave(requests)
-        left.append(before - len(requests._leaving))
-
-    monkeypatch.setattr(own_requests.Requests, "_leave_some", note)
     with running(tmp_path) as broker:
         with program(broker.endpoints["requests"]) as one:
             for number in range(7):
@@ -102,6 +101,7 @@ def test_one_consumer_too_many_is_refused_and_those_of_a_program_that_goes_leave
             one.join("t", "another", 6)  # instead of the one that had this number
             members = [served.group for served in broker.hub.groups.served]
             assert sum(group.consumers for group in members) == 7 and len(members) == 8
+            left = counted(monkeypatch)
         wait_for(lambda: not any(group.consumers for group in members))
     assert left == [2, 2, 2, 1]
 
@@ -125,3 +125,24 @@ def test_many_words_in_one_message_are_taken_in_turns_and_in_their_order(tmp_pat
         assert [one.hear(Op.JOINED)[0].number for _ in range(5)] == [0, 1, 2, 3, 4]
         wait_for(lambda: sum(served.group.consumers for served in broker.hub.groups.served) == 3)
         assert turns == [(0, 8), (1, 8), (2, 8), (3, 8), (4, 8), (5, 8), (7, 8), (0, 1)]
+
+
+def test_one_that_fails_does_not_keep_the_others_waiting():
+    later, done = [], []
+
+    def do(number):
+        if number == 1:
+            raise KeyError(number)
+        done.append(number)
+
+    things = InTurns(later.append, 3, do)
+    with pytest.raises(KeyError):
+        things.add(range(6))
+    assert done == [0] and len(things) == 4 and len(later) == 1
+    things.add([4, 7])
+    assert done == [0] and len(later) == 1, "they have their turn"
+    later.pop()()
+    assert done == [0, 2, 3, 4] and len(things) == 2
+    things.clear()
+    later.pop()()
+    assert not later and done == [0, 2, 3, 4]

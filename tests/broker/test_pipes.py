@@ -149,7 +149,7 @@ def test_a_publisher_waits_for_a_subscriber_beyond_its_limit(tmp_path, way, monk
     data = payload(24 * MIB)
     with serving(tmp_path, 2) as (broker, publisher, slow):
         slow.subscribe(TOPIC)
-        (connection,) = [one for one in broker.front._connections if one._subscriptions]
+        (connection,) = [one for one in broker.front._connections if one._subscribes]
         with Sending(publisher, publish(data)):
             broker.until(lambda: connection.queued > MIB)
             broker.until(lambda: any(one.paused for one in broker.front._connections))

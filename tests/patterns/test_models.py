@@ -15,8 +15,8 @@ from transports.wire import SocketType
 prefixes = st.binary(max_size=3)
 
 
-@given(st.lists(st.tuples(st.booleans(), prefixes)))
-def test_subscriptions_are_a_multiset_of_prefixes(steps):
+@given(st.lists(st.tuples(st.booleans(), prefixes)), st.binary(max_size=5))
+def test_subscriptions_are_a_multiset_of_prefixes(steps, topic):
     known, model = Subscriptions(), Counter()
     for add, prefix in steps:
         if add:
@@ -27,6 +27,7 @@ def test_subscriptions_are_a_multiset_of_prefixes(steps):
             model[prefix] = max(0, model[prefix] - 1)
     assert Counter(known) == +model
     assert len(known) == sum(model.values())
+    assert known.matches(topic) == any(map(topic.startswith, +model))
 
 
 @given(st.lists(st.one_of(st.integers(0, 5), st.frozensets(st.integers(0, 5)))))

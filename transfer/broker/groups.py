@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from transfer.broker.durability import tell
 from transfer.broker.engine.groups import Change, Delay, Delivery, Group, Outcome
 from transfer.broker.group_activity import GroupActivity
-from transfer.broker.group_contract import LARGE, Bury, Consumer, Dead, IsBuried, Served
+from transfer.broker.group_contract import Bury, Consumer, Dead, IsBuried, Served
+from transfer.broker.group_reading import GroupReading
+from transfer.broker.in_turns import InTurns
 from transfer.broker.journal import Journal, Named
 from transfer.broker.noting import Notes
 from transfer.broker.topic import Recent
-from transports.errors import LogDamaged, TransferError, UsageError
+from transports.errors import TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.durability import Durability, Told
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: deliveries that go out at once, and bytes
-_AT_ONCE, _BYTES = 256, 4 << 20
+#: deliveries that go out at once
+_AT_ONCE = 256
 #: groups that are looked at in one turn of the loop, or written or removed in one tick: some 10 ms
 _GROUPS_AT_ONCE = 200
 
@@ -64,13 +66,14 @@ class Groups:
         self._is_buried = is_buried
         self._most = most
         self._recent = Recent()
+        self._reading = GroupReading(store, counts)
         self._journal = Journal(store.log)
         self._groups: dict[tuple[str, str], Served] = {}
         self._by_topic: dict[Topic, list[Served]] = {}
         self._claimed: set[tuple[str, str]] = set()  # topics and groups of the fronts' own
         self._last_number = 0
-        self._waiting: dict[int, Served] = {}  # by number: those for which something may have come
-        self._pumps = False  # they are looked at in the next turn
+        #: those for which something may have come
+        self._to_pump: InTurns[Served] = InTurns(loop.call_soon, _GROUPS_AT_ONCE, self._pump)
         self._notes = Notes(loop, self._journal, durability, self._books)
         self.activity = GroupActivity(self._journal, expire)
         #: is told (topic, group, seconds without a consumer) of a group that is removed for its age
@@ -88,6 +91,7 @@ class Groups:
         self._closed = True
         if self._alarm is not None:
             self._alarm.cancel()
+        self._to_pump.clear()
         self._notes.close()
 
     @property
@@ -273,9 +277,7 @@ class Groups:
 
     def kept(self, topics: Sequence[Topic]) -> None:
         """Messages of these topics are on the disk now."""
-        for topic in topics:
-            self._waiting.update((served.named.number, served) for served in self._by_topic.get(topic, ()))
-        self._pump_some()
+        self._to_pump.add(served for topic in topics for served in self._by_topic.get(topic, ()))
 
     def end_turn(self) -> None:
         """All that came at once was taken: what somebody waits for is written now."""
@@ -304,20 +306,6 @@ class Groups:
 
     # -- deliveries --------------------------------------------------------------------------------------
 
-    def _pump_some(self) -> None:
-        """Some of those for which something may have come, and the others in the next turns."""
-        for served in list(islice(self._waiting.values(), _GROUPS_AT_ONCE)):
-            self._waiting.pop(served.named.number, None)
-            self._pump(served)
-        if self._waiting and not self._pumps:
-            self._pumps = True
-            self._loop.call_soon(self._pump_more)
-
-    def _pump_more(self) -> None:
-        self._pumps = False
-        if not self._closed:
-            self._pump_some()
-
     def _pump(self, served: Served) -> None:
         """What can go out goes out."""
         group, now = served.group, self._loop.time()
@@ -333,7 +321,7 @@ class Groups:
         self._set_alarm(group.due())
 
     def _send(self, served: Served, taken: list[Delivery]) -> None:
-        messages = self._messages(served, taken)
+        messages = self._reading.messages(served, taken)
         mine: dict[object, list[tuple[Delivery, Message | None]]] = {}
         first = taken[0].consumer
         if served.group.consumers == 1:
@@ -345,39 +333,6 @@ class Groups:
         self._counts["redelivered"] += sum(delivery.attempt > 1 for delivery in taken)
         for consumer, theirs in mine.items():
             consumer.deliver(theirs)  # type: ignore[attr-defined]
-
-    def _messages(self, served: Served, taken: list[Delivery]) -> dict[int, Message]:
-        """What is to be sent, by offset. What retention or damage took is not in it."""
-        found: dict[int, Message] = {}
-        recent = served.topic.recent
-        for delivery in taken:
-            if delivery.offset in found:
-                continue
-            message = recent.get(served.topic.name, delivery.offset) if recent is not None else None
-            if message is not None:
-                found[delivery.offset] = message
-                continue
-            try:
-                behind = self._store.read(
-                    served.topic, delivery.offset, nbytes=_BYTES, limit=len(taken), verify=LARGE
-                )
-                for message in behind:
-                    if message.nbytes >= LARGE:
-                        self._check(served, message, taken)
-            except LogDamaged as error:
-                _log.error("%s", error)
-                self._counts["damaged"] += 1
-                continue
-            for message in behind:
-                if message.offset is not None:
-                    found[message.offset] = message
-        return found
-
-    def _check(self, served: Served, message: Message, taken: list[Delivery]) -> None:
-        """Whoever takes a large message in pieces checks it as they go. Raises LogDamaged."""
-        takers = [one.consumer for one in taken if one.offset == message.offset]
-        if not all(getattr(taker, "in_pieces", False) for taker in takers):
-            self._store.check(served.topic, message.offset or 0)
 
     def _give_up(self, served: Served, delivery: Delivery, reason: str) -> None:
         """Nobody can process it: it becomes a dead letter, and then is done with."""
@@ -391,7 +346,7 @@ class Groups:
             str(delivery.consumer),
             self._loop.time() - first if first is not None else 0.0,
         )
-        message = self._messages(served, [delivery]).get(delivery.offset)
+        message = self._reading.messages(served, [delivery]).get(delivery.offset)
 
         def buried(error: TransferError | None) -> None:
             if error is not None:
@@ -421,13 +376,14 @@ class Groups:
 
     def _alarmed(self) -> None:
         self._alarm = None
-        for served in list(self._groups.values()):
-            due = served.group.due()
-            if due is not None and due <= self._loop.time():
-                self._waiting[served.named.number] = served
+        now, due = self._loop.time(), []
+        for served in self._groups.values():
+            when = served.group.due()
+            if when is not None and when <= now:
+                due.append(served)
             else:
-                self._set_alarm(due)
-        self._pump_some()
+                self._set_alarm(when)
+        self._to_pump.add(due)
 
     # -- what has to survive -----------------------------------------------------------------------------
 

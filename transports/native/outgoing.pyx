@@ -243,7 +243,9 @@ cdef class Outgoing:
         if self.prefixes is None:
             self.prefixes = {}
         self.prefixes[prefix] = self.prefixes.get(prefix, 0) + 1
-        self.index_prefixes()
+        self.wants_all = b"" in self.prefixes
+        if len(prefix) not in self.prefix_lengths:
+            self.prefix_lengths = tuple(sorted((len(prefix), *self.prefix_lengths)))
 
     def unsubscribe(self, bytes prefix):
         if not self.prefixes or prefix not in self.prefixes:
@@ -251,12 +253,10 @@ cdef class Outgoing:
         self.prefixes[prefix] -= 1
         if not self.prefixes[prefix]:
             del self.prefixes[prefix]
-        self.index_prefixes()
-        return True
-
-    def index_prefixes(self):
         self.wants_all = b"" in self.prefixes
-        self.prefix_lengths = tuple(sorted({len(prefix) for prefix in self.prefixes}))
+        if not self.prefixes:  # until then a length that none has costs a look: to count them all costs more
+            self.prefix_lengths = ()
+        return True
 
     @property
     def subscriptions(self):

@@ -64,4 +64,3 @@ cdef class Receiving(Sending):
     cdef bint look(self) except -1
     cdef bint take_events(self, epoll_event* events, int count) except -1
     cdef bint wait_for_input(self, int64_t deadline) except -1
-    cdef int index_prefixes(self) except -1

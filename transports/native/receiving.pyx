@@ -453,7 +453,9 @@ cdef class Receiving(Sending):
 
     def _filter_add(self, bytes prefix):
         self.prefixes[prefix] = self.prefixes.get(prefix, 0) + 1
-        self.index_prefixes()
+        self.wants_all = b"" in self.prefixes
+        if len(prefix) not in self.prefix_lengths:
+            self.prefix_lengths = tuple(sorted((len(prefix), *self.prefix_lengths)))
 
     def _filter_remove(self, bytes prefix):
         if prefix not in self.prefixes:
@@ -461,10 +463,7 @@ cdef class Receiving(Sending):
         self.prefixes[prefix] -= 1
         if not self.prefixes[prefix]:
             del self.prefixes[prefix]
-        self.index_prefixes()
-        return True
-
-    cdef int index_prefixes(self) except -1:
         self.wants_all = b"" in self.prefixes
-        self.prefix_lengths = tuple(sorted({len(prefix) for prefix in self.prefixes}))
-        return 0
+        if not self.prefixes:  # see Outgoing
+            self.prefix_lengths = ()
+        return True

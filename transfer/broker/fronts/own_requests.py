@@ -3,50 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import transfer
 from transfer.broker.fronts import own_heard
-from transfer.broker.fronts.own_arrivals import Arrivals, Limits, ProgramArrivals
+from transfer.broker.fronts.own_arrivals import Arrivals, Limits
+from transfer.broker.fronts.own_consumers import Consumer, Program
 from transfer.broker.fronts.own_heard import Heard
-from transfer.broker.fronts.own_offers import Offers, Reader, is_large
+from transfer.broker.fronts.own_offers import Reader
 from transfer.broker.fronts.own_outbox import Outbox
 from transfer.broker.fronts.own_parts import (
     OutPart,
-    check_head,
     message_of,
-    parts_of,
-    unreadable,
 )
 from transfer.broker.fronts.own_plain import PlainRequests
 from transfer.broker.fronts.own_registry import Registrations
 from transfer.broker.fronts.own_waiting import WaitingPublishes
+from transfer.broker.in_turns import InTurns
 from transfer.broker.stored import BLOB_FROM
 from transfer.protocols.names import read_topic
 from transfer.protocols.own import (
     Head,
     Op,
     decode,
-    decode_deliveries,
-    decode_join,
-    decode_nack,
     encode,
-    encode_deliveries,
     encode_words,
 )
-from transfer.protocols.own_pieces import IN_PIECES, Place, decode_place, encode_place
+from transfer.protocols.own_pieces import IN_PIECES
 from transfer.protocols.own_registry import OF_REGISTRY
 from transfer.protocols.own_several import decode_several
-from transports.errors import ProtocolError, TransferError, UsageError
+from transports.errors import ProtocolError, TransferError
 from transports.wire import SocketType
 
 if TYPE_CHECKING:
-    from transfer.broker.engine.groups import Delivery
-    from transfer.broker.group_contract import Served
     from transfer.broker.hub import Hub
     from transfer.broker.message import Message
     from transports.core_contract import Frame
@@ -55,8 +47,6 @@ if TYPE_CHECKING:
 _PUBLISHES = (Op.PUBLISH, Op.PUBLISH_MANY)
 #: messages of one program that are taken together, instead of one by one
 _RUN = 2
-#: consumers that one program may have
-MOST_CONSUMERS = 10_000
 #: consumers that leave in one turn of the loop, when their programs have gone
 _LEAVE_AT_ONCE = 100
 #: words that may wait for a program which does not read: windows bound deliveries, nothing bounds answers
@@ -82,8 +72,9 @@ class Requests(Heard):
         self.arrivals = Arrivals(hub, loop, counters, pieces)
         self.reader = Reader(loop, hub.store, hub.counts, hub.threads)
         self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows bound what is on its way
-        self._programs: dict[bytes, _Program] = {}
-        self._leaving: deque[_Consumer] = deque()
+        self._programs: dict[bytes, Program] = {}
+        #: consumers whose program has gone: what they held goes to others
+        self._leaving: InTurns[Consumer] = InTurns(loop.call_soon, _LEAVE_AT_ONCE, Consumer.leave)
         self._outbox = Outbox(loop, self.socket, counters)
         self._publishes = WaitingPublishes(hub, loop, self, self._publish_words, self.refuse)
         self._plain = PlainRequests(hub, loop, counters, self.send)
@@ -251,10 +242,10 @@ class Requests(Heard):
         """It may be told several words in one message."""
         self._outbox.able.add(identity)
 
-    def _program(self, identity: bytes) -> _Program:
+    def _program(self, identity: bytes) -> Program:
         program = self._programs.get(identity)
         if program is None:
-            program = self._programs[identity] = _Program(self, self._hub, identity)
+            program = self._programs[identity] = Program(self, self._hub, identity)
         return program
 
     def tick(self) -> None:
@@ -269,22 +260,9 @@ class Requests(Heard):
                 self._counters["closed_slow"] += 1
                 self.socket.expel(identity, f"it has not read {waiting} messages")
         for identity in [identity for identity in self._programs if identity not in there]:
-            self._let_go(self._programs.pop(identity).leave())
+            self._leaving.add(self._programs.pop(identity).leave())
             self._outbox.able.discard(identity)
         self.registrations.tick(there)
-
-    def _let_go(self, consumers: Iterable[_Consumer]) -> None:
-        """Their program has gone: what they held goes to others, some of it in each turn of the loop."""
-        idle = not self._leaving
-        self._leaving.extend(consumers)
-        if idle:
-            self._leave_some()
-
-    def _leave_some(self) -> None:
-        for _ in range(min(_LEAVE_AT_ONCE, len(self._leaving))):
-            self._leaving.popleft().leave()
-        if self._leaving:
-            self._loop.call_soon(self._leave_some)
 
     def close(self) -> None:
         self._leaving.clear()
@@ -293,175 +271,3 @@ class Requests(Heard):
         self._plain.close()
         super().close()
         self.reader.close()
-
-
-class _Program:
-    """The consumers of one program, by the numbers that it gave them."""
-
-    def __init__(self, requests: Requests, hub: Hub, identity: bytes) -> None:
-        self._requests = requests
-        self._hub = hub
-        self._identity = identity
-        self._consumers: dict[int, _Consumer] = {}
-        self.arrivals = ProgramArrivals(
-            requests.arrivals, partial(requests.send, identity), partial(requests.refuse, identity)
-        )
-
-    def do(self, head: Head) -> None:
-        """A word about one consumer. Raises ProtocolError, UsageError."""
-        if head.op is Op.JOIN:
-            self._join(head)
-            return
-        consumer = self._consumers.get(head.number)
-        if consumer is None:
-            raise ProtocolError("consumer", f"consumer {head.number} has not joined")
-        if head.op is Op.ACK:
-            consumer.ack(head)
-        elif head.op is Op.NACK:
-            consumer.nack(head)
-        elif head.op is Op.FETCH:
-            consumer.fetch(head)
-        elif head.op is Op.LEAVE:
-            consumer.leave()
-            del self._consumers[head.number]
-        else:
-            raise ProtocolError("op", f"{head.op.name} is the broker's to say")
-
-    def leave(self) -> Iterable[_Consumer]:
-        """The program has gone; its consumers have to leave."""
-        self.arrivals.leave()
-        return self._consumers.values()
-
-    def _join(self, head: Head) -> None:
-        join = decode_join(head)
-        if join.several:
-            self._requests.understands_several(self._identity)
-        consumer = self._consumers.get(head.number)
-        if consumer is None and len(self._consumers) >= MOST_CONSUMERS:
-            raise UsageError(
-                f"one more than the {MOST_CONSUMERS} consumers that a program may have",
-                hint="let some leave, or connect once more",
-            )
-        served = self._hub.groups.served_for(join.topic, join.group, join.begin)
-        if consumer is not None and consumer.served is not served:  # what it holds of the other goes back
-            consumer.leave()
-            consumer = None
-        if consumer is None:
-            consumer = _Consumer(self._requests, self._hub, self._identity, head.number)
-        consumer.served = served
-        consumer.offer_large(join.pieces)
-        self._consumers[head.number] = consumer
-        words = encode_words({"cursor": consumer.served.group.cursor})
-        self._requests.send(self._identity, encode(Op.JOINED, head.number, words))
-        self._hub.groups.join(consumer, consumer.served, join.window, join.timeout)
-
-
-class _Consumer:
-    """One consumer of a group, in a program beyond a socket."""
-
-    served: Served
-
-    def __init__(self, requests: Requests, hub: Hub, identity: bytes, number: int) -> None:
-        self._requests = requests
-        self._hub = hub
-        self._identity = identity
-        self._number = number
-        self._acked = 0
-        self._offers: Offers | None = None
-        self.in_pieces = False
-
-    def __str__(self) -> str:
-        return f"{self._identity.hex()}/{self._number}"
-
-    def deliver(self, messages: Sequence[tuple[Delivery, Message | None]]) -> None:
-        deliveries: list[tuple[int, int, int]] = []
-        parts: list[OutPart] = []
-        for delivery, message in messages:
-            try:
-                if self._offers is not None and message is not None and is_large(message):
-                    check_head(message)
-                    self._deliver(deliveries, parts)
-                    deliveries, parts = [], []
-                    self._offers.offer(delivery, message)
-                    self._requests.delivered(1)
-                    continue
-                of_message = parts_of(message) if message is not None else []
-            except ProtocolError as error:
-                assert message is not None
-                self._requests.soon(self._refuse, delivery, unreadable(message, error, self._hub.counts))
-                continue
-            deliveries.append((delivery.offset, delivery.attempt, len(of_message)))
-            parts.extend(of_message)
-        self._deliver(deliveries, parts)
-
-    def leave(self) -> None:
-        """It takes nothing more, and what it holds goes to others."""
-        self._hub.groups.leave(self, self.served)
-        self.offer_large(False)
-
-    def removed(self, error: TransferError) -> None:
-        """See groups.Consumer."""
-        self.offer_large(False)
-        self._requests.refuse(self._identity, self._number, error)
-
-    def _refuse(self, delivery: Delivery, reason: str) -> None:
-        """In the program's place, which could not read it either: it becomes a dead letter."""
-        key = (delivery.offset, delivery.attempt)
-        self._hub.groups.nack(self, self.served, key, reason, retry=False)
-
-    def _deliver(self, deliveries: Sequence[tuple[int, int, int]], parts: Sequence[OutPart]) -> None:
-        if deliveries:
-            self._requests.delivered(len(deliveries))
-            head = encode(Op.DELIVER, self._number, encode_deliveries(deliveries), len(deliveries))
-            self._requests.send(self._identity, head, parts)
-
-    def offer_large(self, wanted: bool) -> None:
-        """Whether large messages are offered from now on, and fetched in pieces. What was offered until now
-        is not any more."""
-        if self._offers is not None:
-            self._offers.close()
-        self.in_pieces = wanted
-        self._offers = Offers(self._requests.reader, self.served.topic, self) if wanted else None
-
-    def fetch(self, head: Head) -> None:
-        place, _ = decode_place(head)
-        if self._offers is None or not self._offers.fetch(place):
-            self.stale([place[:2]])
-
-    def say(self, op: Op, place: Place, rest: bytes = b"", data: memoryview | None = None) -> None:
-        """See own_offers.Taker."""
-        parts: list[OutPart] = [(None, None, 0, data)] if data is not None else []
-        self._requests.send(self._identity, encode_place(op, self._number, place, rest), parts)
-
-    def gone(self, offset: int, attempt: int) -> None:
-        """See own_offers.Taker."""
-        self._deliver([(offset, attempt, 0)], [])
-
-    def ack(self, head: Head) -> None:
-        deliveries = [(one.offset, one.attempt) for one in decode_deliveries(head)]
-        if self._offers is not None:
-            self._offers.forget(deliveries)
-
-        def told(error: TransferError | None) -> None:
-            if error is None:
-                self._acked += len(deliveries)
-                self._requests.send(
-                    self._identity, encode(Op.ACKED, self._number, self._acked.to_bytes(8, "little"))
-                )
-
-        stale = self._hub.groups.ack(self, self.served, deliveries, told)
-        if stale:
-            self.stale(stale)
-
-    def nack(self, head: Head) -> None:
-        offset, attempt, retry, reason = decode_nack(head)
-        if self._offers is not None:
-            self._offers.forget([(offset, attempt)])
-        outcome = self._hub.groups.nack(self, self.served, (offset, attempt), reason, retry=retry)
-        if outcome.value == "stale":
-            self.stale([(offset, attempt)])
-
-    def stale(self, deliveries: Sequence[tuple[int, int]]) -> None:
-        """Tells it that these are not its own any more."""
-        body = encode_deliveries((offset, attempt, 0) for offset, attempt in deliveries)
-        self._requests.send(self._identity, encode(Op.STALE, self._number, body, len(deliveries)))
