@@ -112,7 +112,7 @@ def test_a_piece_for_which_there_is_no_room_can_be_tried_again(tmp_path):
         with pytest.raises(LogFull):
             again()
         assert writer.written == LARGE
-        log._journal.retention = Retention(bytes=8 * LARGE)
+        log._journal.room.retention = Retention(bytes=8 * LARGE)
         assert again() == 2 * LARGE
         log.commit(writer.commit()[0])
         assert log.read("t", 1)[0].blob == b"1" * LARGE + b"2" * LARGE

@@ -17,6 +17,7 @@ appending    messages on their way into the journal: one, many, with a blob
 pieces       a blob that arrives in pieces
 holes        the room of blobs that were discarded, given back to the disk
 retention    which segments may go (pure)
+room         what messages may take of retention and of the disk
 compaction   what is needed of old segments, carried into the newest one
 upkeep       a thread that has both done
 verify       whether all is what was written

@@ -63,9 +63,13 @@ class Compaction:
         """See `Log.compact`."""
         self._end_last(share)
         with self._journal as journal:
-            sealed, last, limit = journal.segments[:-1], journal.segments[-1].first, journal.retention.bytes
-            excess = journal.disk_bytes + journal.lacking - limit if limit is not None else 0
-            journal.lacking = 0
+            sealed, last, limit = (
+                journal.segments[:-1],
+                journal.segments[-1].first,
+                journal.room.retention.bytes,
+            )
+            excess = journal.disk_bytes + journal.room.lacking - limit if limit is not None else 0
+            journal.room.lacking = 0
             now = self._appender.now()
         gone = self._carry_all(self._overdue(sealed, excess, now), last, self._topics.held_from, timeout)
         count = self._worthwhile(sealed[gone:], share)
@@ -74,11 +78,11 @@ class Compaction:
     def _end_last(self, share: float) -> None:
         """On a full disk the last segment, which never goes, is ended if little of it is needed."""
         with self._journal as journal:
-            starved, journal.starved = journal.starved, False
+            starved, journal.room.starved = journal.room.starved, False
             segments = journal.segments[:]
         if starved and self._worthwhile(segments, share) == len(segments):
             with self._journal as journal:
-                journal.end_last()
+                journal.next_segment(limited=False)
 
     def _carry_all(self, count: int, last: int, needed_from: Callable[[int], int], timeout: float) -> int:
         """Carries what is needed of so many of the oldest segments: how many have gone."""
@@ -90,7 +94,7 @@ class Compaction:
     def _overdue(self, sealed: Sequence[Segment], excess: int, now: int) -> int:
         """How many of the oldest segments go by bytes (as many as bring `excess`) or by age, if what groups
         hold in them is carried, which has to be the smaller part."""
-        retention = self._journal.retention
+        retention = self._journal.room.retention
         most = _HELD_SHARE * sum(segment.disk_bytes for segment in sealed)
         count = held = taken = 0
         for number, segment in enumerate(sealed):

@@ -14,14 +14,13 @@ from transfer.log.contents import contents_of, store
 from transfer.log.disk import full_disk_told, sync_folder
 from transfer.log.record import HEADER_SIZE, Opening, encode, encode_messages, opening
 from transfer.log.retention import Retention, removable
+from transfer.log.room import Room
 from transfer.log.segment import LARGEST, Segment, remove
 from transfer.log.segment_limits import SegmentLimits
 from transports.errors import Again, Closed, ForkedError, InDoubt, InternalError, LogFull
 
 #: bytes that a segment's file of blobs has at most, with the places of blobs that arrive: systems set limits
 _MOST_PLACES = 1 << 40
-#: bytes of the disk that messages leave to state at most: acknowledgements go on when it is full
-_SPARE = 4 << 20
 #: seconds after which a wait is looked at again: the system does not take any number of them
 _STEP = 60.0
 _IN_DOUBT = "what was not committed is in doubt until the log is opened again, which tells"
@@ -38,9 +37,8 @@ class Journal:
     methods that say so.
 
     segments: the oldest first. kept_at: (first sequence of a segment, position): records before it are kept.
-    sequence: of the next record. full: is set when a message was refused for want of room. lacking: bytes
-    that were wanted then beyond `retention`. starved: the disk had no room for it. relieve: gives back what
-    was discarded; needs the lock. mode: see `Log`.
+    sequence: of the next record. room: for messages. relieve: gives back what was discarded; needs the lock.
+    mode: see `Log`.
     """
 
     def __init__(
@@ -61,10 +59,7 @@ class Journal:
         self.lock = threading.Condition(threading.Lock())
         self.segments = segments
         self.sequence = sequence
-        self.retention = retention
-        self.full = threading.Event()
-        self.lacking = 0
-        self.starved = False
+        self.room = Room(folder, retention, segment_bytes)
         self._folder = folder
         self._mode = mode
         self._segment_bytes = segment_bytes
@@ -88,7 +83,7 @@ class Journal:
 
     @property
     def _limits(self) -> SegmentLimits:
-        return SegmentLimits(self._segment_bytes, self.retention.bytes, LARGEST)
+        return SegmentLimits(self._segment_bytes, self.room.retention.bytes, LARGEST)
 
     @property
     def is_ours(self) -> bool:
@@ -129,11 +124,7 @@ class Journal:
         make room.
         """
         while not self.fits(size, limited=limited):
-            if self._busy:
-                self.lock.wait(_STEP)
-                self._check()
-            else:
-                self._roll(size + HEADER_SIZE, limited)
+            self.next_segment(limited=limited, size=size + HEADER_SIZE)
 
     def fits(self, size: int, *, limited: bool = True) -> bool:
         """True if there is room for a record with a body of `size` bytes."""
@@ -177,13 +168,13 @@ class Journal:
         """
         most = self._limits.blobs
         while (segment := self.segments[-1]).blob_end and segment.blob_bytes + nbytes > most:
-            self._next_segment(limited)
+            self.next_segment(limited=limited)
         growth = segment.blob_growth(nbytes)
-        ahead = not limited or self._spares(growth)
+        ahead = not limited or self.room.is_on_disk(growth)
         if limited and growth:
             self._limit(growth)
             if not ahead:
-                self._spare(nbytes)
+                self.room.check_disk(nbytes)
         with full_disk_told():
             position = segment.reserve_blob(nbytes, ahead=ahead)
         segment.pins += 1
@@ -195,7 +186,7 @@ class Journal:
         while (segment := self.segments[-1]).blob_end and (
             segment.blob_bytes > most or segment.blob_end + nbytes > _MOST_PLACES
         ):
-            self._next_segment(limited=True)
+            self.next_segment(limited=True)
         with full_disk_told():
             position = segment.place_blob(nbytes)
         segment.pins += 1
@@ -206,8 +197,8 @@ class Journal:
     ) -> int:
         """Room for the next bytes of a blob that arrives; see `Segment.reserve_arriving`. Raises LogFull."""
         self._limit(needed)
-        self._spare(needed)
-        most = self._segment_bytes if self._spares(self._segment_bytes) else 0
+        self.room.check_disk(needed)
+        most = self._segment_bytes if self.room.is_on_disk(self._segment_bytes) else 0
         with full_disk_told():
             return segment.reserve_arriving(position, reserved, needed, nbytes, most)
 
@@ -218,13 +209,13 @@ class Journal:
         if self._limits.too_large(segment.capacity - segment.end):
             self._roll(0, limited=False)
 
-    def _next_segment(self, limited: bool) -> None:
-        """One try: somebody may write or sync just now."""
+    def next_segment(self, *, limited: bool, size: int = 0) -> None:
+        """Ends the last one. One try: somebody may write or sync just now. Raises LogFull."""
         if self._busy:
             self.lock.wait(_STEP)
             self._check()
         else:
-            self._roll(0, limited)
+            self._roll(size, limited)
 
     def blob_written(self, segment: Segment) -> None:
         """A blob lies where it was reserved; the next record may name it."""
@@ -257,40 +248,11 @@ class Journal:
 
     def _limit(self, nbytes: int) -> None:
         """Raises LogFull if retention does not allow so many bytes more."""
-        limit = self.retention.bytes
-        if limit is None or not nbytes or self.disk_bytes + nbytes <= limit:
-            return
-        self.collect(nbytes)
-        if self.disk_bytes + nbytes > limit:
-            self.lacking = max(self.lacking, nbytes)
-            self.full.set()
-            raise LogFull(
-                f"the log takes {self.disk_bytes} bytes of {limit}, and {nbytes} more are wanted",
-                hint="consumers have to acknowledge, or the retention's bytes have to be more",
-            )
-
-    def _spares(self, nbytes: int) -> bool:
-        """Whether a message of so many bytes leaves the disk's last room, which is for state."""
-        if not nbytes:
-            return True
-        found = os.statvfs(self._folder)
-        return found.f_bavail * found.f_frsize >= nbytes + min(_SPARE, self._segment_bytes)
-
-    def _spare(self, nbytes: int) -> None:
-        """Raises LogFull if it does not."""
-        if not self._spares(nbytes):
-            self.starved = True
-            self.full.set()
-            raise LogFull(
-                f"no room on the disk for {nbytes} bytes more",
-                hint="free some, or let consumers acknowledge: the last room is kept for that",
-            )
+        if not self.room.is_within_retention(nbytes, self.disk_bytes):
+            self.collect(nbytes)
+            self.room.check_retention(nbytes, self.disk_bytes)
 
     # -- segments, with the lock -------------------------------------------------------------------------
-
-    def end_last(self) -> None:
-        """The next segment begins, so that the last one may go. May let others in. Raises LogFull."""
-        self._next_segment(limited=False)
 
     def _roll(self, size: int, limited: bool) -> None:
         """The next segment begins, with room for `size` bytes. After LogFull all is as it was."""
@@ -319,18 +281,15 @@ class Journal:
         wanted = self._limits.records(len(beginning.data), size)
         if limited:
             self._limit(wanted)
-            self._spare(wanted)
-        try:
-            with full_disk_told():
-                return Segment.create(self._folder, self.sequence, wanted), beginning
-        except LogFull:
-            least = self._limits.scarce(len(beginning.data), size)
-            if limited or least >= wanted:
-                raise
+            self.room.check_disk(wanted)
         with full_disk_told():
-            segment = Segment.create(self._folder, self.sequence, least)
-        segment.scarce = True
-        return segment, beginning
+            try:
+                return Segment.create(self._folder, self.sequence, wanted), beginning
+            except LogFull:
+                least = self._limits.scarce(len(beginning.data), size)
+                if limited or least >= wanted:
+                    raise
+                return Segment.create(self._folder, self.sequence, least, scarce=True), beginning
 
     def _begin(self, segment: Segment, beginning: Opening) -> None:
         """Its first records are all state and the word that it is whole; when they are synced it counts."""
@@ -356,7 +315,7 @@ class Journal:
         """
         self.relieve()
         now = self._clock()
-        count = removable(self.segments, self.retention, now, self._acknowledged, wanted=wanted)
+        count = removable(self.segments, self.room.retention, now, self._acknowledged, wanted=wanted)
         self.remove(count)
         return count
 

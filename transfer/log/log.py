@@ -384,7 +384,7 @@ class Log:
     def full(self) -> threading.Event:
         """Is set when a message was refused since `Retention.bytes` has no room for it: `compact` may give it
         some."""
-        return self._journal.full
+        return self._journal.room.full
 
     def collect(self) -> int:
         """Gives back what was discarded and removes the segments that retention lets go: how many of them.

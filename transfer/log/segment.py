@@ -83,13 +83,15 @@ class Segment:
         self._lock = threading.Lock()
 
     @classmethod
-    def create(cls, folder: Path, first: int, capacity: int) -> Segment:
+    def create(cls, folder: Path, first: int, capacity: int, *, scarce: bool = False) -> Segment:
         """A new one whose room on the disk is reserved. Raises LogFull; nothing is left of it then."""
         path = path_of(folder, first)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         try:
             reserve(fd, 0, capacity)
-            return cls(folder, first, fd, capacity)
+            segment = cls(folder, first, fd, capacity)
+            segment.scarce = scarce
+            return segment
         except BaseException:
             os.close(fd)
             path.unlink(missing_ok=True)
