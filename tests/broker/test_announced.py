@@ -229,6 +229,6 @@ def test_a_share_of_the_volume_counts_what_the_log_takes_already(tmp_path):
     assert abs(room - free_bytes(tmp_path) // 2) < 1 << 30
     assert log_room(None, log) is None and log_room(7, log) == 7
     with running(tmp_path) as broker:
-        assert broker.hub.store.log._journal.retention.bytes is not None
+        assert broker.hub.store.log._journal.room.retention.bytes is not None
     with running(tmp_path, retention_bytes=None) as broker:
-        assert broker.hub.store.log._journal.retention.bytes is None
+        assert broker.hub.store.log._journal.room.retention.bytes is None
