@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any, Final
 
+from transports.errors import UsageError
 from transports.wire import SocketType
 
 REQ: Final = SocketType.REQ
@@ -26,3 +29,28 @@ SNDMORE: Final = 2
 POLLIN: Final = 1
 POLLOUT: Final = 2
 POLLERR: Final = 4
+
+
+def socket_type_of(given: Any) -> SocketType:
+    """The socket type of a name ("PUSH"), or of a member of any enumeration that has that name.
+
+    Numbers do not say whose they are (4 is our PUSH and ZeroMQ's REP), so a bare one is refused. Raises
+    UsageError.
+    """
+    name = given.name if isinstance(given, Enum) else given
+    if not isinstance(name, str):
+        what = (
+            f"{given} is ZeroMQ's number of one type and ours of another"
+            if type(given) is int
+            else repr(given)
+        )
+        raise UsageError(
+            f"no socket type: {what}",
+            hint='write transfer.PUSH, zmq.PUSH or "PUSH"; in `transfer.zmq` numbers are ZeroMQ\'s',
+        )
+    try:
+        return SocketType[name.upper()]
+    except KeyError:
+        near = get_close_matches(name.upper(), SocketType.__members__, 1)
+        hint = f"did you mean {near[0]}?" if near else "there are " + ", ".join(SocketType.__members__)
+        raise UsageError(f"{name!r} is no socket type", hint=hint) from None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transfer.registration import Registration
     from transfer.socket import SocketMethods
     from transports.security.settings import Security
+    from transports.wire import SocketType
 
 logger = logging.getLogger("transfer")
 
@@ -110,8 +111,12 @@ class Context:
 
     # -- sockets -------------------------------------------------------------------------------
 
-    def socket(self, socket_type: int, **options: Any) -> Any:
-        """A new socket of this type; keyword arguments are options. Raises ContextTerminated."""
+    def socket(self, socket_type: SocketType | str, **options: Any) -> Any:
+        """A new socket of this type; keyword arguments are options.
+
+        socket_type: `transfer.PUSH`, "PUSH", or the member of that name of another enumeration. Raises
+        UsageError (a bare number does not say whose it is), ContextTerminated.
+        """
         self.check()
         made = self._socket_class()(self, socket_type)
         for name, value in options.items():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from patterns import PATTERNS, Publisher, Replier, Requester, Router, Subscriber
 from patterns.base import ReceiveMode, SendMode
 from transfer.announcing import Announcing
-from transfer.constants import POLLIN, POLLOUT
+from transfer.constants import POLLIN, POLLOUT, socket_type_of
 from transfer.forwarding import Forwarding
 from transfer.links import Links
 from transfer.monitor import Monitor
@@ -70,23 +70,24 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding
     Every waiting call raises Again after its time-out, Closed when the socket is closed meanwhile.
     """
 
-    def __new__(cls, context: Context, socket_type: int, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, context: Context, socket_type: SocketType | str, *args: Any, **kwargs: Any) -> Self:
         make: Any = super().__new__
         if make is object.__new__:  # the twin needs nothing before __init__
             return make(cls)
-        kind = PATTERNS[SocketType(socket_type)]
+        number = socket_type_of(socket_type)
+        kind = PATTERNS[number]
         return make(  # type: ignore[no-any-return]
             cls,
-            int(socket_type),
+            int(number),
             int(kind.send_mode),
             int(kind.receive_mode),
             context.flusher,
             context.pool,
         )
 
-    def __init__(self, context: Context, socket_type: int) -> None:
+    def __init__(self, context: Context, socket_type: SocketType | str) -> None:
         defaults = context.defaults
-        pattern = PATTERNS[SocketType(socket_type)]()
+        pattern = PATTERNS[socket_type_of(socket_type)]()
         self._values = self._initial_values(defaults)
         self._links = Links(self, context, pattern)
         super().__init__(

@@ -33,6 +33,7 @@ from transports.hello import (
 )
 from transports.security.proof import transcript
 from transports.security.proving import Proving
+from transports.strangers import stranger
 from transports.upgrade import Declined, Dialogue, Made, Refusal, Upgrade, UpgradeFactory
 from transports.wire import (
     HEADER,
@@ -47,7 +48,6 @@ from transports.wire import (
 )
 
 _MAGIC = MAGIC.to_bytes(4, "little")
-_TLS = b"\x16\x03"
 _PLAIN_FLAGS = Flag.TENSOR | Flag.TOPIC | Flag.ACK
 
 
@@ -113,7 +113,7 @@ class Handshake:
         was taken, or the header is that of a hello and is to be read with the rest.
         """
         if not _MAGIC.startswith(header[:4]) and not header.startswith(_MAGIC):
-            self._fail(_stranger(header), tell=False)
+            self._fail(stranger(header), tell=False)
             return True
         if len(header) < HEADER_SIZE:
             return False
@@ -136,7 +136,10 @@ class Handshake:
         self._heard += data
         self._input += data
         self.wants -= len(data)
-        if self.wants:
+        if self._socket_type is None and not self._input.startswith(_MAGIC[: len(self._input)]):
+            # Before the header is complete: a peer of another kind waits for our greeting, and says no more.
+            self._fail(stranger(bytes(self._input)), tell=False)
+        if self.wants or self.outcome is not None:
             return
         try:
             if self._socket_type is None:
@@ -279,17 +282,6 @@ class Handshake:
         self.output.clear()
         if tell:
             self.output += encode_refusal(self.local.socket_type, error)
-
-
-def _stranger(begin: bytes) -> HandshakeError:
-    """Whose first bytes are not those of a frame."""
-    if begin.startswith(_TLS):
-        return HandshakeError(
-            "magic",
-            "the peer speaks TLS, and this side has no certificate",
-            hint="both sides need TLS (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY), or neither",
-        )
-    return HandshakeError("magic", "the first bytes are not those of a frame")
 
 
 def _hello_header(header: bytes) -> tuple[SocketType, int]:

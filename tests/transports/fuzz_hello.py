@@ -336,6 +336,9 @@ def ending(local: Hello, data: bytes, connecting: bool, piece: int) -> str:
         assert outcome.reason in ALLOWED, outcome.reason
         assert str(outcome).replace("\n", "").isprintable(), "errors are shown to people"
         proving = local.proves and taken > whole
+        if connecting and not data.startswith(MAGIC.to_bytes(4, "little")[: len(data)]):
+            assert taken <= HEADER_SIZE and not said, "its first bytes are enough"
+            return f"{outcome.reason}, the rest is left"
         assert taken in (0, HEADER_SIZE, whole) or (proving and taken in frames_of(data, 3))
         assert taken <= HEADER_SIZE + MAX_HELLO + 1 or proving
         if taken == 0 or (connecting and not proving):

@@ -231,3 +231,42 @@ def test_the_drivers_own_reasons():
     one.begin()
     one.fail("timeout", "too late", hint="wait longer")
     assert one.outcome.reason == "timeout" and not one.output and not one.wants
+
+
+GREETING = bytes.fromhex("ff00000000000000017f")
+
+
+@pytest.mark.parametrize("connecting", [True, False])
+@pytest.mark.parametrize("most", [1, 5, 10])
+@pytest.mark.parametrize(
+    ("begin", "who"),
+    [
+        (GREETING, "ZeroMQ"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03", "TLS"),
+        (b"\x15\x03\x01\x00\x02\x02\x0a", "TLS"),
+        (b"GET / HTTP/1.1", "HTTP"),
+        (b"HTTP/1.1 400", "HTTP"),
+        (b"SSH-2.0-x", "SSH"),
+        (b"-ERR unknown command", "Redis"),
+    ],
+)
+def test_another_protocol_is_named_by_its_first_bytes(connecting, most, begin, who):
+    """They send less than a header of ours, and wait for an answer of their kind."""
+    side = sides()[0 if connecting else 1]
+    side.begin()
+    assert side.connecting is connecting
+    side.output.clear()
+    if side.peeking:
+        assert side.look(begin[:most])
+    else:
+        side.feed(begin[:most])
+    assert isinstance(side.outcome, HandshakeError) and side.outcome.reason == "magic"
+    assert who in str(side.outcome) and side.outcome.hint
+
+
+def test_the_beginning_of_a_hello_is_no_other_protocol():
+    for count in range(1, HEADER_SIZE):
+        one, other = sides()
+        one.feed(encode(make_hello(SocketType.PULL))[:count])
+        assert one.outcome is None
+        assert not other.look(encode(make_hello(SocketType.PUSH))[:count])

@@ -96,7 +96,7 @@ class Context(transfer.context.Context):
 
     # -- sockets -------------------------------------------------------------------------------
 
-    def socket(self, socket_type: int, socket_class: Any = None, **kwargs: Any) -> Any:
+    def socket(self, socket_type: Any, socket_class: Any = None, **kwargs: Any) -> Any:
         """A new socket of this type, with the defaults that were set on the context."""
         if self.closed:
             raise ZMQError(Errno.ENOTSUP, "the context is terminated")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from enum import Enum
 from typing import Any
 
 from transfer.socket import SocketMethods
@@ -134,11 +135,13 @@ def _add_attributes() -> None:
 _add_attributes()
 
 
-def our_type(socket_type: int) -> SocketType:
-    """The type of that number, which we have by the same name. Raises ZMQError (EINVAL), NotSupported."""
+def our_type(socket_type: int | str) -> SocketType:
+    """The type of ZeroMQ's number, or of a name, as any enumeration's member has one. Raises ZMQError
+    (EINVAL), NotSupported."""
+    name = socket_type.name if isinstance(socket_type, Enum) else socket_type
     try:
-        kind = SocketType(socket_type)
-    except ValueError:
+        kind = SocketType[name.upper()] if isinstance(name, str) else SocketType(name)
+    except (KeyError, ValueError):
         raise ZMQError(22, f"there is no socket type {socket_type!r}") from None
     if kind > SocketType.PUSH:
         raise NotSupported(f"{kind.name} sockets are not implemented", hint="see docs/zmq-compat.md")

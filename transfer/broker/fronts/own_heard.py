@@ -27,7 +27,7 @@ _AT_ONCE, TURN_SECONDS = 256, 0.01
 class Heard(ABC):
     """A socket that is heard on the loop. peers: the socket types that talk to it."""
 
-    kind: int
+    kind: SocketType
     peers: tuple[SocketType, ...]
 
     def __init__(
