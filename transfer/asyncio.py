@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer.constants import DONTWAIT, POLLERR, POLLIN, POLLOUT
 from transfer.context import Context as _Context
+from transfer.links.no_peer import LongWait
 from transfer.poller import Poller as _Poller
 from transfer.socket import SocketMethods, socket_of
 from transports.errors import Again
@@ -153,15 +154,22 @@ class AsyncMethods(SocketMethods):
             async with asyncio.timeout(timeout / 1000):
                 return await self._try_when_readable(call)
         except TimeoutError:
-            return call()  # raises Again itself, unless the message came in this very moment
+            try:
+                return call()  # the message may have come in this very moment
+            except Again as error:
+                raise self._links.explained(error) from None
 
     async def _try_when_readable(self, call: Callable[[], T]) -> T:
-        while True:
-            await self._input().wait()
-            try:
-                return call()
-            except Again:
-                continue
+        waiting = LongWait(asyncio.get_running_loop(), self)
+        try:
+            while True:
+                await self._input().wait()
+                try:
+                    return call()
+                except Again:
+                    continue
+        finally:
+            waiting.close()
 
     def _input(self) -> Readiness:
         loop = asyncio.get_running_loop()
@@ -245,6 +253,7 @@ class AsyncMethods(SocketMethods):
 
     async def _when_writable(self, call: Callable[[], Any]) -> Any:
         timeout = self.send_timeout
+        waiting = LongWait(asyncio.get_running_loop(), self)
         try:
             async with asyncio.timeout(timeout / 1000 if timeout >= 0 else None):
                 pause = _SOON
@@ -257,6 +266,8 @@ class AsyncMethods(SocketMethods):
                         continue
         except TimeoutError:
             return call()
+        finally:
+            waiting.close()
 
     async def _until_room(self, pause: float) -> None:
         """Until a full connection takes bytes again, or the pause is over (no peer is there, or
@@ -318,6 +329,19 @@ async def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tu
     `wait` of `transfer.poller`. timeout: milliseconds, None or negative: endless."""
     loop = asyncio.get_running_loop()
     deadline = None if timeout is None or timeout < 0 else loop.time() + timeout / 1000
+    ready = await _look(entries)
+    if ready or timeout == 0:
+        return ready
+    waiting = [LongWait(loop, thing) for thing, _ in entries if isinstance(thing, AsyncMethods)]
+    try:
+        return await _first_ready(entries, deadline)
+    finally:
+        for one in waiting:
+            one.close()
+
+
+async def _first_ready(entries: list[tuple[Any, int]], deadline: float | None) -> list[tuple[Any, int]]:
+    loop = asyncio.get_running_loop()
     pause = _SOON
     while True:
         ready = await _look(entries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -40,9 +41,12 @@ class Dispatcher:
 
     def _run(self) -> None:
         socket = self._socket
+        due = time.monotonic() + socket._long_wait / 1000
         while not self._stopped:
             try:
                 if not socket.poll(_LOOK):
+                    if time.monotonic() >= due:
+                        socket._on_long_wait()
                     continue
                 parts = socket.recv_multipart(flags=1)
             except Again:

@@ -27,6 +27,7 @@ def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[An
     others = [(thing, bits) for thing, bits in entries if not hasattr(thing, "_ready_bits")]
     plain = {_descriptor(thing): (thing, bits) for thing, bits in others}
     told = {thing: thing.fileno() for thing, _ in sockets}  # before the first look: it tells from now on
+    due = 0.0
     while True:
         ready = [(thing, found) for thing, bits in sockets if (found := thing._ready_bits(bits))]
         telling = {told[thing] for thing, bits in sockets if thing._tells(bits)}
@@ -41,6 +42,11 @@ def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[An
         if ready or _left(deadline) == 0.0:
             # One last look: a message may have come in the moment in which the time was over.
             return ready or [(thing, found) for thing, bits in sockets if (found := thing._ready_bits(bits))]
+        if not due:
+            due = time.monotonic() + min((thing._long_wait for thing in told), default=0) / 1000.0
+        elif time.monotonic() >= due:
+            for thing in told:
+                thing._on_long_wait()
 
 
 def _plain_ready(poll: Any, plain: dict[int, tuple[Any, int]], seconds: float) -> list[tuple[Any, int]]:

@@ -64,6 +64,7 @@ class Receiving(Turns):
         #: while it is decided which calls the core may do alone
         _deciding: threading.RLock
         _lockstep: bool
+        _long_wait: int
         _frame: type[Frame]
 
         def _check_usable(self) -> None: ...
@@ -291,6 +292,10 @@ class Receiving(Turns):
             meta=frame.meta,
         )
 
+    def _no_message(self) -> Again:
+        """The error of a receive whose time is over: the core asks."""
+        return self._links.explained(Again("no message came in time"))
+
     def _recv_reply(self, pattern: Requester, timeout: int, sink: Sink | None) -> list[Any]:
         """Waits in slices, so that the death of the peer ends the wait."""
         if pattern.failure is None:
@@ -298,6 +303,7 @@ class Receiving(Turns):
         else:
             timeout = 0  # the reply may have come before the end
         deadline = time.monotonic() + timeout / 1000 if timeout >= 0 else None
+        due = time.monotonic() + self._long_wait / 1000
         while True:
             slice_ms = _LOOK
             if deadline is not None:
@@ -310,6 +316,8 @@ class Receiving(Turns):
                     raise
                 if deadline is not None and time.monotonic() >= deadline:
                     raise self._no_reply(pattern, timeout) from None
+                if time.monotonic() >= due:
+                    self._links.long_wait()
                 continue
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
@@ -326,6 +334,8 @@ class Receiving(Turns):
         pattern.turn.answered(time.monotonic_ns())
 
     def _no_reply(self, pattern: Requester, timeout: int) -> Again:
+        if self._links.alone:
+            return self._links.nobody(f"no reply within {timeout} ms: ")
         peer = self._links.peers.get(pattern.peer)
         where = "nobody has taken the request" if peer is None else f"{peer.address or peer.endpoint} has it"
         return Again(

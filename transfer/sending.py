@@ -191,14 +191,15 @@ class Sending(Turns):
                 return None
             raise
 
+    def _on_long_wait(self) -> None:
+        """The core, or a call of ours, has waited for `_long_wait` ms."""
+        self._links.long_wait()
+
     def _explained(self, error: Again) -> Again:
         """The same error, with what is known of endpoints that nobody serves."""
-        links = self._links
-        if links.fatal is not None:
+        if self._links.fatal is not None:
             self._check_usable()
-        if any(not peer.pending for peer in list(links.peers.values())):
-            return error
-        return links.nobody()
+        return self._links.nobody() if self._links.alone else error
 
 
 def _kept(frame: OutFrame) -> OutFrame:

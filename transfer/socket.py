@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from patterns import PATTERNS, Publisher, Replier, Requester, Router, Subscriber
 from patterns.base import ReceiveMode, SendMode
 from transfer.announcing import Announcing
+from transfer.binding import Binding
 from transfer.constants import POLLIN, POLLOUT, socket_type_of
 from transfer.forwarding import Forwarding
 from transfer.links import Links
@@ -40,27 +41,6 @@ else:
 
 #: seconds between two looks of `wait_for_peers` on a SUB, whose acknowledgements come with the data
 _PUMP = 0.005
-
-
-class Binding:
-    """What `bind` and `connect` return: ends the endpoint when its with-statement ends."""
-
-    __slots__ = ("addr", "kind", "socket")
-
-    def __init__(self, socket: SocketMethods, kind: str, addr: str) -> None:
-        self.socket = socket
-        self.kind = kind
-        self.addr = addr
-
-    def __enter__(self) -> SocketMethods:
-        return self.socket
-
-    def __exit__(self, *exc: object) -> None:
-        if not self.socket.closed:
-            (self.socket.unbind if self.kind == "bind" else self.socket.disconnect)(self.addr)
-
-    def __repr__(self) -> str:
-        return f"<{self.kind} {self.addr}>"
 
 
 class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding, Announcing):
@@ -168,8 +148,11 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding
         """
         links = self._links
         deadline = None if timeout is None else time.monotonic() + timeout
+        due = time.monotonic() + self._long_wait / 1000
         while True:
             self._check_usable()
+            if time.monotonic() >= due:
+                links.long_wait()
             if isinstance(self._pattern, Subscriber):
                 self._readable()  # acknowledgements come on the way of the data
             with links.changed:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from transports.errors import Again
 from transports.turn import Turn as _Turn
 
 class Buffer(Protocol):  # whatever supports the buffer protocol
@@ -333,6 +334,7 @@ class SocketBase:
     receive_timeout: int
     copy_threshold: int  # bytes (default 65536) from which payloads are not copied
     spin_us: int  # busy-wait before sleeping in recv, default 0
+    _long_wait: int  # ms that one call waits before `_on_long_wait`, default 5000
     # own subscriptions, for FILTERED
     def _filter_add(self, prefix: bytes) -> None: ...
     def _filter_remove(self, prefix: bytes) -> bool: ...
@@ -407,6 +409,8 @@ class SocketBase:
     def _admitted(self, stream: Any, frames: list[Frame]) -> Any: ...
     def _turn_message(self, stream: Any, admitted: Any, copy: bool) -> Any: ...
     def _on_control(self, stream: Any, frame: Frame) -> None: ...
+    def _no_message(self) -> Again: ...  # what a receive raises whose time is over
+    def _on_long_wait(self) -> None: ...  # a call waits, in its thread; again after the same time
     def _on_lost(self, stream: Any, error: BaseException) -> None:
         """The stream ended (Broken) or failed (ProtocolError). It is detached already and not closed."""
 

@@ -75,7 +75,6 @@ ALLOWED = {
     ("transports/reactor.py", "self._poll.poll(None if timeout is None else timeout * 1000.0)"): _WOKEN,
     ("transports/twin/flusher.py", "selector.select(timeout)"): _WOKEN,
     ("transports/twin/receiving.py", "self._receiving.acquire(timeout=left)"): _WISH,
-    ("transports/twin/sending.py", "self._room.wait(None if left == math.inf else left)"): _WISH,
     ("transports/twin/flusher.py", "thread.join()"): _ENDING,
     ("transports/ucx/port.py", "self._lock.acquire()"): _LOCK,
     ("transports/verbs/domain.py", "self.get()"): _NO_WAIT,

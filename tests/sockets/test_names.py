@@ -14,7 +14,9 @@ HOOKS = {
     "_deliver",
     "_admitted",
     "_turn_message",
+    "_no_message",
     "_on_control",
+    "_on_long_wait",
     "_on_lost",
 }
 #: attributes of the core that the socket sets on purpose

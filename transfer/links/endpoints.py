@@ -248,6 +248,7 @@ class Links(Arrivals):
         if isinstance(error, (HandshakeError, Fatal)):
             reason = getattr(error, "reason", "policy")
             self._count(f"handshake:{reason}")
+            self.warn_of(f"connecting to {record.address}", error, outgoing=True)
             self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), reason=reason, error=error)
         with self._lock:
             self.changed.notify_all()
@@ -256,7 +257,9 @@ class Links(Arrivals):
         """An accepted connection came to nothing."""
         reason = getattr(error, "reason", "")
         if isinstance(error, (HandshakeError, ProtocolError)):
-            logger.info("%s: %s was not let in: %s", record.address, where, str(error).partition("\n")[0])
+            here = f"listening on {record.address}, {where} was not let in"
+            if not self.warn_of(here, error, outgoing=False):
+                logger.info("%s: %s", here, str(error).partition("\n")[0])
             self._count(f"handshake:{reason}")
             self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), where, reason, error=error)
         else:
@@ -267,33 +270,6 @@ class Links(Arrivals):
                 logger.warning("%s: a connection is not accepted: %s", record.address, reason)
             self._count("accept_failed")
             self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
-
-    def nobody(self, before: str = "") -> Again:
-        """What to raise of a socket without peers: what is the matter, what to do, and the failure behind it
-        as its `__cause__`."""
-        with self._lock:
-            endpoints = list(self.endpoints)
-        tried = [e for e in endpoints if e.connector is not None]
-        if not endpoints:
-            return Again(
-                f"{before}this socket is neither bound nor connected", hint="call bind() or connect() first"
-            )
-        if not tried:
-            names = ", ".join(str(e.address) for e in endpoints)
-            return Again(
-                f"{before}nobody has connected to {names} yet", hint="start the peer, or wait_for_peers()"
-            )
-        worst = tried[0]
-        error = worst.error
-        cause = str(error).partition("\n")[0] if error is not None else "no answer yet"
-        found = Again(
-            f"{before}nobody serves {worst.address} yet: "
-            f"tried for {time.monotonic() - worst.since:.1f} s ({cause})",
-            hint=(error.hint if error is not None else "")
-            or "start the peer; check host and port; `transfer doctor` shows what works here",
-        )
-        found.__cause__ = error
-        return found
 
     # -- the end ------------------------------------------------------------------------------------
 

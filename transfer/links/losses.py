@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from patterns import Replier, Requester
 from patterns.base import SendMode
+from transfer.links.no_peer import NoPeer
 from transfer.links.remnant import Remnant
-from transfer.links.state import LinkState
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transfer.tracker import Tracker
@@ -28,7 +28,7 @@ logger = logging.getLogger("transfer")
 _RETRY = 0.01
 
 
-class Losses(LinkState):
+class Losses(NoPeer):
     """The end of a connection, found by any thread, and what follows from it."""
 
     def lost(self, stream: Any, error: BaseException) -> bool:
@@ -206,6 +206,7 @@ class Losses(LinkState):
             self.peers[stream] = peer
             record.queue = peer
         self._attach(socket, stream)
+        self.watch_queue(record, socket._long_wait / 1000)
         self._give_orphans()
         socket._ways_changed()
 

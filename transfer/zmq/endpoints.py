@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import transfer.socket
-from transfer.socket import Binding
+from transfer.binding import Binding
 from transfer.zmq.constants import Errno, Event, SocketType
 from transfer.zmq.error import ZMQBindError, ZMQError
 from transfer.zmq.monitor import MonitorPump

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transfer.constants import POLLIN
+from transfer.links.no_peer import LongWait
 from transports.errors import Again
 
 Attempt = Callable[[], Any]
@@ -74,6 +75,8 @@ class Watch:
             at_end(future)
             return future
         queue.append(waiter)
+        waiting = LongWait(loop, self._sync)
+        future.add_done_callback(lambda _: waiting.close())
         if timeout > 0:
             handle = loop.call_later(timeout, _end, future, at_end)
             future.add_done_callback(lambda _: handle.cancel())

@@ -53,6 +53,7 @@ cdef class Receiving(Sending):
 
     cdef tuple next_message(self, long long timeout, bint as_bytes, sink, bint peek=False):
         cdef int64_t deadline = -1
+        cdef int64_t due = 0
         cdef tuple message
         self.check_usable()
         if timeout > 0:
@@ -69,8 +70,11 @@ cdef class Receiving(Sending):
                     return message
                 if timeout == 0 and not self.look():
                     raise Again("no message is there")
-                if timeout != 0 and not self.wait_for_input(deadline):
-                    raise Again("no message came in time")
+                if timeout == 0:
+                    continue
+                due = self.note_wait(due)
+                if not self.wait_for_input(deadline):
+                    raise self._no_message()
         finally:
             self.leave_sink()
             self.receiving = False

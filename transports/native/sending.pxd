@@ -14,6 +14,7 @@ cdef class Sending:
     cdef readonly Pool pool
     cdef public long long send_timeout
     cdef public Py_ssize_t copy_threshold
+    cdef public long long _long_wait  # ms in one call after which `_on_long_wait` is called, and again
     cdef readonly bint closed
     cdef public uint64_t messages_sent
     cdef public uint64_t bytes_sent
@@ -50,5 +51,6 @@ cdef class Sending:
     cdef bint wait_for_room(self, only, int64_t deadline) except -1
     # of the classes below
     cdef int check_usable(self) except -1
+    cdef int64_t note_wait(self, int64_t due) except -1
     cdef int signal(self) except -1
     cdef int lose(self, stream, error) except -1

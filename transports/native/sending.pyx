@@ -119,6 +119,7 @@ cdef class Sending:
         cdef int64_t size = 0
         cdef list lent = None if hold else []
         cdef object taker
+        cdef int64_t due = 0
         if stream is None and self.send_mode == FANOUT:
             return self.fan_out(frames, topic, hold, released)
         for frame in frames:
@@ -132,6 +133,8 @@ cdef class Sending:
                 break
             if timeout == 0 and self.exposed and self.ask_for_room(stream, size):
                 continue
+            if timeout:
+                due = self.note_wait(due)
             if timeout == 0 or not self.wait_for_room(stream, deadline):
                 raise Again(
                     "no peer has room for the message" if self.outs or self.foreign_outs
@@ -327,6 +330,16 @@ cdef class Sending:
         if answer == NO_MEMORY:
             raise InternalError("no memory to queue a message", hint="lower the high-water marks")
         return 0
+
+    cdef int64_t note_wait(self, int64_t due) except -1:
+        """A call sleeps, or has slept. due: 0 at first; what this returns from then on."""
+        cdef int64_t now = now_ns()
+        if due == 0:
+            return now + self._long_wait * 1000000
+        if now < due:
+            return due
+        self._on_long_wait()
+        return now + self._long_wait * 1000000
 
     def _wait_writable(self, long long timeout):
         """Until a send may succeed; False when the time is over."""

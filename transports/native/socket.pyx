@@ -59,6 +59,7 @@ cdef class SocketBase(Receiving):
         self.send_timeout = -1
         self.receive_timeout = -1
         self.copy_threshold = LARGE
+        self._long_wait = 5000
         self.generation = native_link.fork_generation
         self.outs = []
         self.foreign_outs = []
@@ -448,6 +449,12 @@ cdef class SocketBase(Receiving):
         return self._deliver(stream, admitted, 0, copy)
 
     def _on_control(self, stream, frame):
+        pass
+
+    def _no_message(self):
+        return Again("no message came in time")
+
+    def _on_long_wait(self):
         pass
 
     def _on_lost(self, stream, error):

@@ -49,6 +49,7 @@ class Attachments:
         self._foreign_fds: dict[int, list[Any]] = {}
         # -- for senders
         self._room = threading.Condition(self._lock)
+        self._long_wait = 5000
         self._room_count = 0  # grows whenever a sender should look again
         self._senders: list[Any] = []
         #: index of the sender whose turn is next in a round robin
@@ -265,6 +266,9 @@ class Attachments:
             self._receiving.release()
 
     # -- hooks
+
+    def _on_long_wait(self) -> None:
+        """One call has waited for `_long_wait` ms."""
 
     def _on_lost(self, stream: Any, error: BaseException) -> None:
         """The stream ended or failed; it is detached and not closed."""

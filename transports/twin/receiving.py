@@ -80,7 +80,7 @@ class Receiving(Attachments):
                 if found is None:
                     found = self._find(deadline, sink)
                     if found is None:
-                        raise Again("nothing arrived in time")
+                        raise self._no_message() if timeout else Again("no message is there")
                 stream, frames, _ = found
                 if sink is None:
                     break
@@ -227,12 +227,16 @@ class Receiving(Attachments):
     def _await_message(self, deadline: float, sink: Sink | None) -> Found | None:
         """Reads, and waits for descriptors, until a message is decoded."""
         started = time.monotonic_ns()
+        due = started + self._long_wait * 1_000_000
         spin_until = started + self.spin_us * 1000 if self.spin_us else 0
         half_read: Stream | None = None  # reads into a buffer of the sink's
         try:
             while True:
                 timeout = _poll_timeout(deadline, spin_until)
-                half_read = self._poll(timeout, sink, half_read)
+                half_read = self._poll(min(timeout, self._long_wait / 1000), sink, half_read)
+                if time.monotonic_ns() >= due and timeout:
+                    due = time.monotonic_ns() + self._long_wait * 1_000_000
+                    self._on_long_wait()
                 found = self._next_decoded(None if half_read is not None else sink)
                 if found is not None:
                     spent = time.monotonic_ns() - started
@@ -293,13 +297,16 @@ class Receiving(Attachments):
 
     # -- hooks
 
+    def _no_message(self) -> Again:
+        return Again("no message came in time")
+
     def _on_control(self, stream: Any, frame: Frame) -> None:
         """A control frame arrived."""
 
 
-def _poll_timeout(deadline: float, spin_until: int) -> float | None:
+def _poll_timeout(deadline: float, spin_until: int) -> float:
     if spin_until and time.monotonic_ns() < spin_until:
         return 0
     if deadline == math.inf:
-        return None
+        return math.inf
     return max(0.0, deadline - time.monotonic()) if deadline else 0

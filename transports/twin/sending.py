@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -209,13 +208,14 @@ class Sending(Attachments):
     def _wait_room(self, before: int, deadline: float, stream: Any) -> None:
         """Sleeps until a sender should look again. Raises Again, Closed."""
         started = time.monotonic_ns()
+        due = time.monotonic() + self._long_wait / 1000
         with self._room:
             while self._room_count == before and not self.closed and deadline:
-                left = deadline - time.monotonic()
+                left = min(deadline, due) - time.monotonic()
                 if left <= 0:
                     break
-                self._room.wait(None if left == math.inf else left)
-            timed_out = self._room_count == before
+                self._room.wait(left)
+            nothing = self._room_count == before
             waited_for = list(self._senders) if stream is None else [stream]
         if deadline:
             spent = time.monotonic_ns() - started
@@ -223,8 +223,10 @@ class Sending(Attachments):
             for one in waited_for:
                 one.blocked_ns += spent
         self._check()
-        if timed_out:
+        if nothing and time.monotonic() >= deadline:
             raise Again("no peer takes the message", hint="is a peer connected, and does it read?")
+        if nothing:
+            self._on_long_wait()
 
 
 def plain(data: Any) -> tuple[list[OutFrame], int]:

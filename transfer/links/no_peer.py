@@ -1,0 +1,135 @@
+"""What is the matter with a socket that has no peer: for the error of a time-out, and for the log while a
+call waits."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from patterns import Subscriber
+from transfer.links.state import LinkState
+from transports.errors import Again
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from transfer.peer import Endpoint
+    from transfer.socket import SocketMethods
+    from transports.errors import TransferError
+
+logger = logging.getLogger("transfer")
+
+#: reasons of handshakes that fail again as long as both programs stay as they are: those that the listening
+#: side warns of (its peer may not show them), and those of the side that connects
+_OF_ACCEPTED = frozenset({"magic", "socket_type"})
+_LASTING = _OF_ACCEPTED | {"flags", "length", "version", "hello", "no_hello", "self_connect", "token", "tls"}
+
+
+class NoPeer(LinkState):
+    """Says what is known of endpoints without a connection."""
+
+    _warned = False
+    #: reasons of failed handshakes that the log has a warning of
+    _said: frozenset[str] = frozenset()
+
+    @property
+    def alone(self) -> bool:
+        """No peer is connected."""
+        return all(peer.pending for peer in list(self.peers.values()))
+
+    @property
+    def deaf(self) -> bool:
+        """A SUB without a subscription: its publishers send it nothing."""
+        return isinstance(self.pattern, Subscriber) and not len(self.pattern.subscriptions)
+
+    def explained(self, error: Again) -> Again:
+        """The error of a call whose time is over, or what is known of the missing peer instead."""
+        return self.nobody() if self.alone or self.deaf else error
+
+    def nobody(self, before: str = "") -> Again:
+        """What to raise of a socket without peers: what is the matter, what to do, and the failure behind it
+        as its `__cause__`."""
+        with self._lock:
+            endpoints = list(self.endpoints)
+        tried = [e for e in endpoints if e.connector is not None]
+        if not endpoints:
+            return Again(
+                f"{before}this socket is neither bound nor connected", hint="call bind() or connect() first"
+            )
+        if not self.alone and self.deaf:
+            return Again(
+                f"{before}this SUB is connected and has subscribed to nothing",
+                hint='call subscribe(b"") for all messages, or with the beginning of their topics',
+            )
+        if not tried:
+            names = ", ".join(str(e.address) for e in endpoints)
+            return Again(
+                f"{before}nobody has connected to {names} yet", hint="start the peer, or wait_for_peers()"
+            )
+        return _unserved(tried[0], before)
+
+    def long_wait(self) -> None:
+        """A call waits: one warning for a socket, if it has no peer. Who only listens waits rightly."""
+        listens = all(e.connector is None for e in list(self.endpoints)) and bool(self.endpoints)
+        matters = not listens if self.alone else self.deaf
+        if self._warned or self.closing or not matters:
+            return
+        self._warned = True
+        logger.warning("a %s waits: %s", self.pattern.socket_type.name, _line(self.nobody()))
+
+    def warn_of(self, where: str, error: TransferError, outgoing: bool) -> bool:
+        """A handshake failed: one warning for each reason that only a change of a program or its options
+        removes. What a stranger causes who connects to us is one of few reasons."""
+        reason = getattr(error, "reason", "")
+        if reason in self._said or reason not in (_LASTING if outgoing else _OF_ACCEPTED):
+            return False
+        self._said |= {reason}
+        logger.warning("%s %s: %s", self.pattern.socket_type.name, where, _line(error))
+        return True
+
+    def watch_queue(self, record: Endpoint, seconds: float) -> None:
+        """Messages may be queued for an endpoint that is never reached, and no call waits then."""
+
+        def look() -> None:
+            queue = record.queue
+            if queue is not None and not self._warned:
+                if queue.stream.queued:
+                    self.long_wait()
+                self.watch_queue(record, seconds)
+
+        self._later(f"queue {record.address}", seconds, look)
+
+
+def _line(error: TransferError) -> str:
+    return str(error).replace("\n  hint: ", "; ")
+
+
+def _unserved(worst: Endpoint, before: str) -> Again:
+    error = worst.error
+    cause = str(error).partition("\n")[0] if error is not None else "no answer yet"
+    found = Again(
+        f"{before}nobody serves {worst.address} yet: "
+        f"tried for {time.monotonic() - worst.since:.1f} s ({cause})",
+        hint=(error.hint if error is not None else "")
+        or "start the peer; check host and port; `transfer doctor` shows what works here",
+    )
+    found.__cause__ = error
+    return found
+
+
+class LongWait:
+    """Looks now and then, while a call waits on an event loop, whether there is a peer. Owned by the call."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, socket: SocketMethods) -> None:
+        self._loop = loop
+        self._socket = socket
+        self._handle = loop.call_later(socket._long_wait / 1000, self._look)
+
+    def _look(self) -> None:
+        self._socket._on_long_wait()
+        self._handle = self._loop.call_later(self._socket._long_wait / 1000, self._look)
+
+    def close(self) -> None:
+        """The call ends."""
+        self._handle.cancel()
