@@ -39,8 +39,9 @@ class Context:
     """Where sockets come from. Thread-safe; not usable in a forked child (make a new one there).
 
     io_threads: taken for pyzmq's sake and ignored. metrics_port: serve Prometheus metrics there (a
-    number, or "host:port" for one interface). registry: a prometheus registry instead of the default
-    one. defaults: of the sockets' options. core: the core's module, for tests that run on the twin.
+    number, or "host:port" for one interface; 0: any free port, which the attribute of this name tells).
+    registry: a prometheus registry instead of the default one. defaults: of the sockets' options. core:
+    the core's module, for tests that run on the twin.
     protocol, policy: as MC_RPC_PROTOCOL and MC_RPC_POLICY, and win over them. security: certificates and
     tokens, instead of what the TRANSFER_TLS_ and TRANSFER_TOKEN variables say (docs/security.md). Raises
     SecurityError if they cannot be used.
@@ -119,8 +120,12 @@ class Context:
         """
         self.check()
         made = self._socket_class()(self, socket_type)
-        for name, value in options.items():
-            made.set(name, value)
+        try:
+            for name, value in options.items():
+                made.set(name, value)
+        except BaseException:
+            made.close(0)
+            raise
         return made
 
     def _socket_class(self) -> type:
@@ -176,6 +181,11 @@ class Context:
         """Whether these bytes lie in memory of `empty`, all of them."""
         blocks = self.shared.get("local.blocks")
         return blocks is not None and bool(blocks.holds(data))
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port at which metrics are served: what `metrics_port=0` took. None: they are not served."""
+        return None if self._metrics is None else self._metrics.port
 
     @property
     def sockets(self) -> list[SocketMethods]:

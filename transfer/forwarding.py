@@ -48,16 +48,15 @@ class Forwarding:
     def routes(self) -> dict[bytes, int]:
         """Of a ROUTER: whom it can send to, by identity (that of a peer which said none, too), and how many
         messages wait for each. Raises NotSupported."""
-        streams: dict[bytes, Any] = {**self._router.routes()}
+        streams: dict[bytes, Any] = {**self._router().routes()}
         return {identity: stream.queued for identity, stream in streams.items()}
 
     def expel(self, identity: bytes, reason: str) -> bool:
         """Of a ROUTER: ends the connection with a peer that does not do its part; what waits for it is not
         sent, and what it sent and nobody received is gone. False: it is not there. Raises NotSupported."""
-        peer = self._router.routes().get(identity)
+        peer = self._router().routes().get(identity)
         return peer is not None and self._links.lost(peer, ProtocolError("stalled", reason))
 
-    @property
     def _router(self) -> Router:
         pattern = self._links.pattern
         if not isinstance(pattern, Router):

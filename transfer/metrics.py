@@ -11,6 +11,7 @@ every two seconds and when a context ends, and whoever serves sums them over all
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 import weakref
@@ -39,6 +40,8 @@ from transfer.scraping import Scraped
 from transfer.tally import Key, LatencyCounts, Tally, peer_counts, peer_gauges, socket_counts
 from transports.errors import AddressInUse, AddressNotAvailable, OptionError
 from transports.turn import Turn
+
+_log = logging.getLogger("transfer")
 
 if TYPE_CHECKING:
     from transfer.context import Context
@@ -317,6 +320,8 @@ def serve(
         registry.register(_AllProcesses())
     try:
         server.listen(address, int(digits), registry)
+        if not int(digits):
+            _log.info("metrics are served at port %d of %s", server.port, address)
     except BaseException:
         server.close()
         raise

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import Closed, OptionError
+from transports.errors import ArgumentError, Closed, OptionError
 from transports.wire import MAX_DATA
 
 if TYPE_CHECKING:
@@ -65,15 +66,17 @@ def _is_field(default: object) -> bool:
     return isinstance(default, str) and default.startswith(".")
 
 
-def whole(low: int, high: int = 2**63 - 1) -> Callable[[Any], int]:
-    """A check: an integer from low to high."""
+def whole(low: int, high: int = 2**63 - 1, of: str = "") -> Callable[[Any], int]:
+    """A check: an integer from low to high. of: what it counts, for people."""
+    wanted = f"a whole number{of}, " + (f"{low} or more" if high > 2**30 else f"{low} to {high}")
 
     def check(value: Any) -> int:
-        if isinstance(value, float) and not value.is_integer():
-            raise ValueError("a whole number is needed")
-        number = int(value)
-        if not low <= number <= high:
-            raise ValueError(f"a whole number from {low} on" if high > 2**62 else f"{low} to {high}")
+        try:
+            number = int(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(wanted) from None
+        if not low <= number <= high or (isinstance(value, float) and number != value):
+            raise ValueError(wanted)
         return number
 
     return check
@@ -88,7 +91,9 @@ def switch(value: Any) -> bool:
 
 def name_of_peer(value: Any) -> bytes:
     """A check: up to 255 bytes that do not begin with a zero."""
-    kept = value.encode() if isinstance(value, str) else bytes(memoryview(value))
+    if not isinstance(value, str | bytes | bytearray | memoryview):
+        raise ValueError("bytes or text")
+    kept = value.encode() if isinstance(value, str) else bytes(value)
     if len(kept) > 255:
         raise ValueError("at most 255 bytes")
     if kept[:1] == b"\0":
@@ -105,7 +110,8 @@ def compression(value: Any) -> str | None:
     return "lz4"
 
 
-_MS = whole(-1, 2**31 - 1)
+_MS = whole(-1, 2**31 - 1, " of milliseconds (-1: endless)")
+_DURATION = whole(0, 2**31 - 1, " of milliseconds")
 
 
 class SocketOptions:
@@ -120,7 +126,7 @@ class SocketOptions:
     rcvtimeo = Option(-1, _MS, 27, attribute="receive_timeout")
     linger = Option(".linger", _MS, 17)
     reconnect_ivl = Option(100, _MS, 18)
-    reconnect_ivl_max = Option(".reconnect_ivl_max", whole(0, 2**31 - 1), 21)
+    reconnect_ivl_max = Option(".reconnect_ivl_max", _DURATION, 21)
     sndbuf = Option(-1, whole(-1, 2**31 - 1), 11, effect="_buffers_changed")
     rcvbuf = Option(-1, whole(-1, 2**31 - 1), 12, effect="_buffers_changed")
     routing_id = Option(b"", name_of_peer, 5)
@@ -136,11 +142,11 @@ class SocketOptions:
     router_mandatory = Option(False, switch, 33, effect="_pattern_changed")
     req_relaxed = Option(False, switch, 53, effect="_pattern_changed")
     req_correlate = Option(False, switch, 52, effect="_pattern_changed")
-    heartbeat_ivl = Option(".heartbeat_ivl", whole(0, 2**31 - 1), 75, effect="_heartbeat_changed")
+    heartbeat_ivl = Option(".heartbeat_ivl", _DURATION, 75, effect="_heartbeat_changed")
     heartbeat_timeout = Option(".heartbeat_timeout", _MS, 77)
     frame_timeout = Option(60_000, _MS, 1007, effect="_heartbeat_changed")
-    handshake_ivl = Option(".handshake_ivl", whole(0, 2**31 - 1), 66)
-    connect_timeout = Option(0, whole(0, 2**31 - 1), 79)
+    handshake_ivl = Option(".handshake_ivl", _DURATION, 66)
+    connect_timeout = Option(0, _DURATION, 79)
     resend = Option(False, switch, 1005, effect="_ways_changed")
     backlog = Option(1024, whole(1, 65535), 19)
 
@@ -215,7 +221,11 @@ _NAMES = set(NUMBERS.values()) | {"identity"}
 
 def _name(option: int | str) -> str:
     """The option's name from its number or from any spelling of its name."""
+    if not isinstance(option, str | int):
+        raise ArgumentError(f"an option is a name or a number, not {type(option).__name__}")
     name = option.lower() if isinstance(option, str) else NUMBERS.get(int(option), "")
     if name not in _NAMES:
-        raise OptionError(f"there is no option {option!r}", hint="options: " + ", ".join(sorted(_NAMES)))
+        near = get_close_matches(str(option).lower(), _NAMES, 1)
+        hint = f"did you mean {near[0]}?" if near else "options: " + ", ".join(sorted(_NAMES))
+        raise OptionError(f"there is no option {option!r}", hint=hint)
     return name

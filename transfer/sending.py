@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from transfer.links import Links
 from transfer.tracker import Tracker
 from transfer.turns import SENDING, Turns
 from transports.base import Capabilities
-from transports.errors import Again, Broken
+from transports.errors import Again, ArgumentError, Broken, UsageError
 from transports.owning import owned
 
 if TYPE_CHECKING:
@@ -50,11 +50,18 @@ class Sending(Turns):
         self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
     ) -> Tracker | None:
         """Sends several parts as one message, whole or not at all."""
+        if isinstance(msg_parts, (str, bytes, bytearray, memoryview)) or not isinstance(msg_parts, Iterable):
+            raise ArgumentError(
+                f"the parts of a message are a list, not {type(msg_parts).__name__}",
+                hint="send() sends one part, send_multipart([part]) too",
+            )
         frames: list[OutFrame] = [(0, 0, None, None, part) for part in msg_parts]
         return self._send_message(frames, flags, not copy, track)
 
     def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
         """Sends a text as one part."""
+        if not isinstance(u, str):
+            raise ArgumentError(f"text is wanted, not {type(u).__name__}", hint="send() sends bytes")
         self.send(u.encode(encoding), flags, copy)
 
     def send_json(self, obj: Any, flags: int = 0, **kwargs: Any) -> None:
@@ -121,6 +128,8 @@ class Sending(Turns):
         # Before the pattern: a closed socket is closed, whatever its turn or direction.
         if self._inherited or self._ending.locked() or self._links.fatal is not None:
             self._check_usable()
+        if not frames:
+            raise UsageError("a message has at least one part")
         timeout = 0 if flags & DONTWAIT else self.send_timeout
         if self._turn is None:
             return self._send_whole(frames, timeout, hold, track)

@@ -13,7 +13,9 @@ from __future__ import annotations
 import errno
 import ipaddress
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from urllib.parse import parse_qsl
 
 from transports.errors import AddressError
@@ -27,6 +29,9 @@ _NAMED = frozenset({"ipc", "inproc"})
 #: endpoints that stand for many: somebody has to be asked which
 _DIRECTORIES = frozenset({"dns", "registry"})
 
+#: what an endpoint may begin with; other distributions may bring more
+SCHEMES = ("tcp", "rdma", "ucx", *sorted(_NAMED), *sorted(_DIRECTORIES))
+
 #: sun_path holds 108 bytes: the path and its NUL, or the NUL of the abstract space and the name
 MAX_IPC_PATH = 107
 #: libzmq's limit for names too
@@ -34,6 +39,8 @@ MAX_INPROC_NAME = 255
 #: under which programs announce themselves to a registry: letters, digits and . _ - inside
 REGISTRY_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")
 
+#: a scheme with a part of its `://`; what follows is no port alone, before which a host would stand
+_BROKEN = re.compile(r"([A-Za-z]+)(:*)(/{0,2})(?!\d+\Z|[:/])(.+)\Z")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*\Z")
 # Host names, with the underscore that many private networks use; interface names (eth0, br-1a, eth0.100).
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.@-]*[A-Za-z0-9_])?\.?\Z")
@@ -103,14 +110,44 @@ def parse(endpoint: str | bytes, *, default_scheme: str | None = None) -> Addres
     scheme, separator, rest = text.partition("://")
     if not separator:
         if default_scheme is None:
-            raise AddressError(
-                f"the endpoint {text!r} has no scheme",
-                hint=f"write tcp://{text}" if ":" in text else "write for instance tcp://host:port",
-            )
+            raise AddressError(f"the endpoint {text!r} has no scheme", hint=_whole(text))
         scheme, rest = default_scheme, text
     scheme = scheme.lower()
     if not _SCHEME.match(scheme):
-        raise AddressError(f"{scheme!r} in {text!r} is no scheme", hint="tcp, ipc and inproc are schemes")
+        hint = _whole(f"{scheme.strip(':')}:/{rest}")
+        raise AddressError(f"{scheme!r} in {text!r} is no scheme", hint=hint)
+    try:
+        return _taken_apart(scheme, rest, text)
+    except AddressError as error:
+        if scheme in SCHEMES or not near_scheme(scheme):
+            raise
+        # A slip in the scheme has other rules applied to the rest.
+        raise AddressError(f"nothing here speaks {scheme}://", hint=scheme_hint(scheme)) from error
+
+
+def near_scheme(scheme: str, known: Iterable[str] = SCHEMES) -> str:
+    """The known scheme that was probably meant, or nothing."""
+    return next(iter(get_close_matches(scheme, known, 1)), "")
+
+
+def scheme_hint(scheme: str, known: Iterable[str] = SCHEMES) -> str:
+    """What to write instead of a scheme that is not known."""
+    near = near_scheme(scheme, known)
+    return f"did you mean {near}://?" if near else "known schemes: " + ", ".join(sorted(known))
+
+
+def _whole(text: str) -> str:
+    """What to write for an endpoint without `://`."""
+    broken = _BROKEN.match(text)
+    if broken is not None:
+        scheme, colons, slashes, rest = broken.groups()
+        near = near_scheme(scheme.lower()) if slashes else scheme.lower()
+        if near in SCHEMES and (colons or len(slashes) == 2):
+            return f"write {near}://{'/' if near == 'ipc' and slashes == '/' else ''}{rest}"
+    return f"write tcp://{text}" if ":" in text else "write for instance tcp://host:port"
+
+
+def _taken_apart(scheme: str, rest: str, text: str) -> Address:
     if scheme == "inproc":  # its name is opaque, as in ZeroMQ: nothing in it is special
         return Address(scheme, path=_name(rest, text))
     rest, policy = _split_query(rest, text)

@@ -88,6 +88,18 @@ class NotSupported(UsageError):
     errno = _errno.ENOTSUP
 
 
+class MissingLibrary(NotSupported, ImportError):
+    """A library that this call needs is not installed; the hint says how to get it."""
+
+
+class NoSuchAttribute(NotSupported, AttributeError):
+    """The object has no such attribute; the hint says the nearest one. `hasattr` is false."""
+
+
+class ArgumentError(UsageError, TypeError):
+    """An argument of a type that the call cannot take."""
+
+
 class OptionError(UsageError, ValueError):
     """Unknown option, or a value that it cannot take."""
 
@@ -136,6 +148,26 @@ class ForkedError(UsageError):
 
 class PickleRefused(UsageError):
     """Pickle is off unless MOONCAKE_ALLOW_PICKLE=1."""
+
+
+def missing_library(what: str, error: ImportError, extra: str) -> MissingLibrary:
+    """The error for what needs a library that one of our extras brings."""
+    library = (error.name or "a library").partition(".")[0]
+    return MissingLibrary(f"{what} needs {library}", hint=f"pip install 'tensor-transfer[{extra}]'")
+
+
+def not_a_buffer(given: object) -> ArgumentError:
+    """The error of a send for what is no bytes-like object."""
+    hint = "give bytes, or anything with a buffer (bytearray, memoryview, a numpy array)"
+    if isinstance(given, str):
+        hint = "send_string() encodes text"
+    elif isinstance(given, (list, tuple)):
+        hint = "send_multipart() sends parts, send_json() lists of JSON"
+    elif isinstance(given, (dict, int, float)) or given is None:
+        hint = "send_json() sends what JSON can say, send_tensors() a dict of tensors"
+    elif hasattr(given, "__dlpack__"):
+        hint = "send_tensor() sends tensors"
+    return ArgumentError(f"a message is bytes, not {type(given).__name__}", hint=hint)
 
 
 # --- the peer's -----------------------------------------------------------------------------

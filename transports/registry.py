@@ -14,6 +14,7 @@ from functools import partial
 from importlib import metadata
 
 from transports import probe
+from transports.address import SCHEMES, scheme_hint
 from transports.base import Transport
 from transports.choice import BASE, LOCAL, Offer
 from transports.config import SocketOptions, TransportConfig
@@ -124,7 +125,7 @@ def _load(scheme: str) -> type[Transport]:
         if not points:
             raise AddressError(
                 f"nothing here speaks {scheme}://",
-                hint="known schemes: " + ", ".join(schemes()),
+                hint=scheme_hint(scheme, {*schemes(), *SCHEMES}),
                 errno=errno.EPROTONOSUPPORT,
             )
         loaded = next(iter(points)).load()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,7 +14,7 @@ import pytest
 import transfer
 from transfer import cli, doctor
 from transfer.cli.options import parse_size, show_size
-from transfer.doctor import ways
+from transfer.doctor import machine, ways
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +55,23 @@ def test_version_is_that_of_the_project(capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["transfer"] == transfer.__version__
     assert told["core"] in ("native", "twin")
+
+
+def test_version_is_an_option_too(capsys):
+    assert cli.run(["version"]) == 0
+    told = capsys.readouterr().out
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == told
+
+
+def test_doctor_knows_the_libraries_of_every_extra():
+    """But for what only developers and our own extras bring."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = set()
+    for name, needed in project["optional-dependencies"].items():
+        if name not in ("dev", "bench", "vm", "ucx", "libucx", "cuda12", "cuda13"):
+            wanted |= {re.split(r"[<>=;\[ ]", one)[0] for one in needed} - {"tensor-transfer", "matplotlib"}
+    assert wanted <= {check.name for check in machine.libraries()}
 
 
 def test_doctor_finds_this_machine_well():

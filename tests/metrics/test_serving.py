@@ -44,6 +44,18 @@ def test_a_context_serves_its_own_numbers():
         scrape(port)
 
 
+def test_the_port_that_was_taken_is_known(caplog):
+    caplog.set_level("INFO", "transfer")
+    with transfer.Context(metrics_port=0) as context:
+        port = context.metrics_port
+        assert port == context._metrics.port > 0
+        assert [record.getMessage() for record in caplog.records] == [
+            f"metrics are served at port {port} of 127.0.0.1"
+        ]
+    with transfer.Context() as context:
+        assert context.metrics_port is None
+
+
 def test_a_port_in_use_is_a_clear_error():
     with transfer.Context(metrics_port="127.0.0.1:0") as context:
         with pytest.raises(AddressInUse, match="metrics_port"):

@@ -313,6 +313,22 @@ def certificates(
     print("\n".join(make(folder, name or ["peer"], hosts, days)))
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Tell the version, and end."),
+    ] = False,
+) -> None:
+    """What holds for all commands."""
+
+
 @app.command()
 def version(json: options.Json = False) -> None:
     """Tell the version, the core in use, and Python's version."""

@@ -131,11 +131,15 @@ _OPTIONAL = {
     "torch": ("torch tensors, StreamDataset, the demo", "pip install 'tensor-transfer[torch]'"),
     "pyspark": ("the Spark sink, the demo", "pip install 'tensor-transfer[spark]'"),
     "pyarrow": ("the Spark sink, the demo", "pip install 'tensor-transfer[spark]'"),
+    "msgspec": ("the spool, abtp", "pip install 'tensor-transfer[spool]'"),
+    "aiohttp": ("the broker's HTTP", "pip install 'tensor-transfer[broker]'"),
+    "cryptography": ("transfer certificates", "pip install 'tensor-transfer[certificates]'"),
+    "dnspython": ("dns:// endpoints", "pip install 'tensor-transfer[discovery]'"),
     "scikit-learn": ("the demo's data", "pip install 'tensor-transfer[demo]'"),
     "prometheus-client": ("metrics", "pip install prometheus-client"),
     "typer": ("this command", "pip install typer"),
     "rich": ("progress bars", "pip install rich"),
-    "pyzmq": ("the benchmarks", "pip install 'tensor-transfer[bench]'"),
+    "pyzmq": ("the broker's abtp, the benchmarks", "pip install 'tensor-transfer[fronts]'"),
 }
 
 

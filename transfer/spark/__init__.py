@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from transports.errors import missing_library
+
 if TYPE_CHECKING:
     from transfer.spark.session import local_session
     from transfer.spark.source import TransferDataSource
@@ -27,4 +29,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"transfer.spark.{_HOMES[name]}"), name)
+    try:
+        return getattr(import_module(f"transfer.spark.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        raise missing_library(f"transfer.spark.{name}", error, "spark") from error

@@ -32,7 +32,7 @@ from transfer.json_text import loads
 from transfer.tensors.build import Recipe, recipe_for
 from transfer.tensors.export import Exported, export
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, kind_of, measure
-from transports.errors import ProtocolError, UsageError
+from transports.errors import ArgumentError, ProtocolError, UsageError
 from transports.wire import EXTENDED_MAX, EXTENDED_MIN
 
 #: tensors below this many bytes share the first frame. The core copies smaller payloads anyhow, and
@@ -72,6 +72,11 @@ def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) ->
 
     Raises NotATensor, or UsageError for names and metadata that cannot travel.
     """
+    if not isinstance(tensors, Mapping):
+        raise ArgumentError(
+            f"send_tensors takes a dict of tensors by name, not {type(tensors).__name__}",
+            hint='send_tensor(x) sends one tensor, send_tensors({"x": x}) several',
+        )
     exported = [export(tensor) for tensor in tensors.values()]
     headers = [header for _, header, _ in exported]
     key = (*tensors, *headers)

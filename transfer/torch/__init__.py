@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from transports.errors import missing_library
+
 if TYPE_CHECKING:
     from transfer.torch.dataset import StreamDataset
     from transfer.torch.eager import RunSummary
@@ -26,4 +28,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"transfer.torch.{_HOMES[name]}"), name)
+    try:
+        return getattr(import_module(f"transfer.torch.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        raise missing_library(f"transfer.torch.{name}", error, "torch") from error

@@ -10,7 +10,7 @@ from transfer.zmq.constants import MessageOption
 from transfer.zmq.error import ZMQError
 from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 from transports import core
-from transports.errors import NotSupported
+from transports.errors import NoSuchAttribute, NotSupported
 from transports.wire import Flag
 
 __all__ = ["COPY_THRESHOLD", "Frame", "Message"]
@@ -87,11 +87,11 @@ class Frame(core.Frame):
 
     @property
     def group(self) -> str:
-        raise NotSupported("RADIO and DISH are draft socket types, which do not exist here")
+        raise NoSuchAttribute("RADIO and DISH are draft socket types, which do not exist here")
 
     @property
     def routing_id(self) -> int:
-        raise NotSupported("CLIENT and SERVER are draft socket types, which do not exist here")
+        raise NoSuchAttribute("CLIENT and SERVER are draft socket types, which do not exist here")
 
     def __bytes__(self) -> bytes:
         return self.bytes

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from transfer.zmq.constants import SocketOption
-from transports.errors import NotSupported, OptionError
+from transports.errors import ArgumentError, NotSupported, OptionError
 
 Value = int | bytes | str
 
@@ -225,15 +225,19 @@ def rule(option: int) -> tuple[SocketOption, Rule]:
 
 
 def checked(option: SocketOption, how: Rule, value: Any) -> int | bytes:
-    """`value` in the type that the option has. Raises TypeError, as pyzmq does."""
-    if isinstance(value, str):
-        raise TypeError(f"text for {option.name}: give bytes, or use setsockopt_string")
+    """`value` in the type that the option has. Raises ArgumentError, which is a TypeError as pyzmq's."""
+    if isinstance(value, str) and how.kind is bytes:
+        raise ArgumentError(f"text for {option.name}", hint="give bytes, or use setsockopt_string")
     if how.kind is bytes:
         if value is None and option is SocketOption.ROUTING_ID:
             return b""
-        return bytes(memoryview(value))
+        try:
+            return bytes(memoryview(value))
+        except TypeError:
+            raise ArgumentError(f"{option.name} takes bytes, not {type(value).__name__}") from None
     if not isinstance(value, int):
-        raise TypeError(f"{option.name} takes an int, not {type(value).__name__}")
+        hint = "times are whole milliseconds, sizes bytes" if isinstance(value, str | float) else ""
+        raise ArgumentError(f"{option.name} takes an int, not {value!r:.40}", hint=hint)
     return int(value)
 
 

@@ -26,10 +26,12 @@ from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 from transports import core, wire
 from transports.errors import (
     Again,
+    ArgumentError,
     Closed,
     ContextTerminated,
     NotSupported,
     UsageError,
+    not_a_buffer,
 )
 from transports.owning import pour
 
@@ -164,6 +166,8 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
     ) -> Any:
         """Sends all parts as one message, whole or not at all."""
+        if not msg_parts:
+            raise UsageError("a message has at least one part")
         parts = [part if type(part) is bytes else _part(i, part) for i, part in enumerate(msg_parts)]
         try:
             if flags & SNDMORE or self._partial:
@@ -341,27 +345,29 @@ SyncSocket = Socket
 
 
 def _payload(data: Any) -> Any:
-    """What the core can send. Raises TypeError."""
+    """What the core can send. Raises ArgumentError."""
     if isinstance(data, core.Frame):
         return data.data
     if isinstance(data, str):
-        raise TypeError("text is no buffer: use send_string")
+        raise not_a_buffer(data)
     return data
 
 
 def _size(data: Any) -> int:
-    """Bytes of a buffer. Raises TypeError."""
-    if isinstance(data, str):
-        raise TypeError("text is no buffer: use send_string")
-    with memoryview(data) as view:
-        return view.nbytes
+    """Bytes of a buffer. Raises ArgumentError."""
+    try:
+        with memoryview(data) as view:
+            return view.nbytes
+    except TypeError:
+        raise not_a_buffer(data) from None
 
 
 def _part(index: int, part: Any) -> Any:
-    """One part of several, checked before anything is sent. Raises TypeError."""
+    """One part of several, checked before anything is sent. Raises ArgumentError."""
     if not isinstance(part, core.Frame):
         try:
             memoryview(part).release()
         except TypeError:
-            raise TypeError(f"part {index} ({part!r:.40}) has no buffer") from None
+            error = not_a_buffer(part)
+            raise ArgumentError(f"part {index} ({part!r:.40}): {error}") from None
     return _payload(part)

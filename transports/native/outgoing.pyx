@@ -9,7 +9,7 @@ from libc.errno cimport EPROTO
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
-from transports.errors import Broken, ForkedError, InternalError
+from transports.errors import Broken, ForkedError, InternalError, not_a_buffer
 
 from transports.native cimport link as native_link
 from transports.native.channel cimport TlsChannel
@@ -46,7 +46,7 @@ cdef Py_ssize_t payload_size(data) except -1:
     except TypeError:
         if hasattr(data, "__cuda_array_interface__"):  # for a foreign stream; others refuse it
             return data.nbytes
-        raise
+        raise not_a_buffer(data) from None
 
 
 cdef class Copy:

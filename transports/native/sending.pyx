@@ -7,7 +7,7 @@ from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport read as read_fd
 
-from transports.errors import Again, Broken, Closed, ForkedError, InternalError
+from transports.errors import Again, Broken, Closed, ForkedError, InternalError, UsageError
 
 from transports.native cimport link as native_link
 from transports.native.link cimport (
@@ -120,10 +120,12 @@ cdef class Sending:
         cdef list lent = None if hold else []
         cdef object taker
         cdef int64_t due = 0
-        if stream is None and self.send_mode == FANOUT:
-            return self.fan_out(frames, topic, hold, released)
+        if not frames:
+            raise UsageError("a message has at least one part")
         for frame in frames:
             size += payload_size(frame[4])
+        if stream is None and self.send_mode == FANOUT:
+            return self.fan_out(frames, topic, hold, released)
         if timeout > 0:
             deadline = now_ns() + timeout * 1000000
         while True:

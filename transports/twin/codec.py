@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
-from transports.errors import InternalError, ProtocolError, UsageError
+from transports.errors import InternalError, ProtocolError, UsageError, not_a_buffer
 from transports.twin.frame import Frame
 from transports.twin.pool import HeldBuffer, Lease, Pool, copy_into, flat_view
 from transports.wire import (
@@ -51,7 +51,7 @@ JOINED = 4 * 1024
 def payload_of(data: Any) -> bytes | memoryview:
     """Data of a frame to send as bytes, or as a flat view that keeps it exported.
 
-    Raises TypeError for what has no buffer, BufferError for memory in pieces.
+    Raises ArgumentError for what has no buffer, BufferError for memory in pieces.
     """
     if type(data) is bytes:
         return data
@@ -60,14 +60,17 @@ def payload_of(data: Any) -> bytes | memoryview:
     if isinstance(data, HeldBuffer):
         return data.view
     if isinstance(data, str):
-        raise TypeError("a message is bytes, not str; send_string() encodes")
-    return flat_view(data)
+        raise not_a_buffer(data)
+    try:
+        return flat_view(data)
+    except TypeError:
+        raise not_a_buffer(data) from None
 
 
 def normalize(frames: Sequence[OutFrame]) -> list[OutFrame]:
     """The same frames with payloads that can be written. Raises UsageError for what cannot travel."""
     if not frames:
-        raise UsageError("a message has at least one frame")
+        raise UsageError("a message has at least one part")
     result: list[OutFrame] = []
     for flags, sequence, topic, meta, data in frames:
         if topic is not None and len(topic) > MAX_TOPIC:
