@@ -20,6 +20,8 @@
 | TRANSFER_ENCRYPT | tcp, all | all: nothing goes by rdma or ucx, which do not encrypt |
 | TRANSFER_LIBSSL | file | an OpenSSL for the compiled core, newer and quicker than the one of Python |
 | TRANSFER_ADVERTISE | host | the host that is announced to a registry |
+
+`variables.py` lists the names, and refuses a misspelt one.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from typing import Any
 from transports.address import POLICIES, is_numeric
 from transports.errors import OptionError
 from transports.security.settings import CLIENTS, ENCRYPT, Security
+from transports.variables import check_names
 
 PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
 CORES = ("auto", "native", "twin")
@@ -74,8 +77,9 @@ def load(
     environ: Mapping[str, str] | None = None, *, protocol: str | None = None, policy: str | None = None
 ) -> TransportConfig:
     """Reads the environment (or the mapping given); arguments win. Raises OptionError for a value that
-    it does not know."""
+    it does not know, and for a misspelt variable."""
     environ = os.environ if environ is None else environ
+    check_names(environ)
     if protocol is not None:
         environ = {**environ, ARGUMENT_PROTOCOL: protocol}
     if policy is not None:

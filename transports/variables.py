@@ -1,0 +1,60 @@
+"""Which variables of the environment there are: a misspelt one is refused, instead of changing nothing.
+
+The readers are `transports/config.py` and `transfer/config.py`; a test compares this list with them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from transports.errors import OptionError
+
+_OURS, _MOONCAKE = "TRANSFER_", "MC_"
+
+#: variables by the part behind their prefix
+OURS = frozenset(
+    {"ADMIN_URL", "ADVERTISE", "BROKER_CONFIG", "CORE", "DNS", "DNS_FAMILY", "ENCRYPT", "EXIT_LINGER"}
+    | {"LIBSSL", "LOCAL", "PROTOCOL", "TLS_CA", "TLS_CERT", "TLS_CLIENTS", "TLS_KEY", "TLS_SERVER_NAME"}
+    | {"TOKEN", "TOKEN_FILE", "UCX_DRIVER", "UNAUTHENTICATED"}
+)
+#: of those of Mooncake, which has many more
+MOONCAKES = frozenset(["RPC_PROTOCOL", "RPC_POLICY", "RDMA_DEVICES", "IB_PORT", "GID_INDEX", "MTU"])
+
+#: what a container finds of services of Kubernetes whose names begin with "transfer", options of a broker
+#: (which checks them itself), and what building and testing this project reads
+_OTHERS = re.compile(
+    r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)\Z"
+    r"|BROKER__|TEST_|SPARK_|SPARK\Z|VM_|VM\Z|KILLS\Z|CRASH_|NO_NATIVE\Z|NEED_NATIVE\Z"
+)
+#: how much of a name has to agree with a known one to be that one, misspelt
+_NEAR, _NEAR_MOONCAKES = 0.8, 0.85
+
+logger = logging.getLogger("transfer")
+_warned: set[str] = set()
+
+
+def check_names(environ: Mapping[str, str]) -> None:
+    """Raises OptionError for a variable that is a known one, misspelt. Warns once of each other one that
+    begins with TRANSFER_: it may be the program's own, and has no effect here."""
+    for name in environ:
+        if name.startswith(_OURS):
+            rest = name.removeprefix(_OURS)
+            if rest in OURS or _OTHERS.match(rest):
+                continue
+            _refuse(name, rest, OURS, _OURS, _NEAR)
+            if name not in _warned:
+                _warned.add(name)
+                logger.warning("the environment variable %s means nothing to transfer", name)
+        elif name.startswith(_MOONCAKE) and (rest := name.removeprefix(_MOONCAKE)) not in MOONCAKES:
+            _refuse(name, rest, MOONCAKES, _MOONCAKE, _NEAR_MOONCAKES)
+
+
+def _refuse(name: str, rest: str, known: frozenset[str], prefix: str, cutoff: float) -> None:
+    near = get_close_matches(rest, known, 1, cutoff)
+    if near:
+        raise OptionError(
+            f"there is no environment variable {name}", hint=f"did you mean {prefix}{near[0]}? else unset it"
+        )
