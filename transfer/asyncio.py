@@ -92,14 +92,14 @@ class AsyncMethods(SocketMethods):
         _sync_recv: Callable[..., Any]
 
     _readiness: Readiness | None = None
-    _in_a_row = 0
 
     # -- receiving -----------------------------------------------------------------------------
 
     async def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """As `Socket.recv`. Raises Again after `rcvtimeo`, or at once with DONTWAIT."""
-        self._in_a_row += 1
-        if self._in_a_row > _TURN:
+        row = self._in_a_row
+        row[0] += 1
+        if row[0] > _TURN:
             await self._yield()
         try:
             return self._sync_recv(flags | DONTWAIT, copy)
@@ -136,8 +136,9 @@ class AsyncMethods(SocketMethods):
         return await self._receive_by(super().recv_tensors, flags, out=out, like=like)
 
     async def _receive_by(self, call: Callable[..., T], flags: int, **kwargs: Any) -> T:
-        self._in_a_row += 1
-        if self._in_a_row > _TURN:
+        row = self._in_a_row
+        row[0] += 1
+        if row[0] > _TURN:
             await self._yield()
         try:
             return call(flags | DONTWAIT, **kwargs)
@@ -181,15 +182,16 @@ class AsyncMethods(SocketMethods):
         return known
 
     async def _yield(self) -> None:
-        self._in_a_row = 0
+        self._in_a_row[0] = 0
         await asyncio.sleep(0)
 
     # -- sending -------------------------------------------------------------------------------
 
     async def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """As `Socket.send`. Raises Again after `sndtimeo`, or at once with DONTWAIT."""
-        self._in_a_row += 1
-        if self._in_a_row > _TURN:
+        row = self._in_a_row
+        row[0] += 1
+        if row[0] > _TURN:
             await self._yield()
         try:
             return self._sync_send(data, flags | DONTWAIT, copy, track)
@@ -291,6 +293,11 @@ class AsyncMethods(SocketMethods):
         if not timer.when() <= loop.time():
             # The kernel has room and the queue in front of it is still full: let the flusher run.
             await asyncio.sleep(0)
+
+    @functools.cached_property
+    def _in_a_row(self) -> list[int]:
+        """How many calls succeeded at once. A list: to set an attribute of a socket takes longer."""
+        return [0]
 
     @functools.cached_property
     def _watched_for_room(self) -> set[int]:

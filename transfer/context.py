@@ -13,10 +13,12 @@ import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from transfer import config
+from transfer.attributes import Strict
+from transfer.options import OPTIONS
 from transfer.tally import Tally
 from transports.choice import Offer
 from transports.config import load, security as read_security
-from transports.errors import Closed, ContextTerminated, ForkedError
+from transports.errors import Closed, ContextTerminated, ForkedError, NoSuchAttribute
 from transports.reactor import READABLE, Reactor
 from transports.registry import offer
 from transports.security.credentials import Credentials
@@ -35,7 +37,7 @@ _inherited: list[Any] = []
 _hooks_set = False
 
 
-class Context:
+class Context(Strict):
     """Where sockets come from. Thread-safe; not usable in a forked child (make a new one there).
 
     io_threads: taken for pyzmq's sake and ignored. metrics_port: serve Prometheus metrics there (a
@@ -93,6 +95,7 @@ class Context:
             from transfer import metrics
 
             self._metrics = metrics.serve(self, port=metrics_port, registry=registry)
+        self._complete = True
 
     @classmethod
     def instance(cls, io_threads: int = 1) -> Context:
@@ -290,6 +293,13 @@ class Context:
         state = "terminated" if self.closed else f"{len(self.sockets)} sockets"
         return f"<{type(self).__name__} {state}>"
 
+    def _no_such(self, name: str) -> NoSuchAttribute:
+        error = super()._no_such(name)
+        if name.lower() not in OPTIONS:
+            return error
+        hint = f"it is an option of sockets: socket(transfer.PUSH, {name.lower()}=...)"
+        return NoSuchAttribute(f"a {type(self).__name__} has no attribute {name}", hint=hint)
+
     def _add(self, socket: SocketMethods) -> None:
         with self._lock:
             self.check()
@@ -307,6 +317,7 @@ def _set_hooks() -> None:
 
 def _at_exit() -> None:
     """Interpreter exit sends what it can within a bounded time, and never hangs."""
+    threading.excepthook = _quiet(threading.excepthook)
     deadline = time.monotonic() + config.exit_linger()
     unclosed = []
     for context in list(_live):
@@ -321,6 +332,17 @@ def _at_exit() -> None:
             logger.debug("a context was closed while the interpreter ended")
     for text, socket in unclosed:  # last: where warnings are errors, the first one ends this function
         warnings.warn(text, ResourceWarning, stacklevel=1, source=socket)
+
+
+def _quiet(hook: Any) -> Any:
+    """The hook of threads, but for daemons whose call ends because the interpreter does: no traceback."""
+
+    def without_closed(args: threading.ExceptHookArgs) -> None:
+        ended = isinstance(args.exc_value, Closed)
+        if not (ended and args.thread is not None and args.thread.daemon):
+            hook(args)
+
+    return without_closed
 
 
 def _after_fork() -> None:

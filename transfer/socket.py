@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from patterns import PATTERNS, Publisher, Replier, Requester, Router, Subscriber
 from patterns.base import ReceiveMode, SendMode
 from transfer.announcing import Announcing
+from transfer.attributes import Strict
 from transfer.binding import Binding
 from transfer.constants import POLLIN, POLLOUT, socket_type_of
 from transfer.forwarding import Forwarding
@@ -43,7 +44,7 @@ else:
 _PUMP = 0.005
 
 
-class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding, Announcing):
+class SocketMethods(Strict, SocketOptions, Sending, Receiving, TensorMethods, Forwarding, Announcing):
     """All of a socket except the core's fast path. Safe to use from any thread; the parts of a
     message sent with SNDMORE belong together by thread. Not usable in a forked child.
 
@@ -100,6 +101,7 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding
             self.receive_timeout = defaults.reply_timeout
         self._ways_changed()
         context._add(self)
+        self._complete = True
 
     # -- endpoints -----------------------------------------------------------------------------
 

@@ -356,3 +356,40 @@ def test_peers_cannot_make_counters_without_end(context):
     assert counts["fallback:rdma:tcp:other"] > 1000
     for name in ("refused:", "fallback:rdma:tcp:"):
         assert sum(count for word, count in counts.items() if word.startswith(name)) == 2000
+
+
+WAITING_DAEMON = """
+    import sys, threading, time
+    import transfer as ours, transfer.zmq as zmq
+    def wait(make, call):
+        made = make.Context.instance().socket("PUSH" if call == "send" else "PULL")
+        kept.append(made)
+        made.bind("tcp://127.0.0.1:0")
+        begun.release()
+        arguments = {"send": [b"x"], "poll": [-1], "wait_for_peers": [1, None]}
+        while True:
+            getattr(made, call)(*arguments.get(call, []))
+    kept, begun = [], threading.Semaphore(0)
+    if sys.argv[1:]:
+        threading.excepthook = lambda args: print("hook", args.exc_type.__name__, file=sys.stderr)
+    for make in (ours, zmq):
+        for call in ("recv", "recv_multipart", "send", "poll", "wait_for_peers"):
+            threading.Thread(target=wait, args=(make, call), daemon=True).start()
+            begun.acquire(timeout=20)
+    failing = threading.Thread(target=lambda: 1 / 0, daemon=True)
+    failing.start()
+    failing.join()
+    print("leaving", flush=True)
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("a hook of its own",)])
+def test_daemons_that_wait_end_with_the_interpreter_in_silence(core, arguments):
+    """What other threads raise is printed as ever, by the program's hook if it has one."""
+    name = core.__name__.rpartition(".")[2]
+    with Program(WAITING_DAEMON, *arguments, core=name) as program:
+        assert program.line() == "leaving"
+        code, _, err = program.finish(30)
+    assert code == 0
+    assert "ZeroDivisionError" in err
+    assert "Closed" not in err

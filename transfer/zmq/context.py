@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import transfer.context
@@ -41,6 +42,8 @@ class Context(transfer.context.Context):
 
     __slots__ = ("_is_shadow",)
 
+    sockopts: dict[int, Any]
+
     _instance: Any = None
     _instance_pid = 0
     _instance_lock = threading.Lock()
@@ -64,7 +67,7 @@ class Context(transfer.context.Context):
         self._heirs: dict[threading.Thread, Any] = {}
         self._warns = False
         self._ending = False
-        self.sockopts: dict[int, Any] = {}
+        self.__dict__["sockopts"] = {}
 
     @classmethod
     def instance(cls: type[_Self], io_threads: int = 1) -> _Self:
@@ -141,7 +144,11 @@ class Context(transfer.context.Context):
         elif name in self.__dict__ or "sockopts" not in self.__dict__ or hasattr(type(self), name):
             super().__setattr__(name, value)
         else:
-            raise AttributeError(f"there is no context or socket option {upper}")
+            raise self._no_such(name)
+
+    def _known_names(self) -> Iterable[str]:
+        options = [*SocketOption.__members__, *ContextOption.__members__]
+        return [*super()._known_names(), *(option.lower() for option in options)]
 
     def __getattr__(self, name: str) -> Any:
         upper = name.upper()

@@ -304,7 +304,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
             super().__setattr__(name, value)
         elif not self._set_attribute(name, value):
             if name not in self.__dict__ and not hasattr(type(self), name):
-                raise AttributeError(f"{type(self).__name__} has no attribute or option {name}")
+                raise self._no_such(name)
             super().__setattr__(name, value)
 
     def _new_pair(self) -> Any:
