@@ -12,6 +12,7 @@ import pytest
 import transfer
 import transfer.asyncio
 from transfer import PUB, PULL, PUSH, REP, REQ, SUB, Again, zmq
+from transfer.links import endpoints
 from transfer.zmq import asyncio as zmq_asyncio
 
 from .helpers import TCP, Thread, eventually, pair_of
@@ -152,6 +153,35 @@ def test_a_subscriber_without_subscriptions(context, lines):
     pub.wait_for_peers(1, 10)
     pub.send(b"x")
     assert caller.finish() == b"x"
+
+
+def test_a_publisher_says_that_its_peers_have_subscribed_to_nothing(context):
+    pub, sub = context.socket(PUB), context.socket(SUB)
+    pub.bind(TCP)
+    sub.connect(pub.last_endpoint)
+    assert eventually(pub.peers)
+    with pytest.raises(Again, match="1 of the 1 that are connected have subscribed to"):
+        pub.wait_for_peers(1, 0.05)
+
+
+def test_fewer_peers_than_are_waited_for(context):
+    pull, _ = pair_of(context, PULL, PUSH)
+    with pytest.raises(Again, match=r"1 of 2 peers after 0\.05 s: only 1 are connected"):
+        pull.wait_for_peers(2, 0.05)
+
+
+def test_a_close_that_waits(context, lines, monkeypatch):
+    monkeypatch.setattr(endpoints, "_LONG_WAIT", SOON / 1000)
+    pull, push = pair_of(context, PULL, PUSH)
+    while True:  # more than the kernel takes
+        try:
+            push.send(bytes(1 << 16), transfer.DONTWAIT)
+        except Again:
+            break
+    pull.close(0)
+    assert eventually(lambda: not push.peers())
+    push.close(10 * SOON)
+    assert any("nobody serves" in line for line in lines())
 
 
 # -- what can never work ---------------------------------------------------------------------------

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("transfer")
 #: seconds between two lines of the log that say that connections are not accepted: ten a second may not be
 _WARN_AGAIN = 60.0
+#: seconds of waiting at the end of a socket after which a missing peer is said
+_LONG_WAIT = 5.0
 
 
 class Links(Arrivals):
@@ -278,7 +280,10 @@ class Links(Arrivals):
 
         Endpoints are still tried and bound meanwhile: the peer may yet come.
         """
+        due = time.monotonic() + _LONG_WAIT
         while True:
+            if time.monotonic() >= due:
+                self.long_wait()
             with self._lock:
                 streams = [peer.stream for peer in self.peers.values()]
                 waiting = bool(self.orphans) or any(s.queued for s in streams)

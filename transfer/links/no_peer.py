@@ -7,7 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from patterns import Subscriber
+from patterns import Publisher, Subscriber
 from transfer.links.state import LinkState
 from transports.errors import Again
 
@@ -57,17 +57,32 @@ class NoPeer(LinkState):
             return Again(
                 f"{before}this socket is neither bound nor connected", hint="call bind() or connect() first"
             )
-        if not self.alone and self.deaf:
-            return Again(
-                f"{before}this SUB is connected and has subscribed to nothing",
-                hint='call subscribe(b"") for all messages, or with the beginning of their topics',
-            )
+        if not self.alone:
+            return self._too_few(before)
         if not tried:
             names = ", ".join(str(e.address) for e in endpoints)
             return Again(
                 f"{before}nobody has connected to {names} yet", hint="start the peer, or wait_for_peers()"
             )
         return _unserved(tried[0], before)
+
+    def _too_few(self, before: str) -> Again:
+        """Peers are connected: fewer than are waited for, or without subscriptions."""
+        if self.deaf:
+            return Again(
+                f"{before}this SUB is connected and has subscribed to nothing",
+                hint='call subscribe(b"") for all messages, or with the beginning of their topics',
+            )
+        connected = sum(not peer.pending for peer in list(self.peers.values()))
+        missing = (
+            "subscribed to nothing" if isinstance(self.pattern, Publisher) else "confirmed no subscription"
+        )
+        if isinstance(self.pattern, (Publisher, Subscriber)) and self.ready < connected:
+            return Again(
+                f"{before}{connected - self.ready} of the {connected} that are connected have {missing} yet",
+                hint="does the other side call subscribe()?",
+            )
+        return Again(f"{before}only {connected} are connected", hint="start more peers")
 
     def long_wait(self) -> None:
         """A call waits: one warning for a socket, if it has no peer. Who only listens waits rightly."""
