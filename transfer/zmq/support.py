@@ -29,6 +29,10 @@ Good to know:
   with a hint: `Again` names the endpoint that nobody serves. `errno` is what pyzmq gives.
 * What is not there raises `NotSupported` (a `ZMQError` with ENOTSUP) that says why, when it is used;
   an option that is not there may still be set to its default.
+* A socket type may be a number of ZeroMQ's, a name ("PUSH"), or the member of that name of any
+  enumeration (`zmq.PUSH` of pyzmq, `transfer.PUSH`). `transfer.Context` takes the same, except for bare
+  numbers: its own differ from ZeroMQ's.
+* A peer that speaks ZeroMQ's own protocol is recognised by its greeting, and a warning of the log says so.
 * Sockets may be used from any thread.
 * `close` returns at once and what was sent is delivered in the background, as in libzmq;
   `Context.term` and `destroy` wait for that. `destroy(linger=...)` bounds the wait for sockets closed
