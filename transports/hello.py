@@ -50,6 +50,8 @@ REASONS = frozenset(
         "busy",
     }
 )
+#: the feature of a side that proves its token first where it connects, as this version does
+PROVES_FIRST = "connecting_proves_first"
 _SAME_TOKEN = "give both sides the same token"
 _UP_TO_DATE = "neighbouring releases always talk: bring the older side up to date"
 #: what to do about a refusal, which says why and no more
@@ -148,6 +150,12 @@ def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: s
         )
     if local.proves != remote.proves:
         _refuse_token(remote)
+    if local.proves and PROVES_FIRST not in remote.features:
+        raise HandshakeError(
+            "token",
+            "the peer is an older version, which proves its token in another order",
+            hint="bring the older side up to date: only sides without a token talk to it",
+        )
     version = min(local.versions[1], remote.versions[1])
     if version < max(local.versions[0], remote.versions[0]):
         raise HandshakeError(

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transports.choice import Offer
-from transports.hello import MAX_NUMBER, Hello
+from transports.hello import MAX_NUMBER, PROVES_FIRST, Hello
 from transports.wire import MAX_DATA, SocketType
 
 #: words for what this release can do beyond version 1; a peer without one of them is served without it
-FEATURES = frozenset({"control", "multipart", "crc32", "extended_tensor", "lz4", "credit", "subscribe_ack"})
+FEATURES = frozenset(
+    {"control", "multipart", "crc32", "extended_tensor", "lz4", "credit", "subscribe_ack", PROVES_FIRST}
+)
 
 #: identities for one connection alone begin so, as no text does
 ONE_CONNECTION = b"\xffonce"

@@ -16,7 +16,7 @@ from transfer.certificates import Authority
 from transports.security.settings import Security
 
 HERE = "127.0.0.1"
-TOKEN = "a-shared-secret-of-the-test-4711"
+TOKEN = "a4fc542c74e437a9de36a1413212954a"
 OWN_TOKEN = "the-operators-secret-of-the-test-0815"
 #: fronts that are TCP connections from the outside
 DOORS = ("ttp", "pybroker", "rqueue", "abtp router", "abtp pub", "http")

@@ -15,7 +15,7 @@ from transfer.certificates import Authority
 from transports.errors import SecurityError
 from transports.security.settings import Security
 
-TOKEN = "a-shared-secret-of-the-test-4711"
+TOKEN = "a4fc542c74e437a9de36a1413212954a"
 HERE = "127.0.0.1"
 
 

@@ -113,7 +113,12 @@ def test_a_client_that_has_a_token_instead(stage, paper):
     stage.meets(server, client)
     assert server.connected[0].agreement.authenticated
     found, told = stage.refused(
-        *_again(server, stage.reach(address, paper.security(certificate="", key="", token="wrong" * 4)))
+        *_again(
+            server,
+            stage.reach(
+                address, paper.security(certificate="", key="", token="8810ad581e59f2bc3928b261707a7130")
+            ),
+        )
     )
     assert found.reason == told.reason == "token"
 
@@ -126,7 +131,7 @@ def _again(server, client):
 def test_certificate_and_wrong_token(stage, paper):
     """Both are asked for where both are given."""
     server, address = stage.serve(paper.security(token=TOKEN))
-    for token in ("another token, as long as it", ""):
+    for token in ("4562ddd1c277bf3c39f024c0574f4c6d", ""):
         server.failed.clear()
         found, told = stage.refused(server, stage.reach(address, paper.security(token=token)))
         assert found.reason == told.reason == "token"

@@ -35,8 +35,9 @@ class Callers:
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
             answer = self._refused(request) or await handler(request)
-            if self._https.security.authenticates and not (self._is_known(request) or self._has_own(request)):
-                answer.force_close()  # strangers hold no connection
+            asks = self._https.security.authenticates or _shown(request) is not None
+            if asks and not (self._is_known(request) or self._has_own(request)):
+                answer.force_close()  # strangers hold no connection, and have one try of a token on each
             return answer
 
         return guarded
