@@ -88,6 +88,13 @@ def test_a_certificate_for_other_names(stage, paper):
     stage.meets(server, friend)
 
 
+def test_a_name_that_only_the_subject_has(stage, paper):
+    """A certificate names hosts in its subjectAltName. A CN is free text, which authorities do not check."""
+    server, address = stage.serve(paper.security(paper.authority.issue("named.example", hosts=())))
+    _, found = stage.refused(server, stage.reach(address, paper.security(server_name="named.example")))
+    assert found.reason == "tls" and "mismatch" in str(found)
+
+
 def test_a_certificate_for_servers_alone_lets_no_client_in(stage, paper, monkeypatch):
     """`serverAuth` is what a public authority gives to whoever has a web site."""
     usages = SimpleNamespace(SERVER_AUTH=OID.SERVER_AUTH, CLIENT_AUTH=OID.CODE_SIGNING)

@@ -35,7 +35,7 @@ from transfer.broker.fronts.ttp import TtpFront
 from transfer.broker.hub import Hub
 from transfer.broker.lines import Lines
 from transfer.broker.listener import Accepted
-from transfer.broker.parts import AUDIT, LOG, STATE, check_state, made_parts, note_made
+from transfer.broker.parts import AUDIT, LOG, OTHER_PARTS, STATE, check_state, made_parts, note_made
 from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.settings import AbtpEndpoints, Settings
 from transfer.broker.state.audit import Audit
@@ -49,6 +49,7 @@ from transfer.broker.store import Store
 from transfer.broker.volume import log_room
 from transfer.log import Log, Retention, undisturbed
 from transfer.log.disk import make_folder
+from transfer.log.private import FILE_MODE, close_to_others
 from transfer.log.upkeep import Upkeep
 from transports.address import format_host
 from transports.errors import NotSupported, TransferError
@@ -205,6 +206,7 @@ class Broker:
     def _open(self) -> None:
         settings, loop = self.settings, self._loop
         make_folder(self.folder)
+        close_to_others(self.folder, inside=OTHER_PARTS)
         room = log_room(settings.retention_bytes, self.folder / LOG)
         retention = Retention(bytes=room, age=settings.retention_age)
         log = self._owned.enter_context(Log(self.folder / LOG, retention=retention, damaged="serve"))
@@ -306,6 +308,9 @@ class Broker:
         )
         front = AbtpFront(self.hub, self._loop, self.direct, settings, beside=beside, allowed=allowed)
         self._add("abtp", front)
+        for place in front.endpoints.values():
+            if place.startswith("ipc://") and not place.startswith("ipc://@"):
+                os.chmod(place.removeprefix("ipc://"), FILE_MODE)
         self.hub.direct = self.direct  # from now on somebody brings its consumers
         relayed = secured(self.doors, self._lines, outside, front.endpoints)
         self._owned.callback(relayed.close)
