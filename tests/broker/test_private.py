@@ -1,4 +1,4 @@
-"""Other users of the host read nothing of a broker's or spool's folder, and reach no socket of the file system."""
+"""Other users of the host read nothing of a broker's or spool's folder, and reach no socket of a file."""
 
 from __future__ import annotations
 

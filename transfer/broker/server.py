@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import transfer
 from transfer import config
+from transfer.broker import tokenless
 from transfer.broker.auditing import Auditing
 from transfer.broker.beside import Beside
 from transfer.broker.burying import Burying
@@ -330,7 +331,12 @@ class Broker:
         if settings.own is not None:
             own = self._add("own", OwnFront(self.hub, self._loop, context, settings.own))
             self.endpoints = dict(own.endpoints)
-        if settings.ttp is not None:
+        places, shut = tokenless.places(settings, context.credentials.security)
+        if shut:
+            _log.warning(
+                "%s: not listening: the protocol knows no token (%s)", ", ".join(shut), tokenless.HINT
+            )
+        if places["ttp"] is not None:
             ttp = self._add("ttp", TtpFront(self.hub, lines, settings.ttp_limits))
             self._speakers[Speech.TTP] = self._entry("ttp", ttp, ttp.connected, TTP_PROTOCOL)
             doorway = Doorway(
@@ -343,15 +349,17 @@ class Broker:
                 most=context.credentials.security.unfinished,
             )
             self._owned.callback(doorway.close)
-            self._listen("ttp", settings.ttp, doorway.accepted)
-        if settings.pybroker is not None:
+            self._listen("ttp", places["ttp"], doorway.accepted)
+        if places["pybroker"] is not None:
             pybroker = self._add("pybroker", PyBrokerFront(self.hub, lines, settings.pybroker_limits))
-            self._listen("pybroker", settings.pybroker, self._entry("pybroker", pybroker, pybroker.connected))
-        if settings.rqueue is not None:
+            self._listen(
+                "pybroker", places["pybroker"], self._entry("pybroker", pybroker, pybroker.connected)
+            )
+        if places["rqueue"] is not None:
             rqueue = self._add("rqueue", RqueueFront(self.hub, lines, settings.rqueue_limits))
-            self._listen("rqueue", settings.rqueue, self._entry("rqueue", rqueue, rqueue.connected))
-        if settings.abtp is not None:
-            self._open_abtp(settings.abtp)
+            self._listen("rqueue", places["rqueue"], self._entry("rqueue", rqueue, rqueue.connected))
+        if places["abtp"] is not None:
+            self._open_abtp(places["abtp"])
 
     def _open_spool(self, log: Log, endpoint: str, ages: Ages) -> None:
         """Rows of Spark's tasks on their way to training, in the same log. It has threads of its own."""
