@@ -11,6 +11,7 @@ Keys that are not known are ignored, so that later releases can add some. `docs/
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
 import re
@@ -86,7 +87,9 @@ class Hello:
     one for each process, so that a restart shows. nonce: random, one for each connection, hex.
     proves: it knows a token, and wants the peer to prove that it does too (see security/proving.py).
     limits: name -> number, for instance {"max_message": 17179869184}. offer: transports and wish.
-    lazy: the sender queues before there is a peer. extra: whatever the owner adds (JSON values).
+    instance: random, one for each side that connects and kept for its reconnections, hex: who says it again
+    is the same. A secret of the two. lazy: the sender queues before there is a peer. extra: what the owner
+    adds (JSON values).
     plain: True only for what `plain_peer` made up: the peer said no hello.
     """
 
@@ -97,6 +100,7 @@ class Hello:
     host_id: str = ""
     epoch: str = ""
     nonce: str = ""
+    instance: str = field(default="", repr=False)
     proves: bool = False
     limits: Mapping[str, int] = field(default_factory=dict)
     offer: Offer = field(default_factory=Offer)
@@ -127,6 +131,11 @@ class Agreement:
     def data_encrypted(self) -> bool:
         """Messages go through TLS, and not beside it."""
         return self.encrypted and self.choice.transport == BASE
+
+
+def is_same(one: Hello, other: Hello) -> bool:
+    """Whether both are of one side that connects, which has lost a connection and comes again."""
+    return bool(one.instance) and hmac.compare_digest(one.instance, other.instance)
 
 
 def plain_peer(socket_type: SocketType) -> Hello:
@@ -229,6 +238,8 @@ def encode(hello: Hello) -> bytes:
     }
     if hello.offer.lacking:
         fields["lacking"] = {name: why[:MAX_WHY] for name, why in hello.offer.lacking.items()}
+    if hello.instance:
+        fields["instance"] = hello.instance
     if hello.proves:
         fields["proves"] = True
     body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
@@ -281,6 +292,7 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
         _string(fields, "host"),
         _string(fields, "epoch"),
         _hex(fields, "nonce", 64).hex(),
+        _hex(fields, "instance", 64).hex(),
         _boolean(fields, "proves"),
         _limits(fields),
         Offer(transports, protocol, policy, _string(fields, "source"), _texts(fields, "lacking")),

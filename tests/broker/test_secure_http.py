@@ -211,7 +211,7 @@ def test_http_takes_no_token_in_plain_text_from_other_machines(tmp_path):
     with running(tmp_path, security=allowed, **changes) as broker:
         assert ask_plainly(broker.ports["http"], "/metrics", X_Admin_Token=OWN_TOKEN)[0] == 200
     with (
-        pytest.raises(SecurityError, match="http.token can be guessed"),
+        pytest.raises(SecurityError, match=r"http\.token can be guessed"),
         running(tmp_path, security=allowed, **changes | {"token": "secret"}),
     ):
         pass
@@ -244,7 +244,7 @@ def test_fronts_that_nobody_named_are_left_out(tmp_path):
     found, shut = tokenless.places(replace(settings, abtp=private), Security(token=TOKEN))
     assert found["abtp"] == private and "abtp" not in shut
     named = configured([Said("ttp.port", "59321", "here"), Said("rqueue.port", "off", "here")]).settings
-    with pytest.raises(SecurityError, match="^ttp would"):
+    with pytest.raises(SecurityError, match=r"^ttp would"):
         tokenless.places(named, Security(token=TOKEN))
     word = configured(
         [Said("security.tokenless", "allow", "here"), Said("ttp.port", "59321", "here")]
