@@ -100,13 +100,13 @@ class Hello:
     host_id: str = ""
     epoch: str = ""
     nonce: str = ""
-    instance: str = field(default="", repr=False)
     proves: bool = False
     limits: Mapping[str, int] = field(default_factory=dict)
     offer: Offer = field(default_factory=Offer)
     lazy: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = False
+    instance: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,12 +292,12 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
         _string(fields, "host"),
         _string(fields, "epoch"),
         _hex(fields, "nonce", 64).hex(),
-        _hex(fields, "instance", 64).hex(),
         _boolean(fields, "proves"),
         _limits(fields),
         Offer(transports, protocol, policy, _string(fields, "source"), _texts(fields, "lacking")),
         _boolean(fields, "lazy"),
         _shallow(_mapping(fields, "extra"), "extra"),
+        instance=_hex(fields, "instance", 64).hex(),
     )
 
 

@@ -86,7 +86,7 @@ _VALUES = (
 )  # fmt: skip
 _KEYS = (
     "versions", "type", "features", "id", "host", "epoch", "nonce", "limits", "transports", "protocol",
-    "policy", "source", "lazy", "extra", "proves", "reason", "message", "later", "",
+    "policy", "source", "lazy", "extra", "proves", "instance", "reason", "message", "later", "",
 )  # fmt: skip
 #: what may appear in the middle of one
 _PIECES = (b'"', b"\\u", b"[", b"{", b"\xff", b"1e999", b"\xed\xa0\x80", b"\xf0\x9f")
