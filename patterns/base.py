@@ -101,6 +101,10 @@ class Pattern:
         """The peer is gone. False if it was not attached."""
         return self.peers.pop(peer, None) is not None
 
+    def holder(self, identity: bytes) -> Peer | None:
+        """The peer that messages for this identity go to, where identities count."""
+        return None
+
     def inherit(self, heir: Peer, peer: Peer) -> None:
         """`heir` hands out what `peer`, who is lost, had sent. Called before `detach(peer)`."""
 

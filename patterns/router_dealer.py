@@ -64,7 +64,6 @@ class Router(Pattern):
         if not identity:
             self._count += 1
             identity = b"\0" + struct.pack(">I", self._count & 0xFFFFFFFF)
-        # The newest wins: after a restart the old connection may look alive for a long time.
         replaced = self._by_identity.get(identity)
         self._identities[peer] = identity
         self._by_identity[identity] = peer
@@ -80,6 +79,9 @@ class Router(Pattern):
             del self._by_identity[identity]
         self._requests.pop(peer, None)
         return super().detach(peer)
+
+    def holder(self, identity: bytes) -> Peer | None:
+        return self._by_identity.get(identity) if identity else None
 
     def inherit(self, heir: Peer, peer: Peer) -> None:
         self.peers[heir] = self.peers[peer]

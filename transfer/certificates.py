@@ -73,9 +73,9 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         made = _builder(subject, subject if self_signed else self._name, key, begins, ends)
-        made = made.add_extension(
-            x509.SubjectAlternativeName([_general(host) for host in hosts]), critical=False
-        )
+        if hosts:
+            names = x509.SubjectAlternativeName([_general(host) for host in hosts])
+            made = made.add_extension(names, critical=False)
         made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         made = made.add_extension(x509.ExtendedKeyUsage(usages), critical=False)

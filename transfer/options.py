@@ -140,6 +140,7 @@ class SocketOptions:
     immediate = Option(".immediate", switch, 39)
     conflate = Option(False, switch, 54, effect="_ways_changed")
     router_mandatory = Option(False, switch, 33, effect="_pattern_changed")
+    router_handover = Option(False, switch, 56)
     req_relaxed = Option(False, switch, 53, effect="_pattern_changed")
     req_correlate = Option(False, switch, 52, effect="_pattern_changed")
     heartbeat_ivl = Option(".heartbeat_ivl", _DURATION, 75, effect="_heartbeat_changed")

@@ -61,8 +61,7 @@ class Scraped(ThreadingMixIn, WSGIServer):
         self.address_family = found[0]
         where, number = str(found[4][0]), int(found[4][1])
         security = https.security
-        # Over plain HTTP a token would be told to whoever listens.
-        check_listening(where, f"{address}:{port} for metrics", security, token=security.tls)
+        check_listening(where, f"{address}:{port} for metrics", security, shown=True)
         self._https = https
         self._asking: dict[socket.socket, None] = {}  # the oldest first
         self._asking_lock = threading.Lock()

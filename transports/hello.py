@@ -11,6 +11,7 @@ Keys that are not known are ignored, so that later releases can add some. `docs/
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
 import re
@@ -50,6 +51,8 @@ REASONS = frozenset(
         "busy",
     }
 )
+#: the feature of a side that proves its token first where it connects, as this version does
+PROVES_FIRST = "connecting_proves_first"
 _SAME_TOKEN = "give both sides the same token"
 _UP_TO_DATE = "neighbouring releases always talk: bring the older side up to date"
 #: what to do about a refusal, which says why and no more
@@ -84,7 +87,9 @@ class Hello:
     one for each process, so that a restart shows. nonce: random, one for each connection, hex.
     proves: it knows a token, and wants the peer to prove that it does too (see security/proving.py).
     limits: name -> number, for instance {"max_message": 17179869184}. offer: transports and wish.
-    lazy: the sender queues before there is a peer. extra: whatever the owner adds (JSON values).
+    instance: random, one for each side that connects and kept for its reconnections, hex: who says it again
+    is the same. A secret of the two. lazy: the sender queues before there is a peer. extra: what the owner
+    adds (JSON values).
     plain: True only for what `plain_peer` made up: the peer said no hello.
     """
 
@@ -101,6 +106,7 @@ class Hello:
     lazy: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = False
+    instance: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,11 @@ class Agreement:
         return self.encrypted and self.choice.transport == BASE
 
 
+def is_same(one: Hello, other: Hello) -> bool:
+    """Whether both are of one side that connects, which has lost a connection and comes again."""
+    return bool(one.instance) and hmac.compare_digest(one.instance, other.instance)
+
+
 def plain_peer(socket_type: SocketType) -> Hello:
     """The hello that stands for a peer who says none."""
     return Hello(socket_type, plain=True)
@@ -148,6 +159,12 @@ def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: s
         )
     if local.proves != remote.proves:
         _refuse_token(remote)
+    if local.proves and PROVES_FIRST not in remote.features:
+        raise HandshakeError(
+            "token",
+            "the peer is an older version, which proves its token in another order",
+            hint="bring the older side up to date: only sides without a token talk to it",
+        )
     version = min(local.versions[1], remote.versions[1])
     if version < max(local.versions[0], remote.versions[0]):
         raise HandshakeError(
@@ -221,6 +238,8 @@ def encode(hello: Hello) -> bytes:
     }
     if hello.offer.lacking:
         fields["lacking"] = {name: why[:MAX_WHY] for name, why in hello.offer.lacking.items()}
+    if hello.instance:
+        fields["instance"] = hello.instance
     if hello.proves:
         fields["proves"] = True
     body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
@@ -278,6 +297,7 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
         Offer(transports, protocol, policy, _string(fields, "source"), _texts(fields, "lacking")),
         _boolean(fields, "lazy"),
         _shallow(_mapping(fields, "extra"), "extra"),
+        instance=_hex(fields, "instance", 64).hex(),
     )
 
 

@@ -9,11 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transports.choice import Offer
-from transports.hello import MAX_NUMBER, Hello
+from transports.hello import MAX_NUMBER, PROVES_FIRST, Hello
 from transports.wire import MAX_DATA, SocketType
 
 #: words for what this release can do beyond version 1; a peer without one of them is served without it
-FEATURES = frozenset({"control", "multipart", "crc32", "extended_tensor", "lz4", "credit", "subscribe_ack"})
+FEATURES = frozenset(
+    {"control", "multipart", "crc32", "extended_tensor", "lz4", "credit", "subscribe_ack", PROVES_FIRST}
+)
 
 #: identities for one connection alone begin so, as no text does
 ONE_CONNECTION = b"\xffonce"
@@ -59,6 +61,7 @@ def make_hello(
     socket_type: SocketType,
     *,
     routing_id: bytes = b"",
+    instance: str = "",
     proves: bool = False,
     max_message: int = MAX_DATA,
     offer: Offer | None = None,
@@ -77,6 +80,7 @@ def make_hello(
         host_id=host_id(),
         epoch=process_epoch(),
         nonce=new_nonce(),
+        instance=instance,
         proves=proves,
         limits={"max_message": min(max_message, MAX_NUMBER)},
         offer=Offer() if offer is None else offer,

@@ -39,6 +39,8 @@ class IpcTransport(Transport):
         try:
             _bind(listener, address)
             inode = None if address.is_abstract else _inode(address.path)
+            if not address.is_abstract:
+                os.chmod(address.path, 0o600)  # before anybody can connect: this user's processes alone may
             listener.listen(backlog)
         except BaseException as error:
             listener.close()

@@ -40,7 +40,7 @@ def set_security(work: Work) -> None:
     for name in ("cert", "key"):
         os.environ[f"TRANSFER_TLS_{name.upper()}"] = work.params[name]
     os.environ["TRANSFER_TLS_CA"] = work.params["authority"]
-    os.environ["TRANSFER_TOKEN"] = "a token of the benchmark's own"
+    os.environ["TRANSFER_TOKEN"] = "a118ff65950938e89c41f95218ca761d"
 
 
 def measure_stream(work: Work, peer: str) -> Sample:

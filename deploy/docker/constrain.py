@@ -1,4 +1,5 @@
-"""Writes constraints.txt: the version of everything that the image installs by pip.
+"""Writes constraints.txt and build-constraints.txt: version and hashes of all that the image installs by pip,
+and of what builds it.
 
     python3.11 deploy/docker/constrain.py            from what pip finds newest now, on the machine's index
     python3.11 deploy/docker/constrain.py --check    only tells whether that would change something
@@ -15,9 +16,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("constraints.txt")
+BUILD_FILE = Path(__file__).with_name("build-constraints.txt")
+#: the machines that images are made for, and the wheels that Debian 12 there takes
+MACHINES = ("x86_64", "aarch64")
+_GLIBC = ("2_36", "2_35", "2_34", "2_31", "2_28", "2_27", "2_26", "2_24", "2_17")
 DOCKERFILE = Path(__file__).with_name("Dockerfile")
 #: what the build installs to build with; pyproject.toml names the first two
 TOOLS = ("setuptools>=77", "Cython>=3.1", "wheel")
@@ -36,18 +42,38 @@ def wanted(dockerfile: str) -> list[str]:
 
 def resolved(requirements: Sequence[str]) -> dict[str, str]:
     """The version of each distribution that pip would install for these, ourselves left out."""
+    found = _asked(*requirements)
+    return {name: one["metadata"]["version"] for name, one in found.items() if name != "tensor-transfer"}
+
+
+def hashes(pins: dict[str, str], machine: str) -> dict[str, str]:
+    """SHA-256 of the wheel that pip takes for each on such a machine."""
+    tags = [f"manylinux_{version}_{machine}" for version in _GLIBC] + [f"manylinux2014_{machine}", "any"]
+    options = [f"--platform={tag}" for tag in tags] + [f"--abi={abi}" for abi in ("cp311", "abi3", "none")]
+    options += ["--python-version=3.11", "--implementation=cp", "--only-binary=:all:", "--no-deps"]
+    found = _asked(*options, "--target=unused", *(f"{name}=={version}" for name, version in pins.items()))
+    return {name: one["download_info"]["archive_info"]["hashes"]["sha256"] for name, one in found.items()}
+
+
+def _asked(*arguments: str) -> dict[str, dict[str, Any]]:
+    """What pip would install, by name."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--quiet"]
-    command += ["--dry-run", "--ignore-installed", "--report", "-", *requirements]
+    command += ["--dry-run", "--ignore-installed", "--report", "-", *arguments]
     answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=600)
-    found = [one["metadata"] for one in json.loads(answer.stdout)["install"]]
-    return {one["name"].lower().replace("_", "-"): one["version"] for one in found}
+    found = json.loads(answer.stdout)["install"]
+    return {one["metadata"]["name"].lower().replace("_", "-"): one for one in found}
 
 
-def text_of(used: dict[str, str], tools: dict[str, str]) -> str:
+def text_of(pins: dict[str, str]) -> str:
     """The file."""
-    lines = [f"{name}=={version}" for name, version in sorted(used.items()) if name != "tensor-transfer"]
-    more = [f"{name}=={version}" for name, version in sorted(tools.items()) if name not in used]
-    return "\n".join([_HEAD + "# in the image", *lines, "# to build with", *more]) + "\n"
+    known = [hashes(pins, machine) for machine in MACHINES]
+    lines = []
+    for name, version in sorted(pins.items()):
+        wheels = sorted({of_machine[name] for of_machine in known})
+        lines.append(
+            " \\\n    ".join([f"{name}=={version}", *(f"--hash=sha256:{wheel}" for wheel in wheels)])
+        )
+    return _HEAD + "\n".join(lines) + "\n"
 
 
 def main() -> int:
@@ -57,11 +83,11 @@ def main() -> int:
     asked = parser.parse_args()
     if sys.version_info[:2] != (3, 11) or sys.platform != "linux":
         parser.error("this has to be Python 3.11 on Linux")
-    text = text_of(resolved(wanted(DOCKERFILE.read_text())), resolved(TOOLS))
-    before = FILE.read_text() if FILE.exists() else ""
+    texts = {FILE: text_of(resolved(wanted(DOCKERFILE.read_text()))), BUILD_FILE: text_of(resolved(TOOLS))}
     if asked.check:
-        return int(text != before)
-    FILE.write_text(text)
+        return int(any(not file.exists() or file.read_text() != text for file, text in texts.items()))
+    for file, text in texts.items():
+        file.write_text(text)
     return 0
 
 

@@ -16,8 +16,8 @@ from transfer.certificates import Authority
 from transports.security.settings import Security
 
 HERE = "127.0.0.1"
-TOKEN = "a-shared-secret-of-the-test-4711"
-OWN_TOKEN = "the-operators-secret-of-the-test-0815"
+TOKEN = "a4fc542c74e437a9de36a1413212954a"
+OWN_TOKEN = "c19f3e7a5b604d28a7f19c02d3e8b654"
 #: fronts that are TCP connections from the outside
 DOORS = ("ttp", "pybroker", "rqueue", "abtp router", "abtp pub", "http")
 

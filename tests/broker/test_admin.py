@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 
 import pytest
@@ -220,6 +221,18 @@ def test_the_token_is_asked_for(desk):
             assert Client(port).post(path)[1]["error"] == "token_missing"
             assert Client(port, "").post(path)[0] == 403
         assert Client(port, TOKEN.encode()).get("dlq/list")[0] == 200
+
+
+def test_a_wrong_token_ends_the_connection(desk):
+    """Who guesses has one try on each."""
+    with serving(desk.operator, token=TOKEN) as port:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        for path in ("/api/admin/dlq/list", "/livez"):
+            connection.request("GET", path, headers={"X-Admin-Token": "guess"})
+            answer = connection.getresponse()
+            assert answer.getheader("Connection") == "close", path
+            answer.read()
+        connection.close()
 
 
 def test_without_a_token_only_this_machine_may_ask(desk, client):

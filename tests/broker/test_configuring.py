@@ -242,7 +242,7 @@ def test_what_is_chosen_of_security_and_the_variables_fit_together():
     environ = {
         "TRANSFER_TLS_CERT": "other.pem",
         "TRANSFER_TLS_KEY": "key.pem",
-        "TRANSFER_TOKEN": "a token that is long enough",
+        "TRANSFER_TOKEN": "b1f04507892daa251f873b7fb74e47e7",
     }
 
     def secured(fields):

@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,15 @@ from tests.broker.secure_peers import (
     until,
 )
 from transfer import cli
+from transfer.broker import tokenless
+from transfer.broker.configuring import Said, configured
 from transfer.broker.settings import AbtpEndpoints
 from transports.errors import SecurityError
 from transports.security.settings import Security
 
 OPEN = ("/livez", "/readyz", "/", "/console.js", "/console.css", "/favicon.ico")
+#: fronts whose protocols know no token
+NONE = dict.fromkeys(("ttp", "pybroker", "rqueue", "abtp"))
 GUARDED = ("/metrics", "/api/overview", "/api/topics", "/api/admin/dlq/list", "/api/nothing", "/nothing")
 
 
@@ -80,19 +85,26 @@ def test_operators_with_a_token_of_their_own_need_that_one(tmp_path, identities)
 
 def test_where_a_token_is_enough_certificates_count_for_nothing(tmp_path, identities):
     security = identities.of_broker(token_file=str(identities.token_file), clients="token")
-    with secure(tmp_path, identities, security=security) as broker:
+    with secure(tmp_path, identities, security=security, tokenless=True) as broker:
         assert status(broker, identities, "/metrics", identities.client) == 401
         assert status(broker, identities, "/metrics", X_Admin_Token=TOKEN) == 200
 
 
 def test_over_plain_http_the_shared_token_opens_nothing(tmp_path, identities):
     security = Security(token_file=str(identities.token_file))
-    with secure(tmp_path, identities, security=security, token=OWN_TOKEN) as broker:
+    with secure(tmp_path, identities, security=security, token=OWN_TOKEN, tokenless=True) as broker:
         port = broker.ports["http"]
         assert ask_plainly(port, "/readyz")[0] == 200
         assert ask_plainly(port, "/metrics", X_Admin_Token=TOKEN)[0] == 403
         assert ask_plainly(port, "/metrics", X_Admin_Token=OWN_TOKEN)[0] == 200
-    with secure(tmp_path, identities, security=security) as broker:  # programs of this machine need none
+    with running(
+        tmp_path, security=security, http=0, **NONE
+    ) as broker:  # another user's program would not either
+        for path in ("/metrics", "/api/overview", "/api/admin/dlq/list"):
+            code, told = ask_plainly(broker.ports["http"], path)
+            assert code == 403 and "http.token" in told
+        assert ask_plainly(broker.ports["http"], "/livez")[0] == 200
+    with running(tmp_path, security=security, http=0, tokenless=True, **NONE) as broker:
         for path in ("/metrics", "/api/overview", "/api/admin/dlq/list"):
             assert ask_plainly(broker.ports["http"], path)[0] == 200
             assert ask_plainly(broker.ports["http"], path, Host="broker.example")[0] in (401, 403)
@@ -104,9 +116,9 @@ def test_a_token_that_changes_is_read_again(tmp_path, identities):
     security = identities.of_broker(token_file=str(file))
     with secure(tmp_path / "data", identities, security=security) as broker:
         assert status(broker, identities, "/metrics", X_Admin_Token=TOKEN) == 200
-        file.write_text("another-secret-of-the-test\n")
+        file.write_text("8769ed0f5157f82b7bac73ec896b8466\n")
         until(lambda: status(broker, identities, "/metrics", X_Admin_Token=TOKEN) == 403)
-        assert status(broker, identities, "/metrics", X_Admin_Token="another-secret-of-the-test") == 200
+        assert status(broker, identities, "/metrics", X_Admin_Token="8769ed0f5157f82b7bac73ec896b8466") == 200
 
 
 def test_strangers_hold_no_connection(broker, identities):
@@ -183,7 +195,69 @@ def test_a_door_that_strangers_could_use_is_not_opened(tmp_path, identities, doo
     changes = off | {door: on, "host": "0.0.0.0", "security": security}
     with pytest.raises(SecurityError, match=wanted) as caught, running(tmp_path, **changes):
         pass
+    word = "security.tokenless=allow" if security.has_token else "TRANSFER_UNAUTHENTICATED=allow"
+    assert word in caught.value.hint
+
+
+def test_http_takes_no_token_in_plain_text_from_other_machines(tmp_path):
+    changes = {"host": "0.0.0.0", "http": 0, "own": None, "token": OWN_TOKEN, **NONE}
+    with (
+        pytest.raises(SecurityError, match="take the token in plain text") as caught,
+        running(tmp_path, security=Security(token=TOKEN), **changes),
+    ):
+        pass
     assert "TRANSFER_UNAUTHENTICATED=allow" in caught.value.hint
+    allowed = Security(token=TOKEN, unauthenticated=True)
+    with running(tmp_path, security=allowed, **changes) as broker:
+        assert ask_plainly(broker.ports["http"], "/metrics", X_Admin_Token=OWN_TOKEN)[0] == 200
+    with (
+        pytest.raises(SecurityError, match=r"http\.token can be guessed"),
+        running(tmp_path, security=allowed, **changes | {"token": "secret"}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("door", ["ttp", "pybroker", "rqueue", "abtp"])
+def test_a_front_that_cannot_ask_for_the_token_listens_by_a_word_only(tmp_path, door):
+    """Not even on this machine, which may have other users."""
+    on = AbtpEndpoints(FREE, FREE) if door == "abtp" else 0
+    changes = NONE | {door: on}
+    with (
+        pytest.raises(SecurityError, match=f"{door} would let in who has no token"),
+        running(tmp_path, security=Security(token=TOKEN), **changes),
+    ):
+        pass
+    for security, word in (
+        (Security(token=TOKEN), True),
+        (Security(token=TOKEN, unauthenticated=True), False),
+        (Security(), False),
+    ):
+        with running(tmp_path, security=security, tokenless=word, **changes) as broker:
+            assert list(broker.fronts) == ["own", door]
+
+
+def test_fronts_that_nobody_named_are_left_out(tmp_path):
+    settings = configured([Said("security.clients", "", "here")]).settings
+    found, shut = tokenless.places(settings, Security(token=TOKEN))
+    assert shut == ["ttp", "pybroker", "rqueue", "abtp"] and not any(found.values())
+    private = AbtpEndpoints(f"ipc://{tmp_path}/router", f"ipc://{tmp_path}/pub")
+    found, shut = tokenless.places(replace(settings, abtp=private), Security(token=TOKEN))
+    assert found["abtp"] == private and "abtp" not in shut
+    named = configured([Said("ttp.port", "59321", "here"), Said("rqueue.port", "off", "here")]).settings
+    with pytest.raises(SecurityError, match=r"^ttp would"):
+        tokenless.places(named, Security(token=TOKEN))
+    word = configured(
+        [Said("security.tokenless", "allow", "here"), Said("ttp.port", "59321", "here")]
+    ).settings
+    assert tokenless.places(word, Security(token=TOKEN)) == (tokenless.places(word, Security())[0], [])
+
+
+def test_fronts_at_their_usual_places_are_no_error_with_a_token(tmp_path, caplog):
+    unusual = {"ttp": 59321, "pybroker": 9099, "rqueue": 6567, "abtp": AbtpEndpoints()}
+    with running(tmp_path, security=Security(token=TOKEN), **unusual) as broker:
+        assert list(broker.fronts) == ["own"] and not broker.ports
+    (line,) = [line for line in caplog.messages if "not listening" in line]
+    assert line.startswith("ttp, pybroker, rqueue, abtp: ") and "security.tokenless=allow" in line
 
 
 def test_a_word_opens_them_and_so_do_certificates(tmp_path, identities):

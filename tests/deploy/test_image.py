@@ -27,9 +27,10 @@ STAGES = parse(TEXT)
 STATES = states(STAGES)
 TARGETS = ("tcp", "rdma")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PINNED = (DOCKER / "constraints.txt").read_text() + (DOCKER / "build-constraints.txt").read_text()
 PINS = {
     canonicalize_name(name): Version(version)
-    for name, version in re.findall(r"^([\w.-]+)==(\S+)$", (DOCKER / "constraints.txt").read_text(), re.M)
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)", PINNED, re.M)
 }
 
 
@@ -109,10 +110,39 @@ def test_packages_are_installed_without_what_they_only_recommend_and_without_tra
             stage = next(stage for stage in STAGES if one in stage.instructions)
             assert stage.name == "build" or ("rm -rf" in one.text and "/var/lib/apt/lists/*" in one.text)
         if re.search(r"pip\S* .*\binstall\b", one.text):
-            assert "--constraint constraints.txt" in one.text, one.text
+            for command in re.findall(r"pip\S* [^&]*\binstall\b[^&]*", one.text):
+                ours = "--no-index --no-deps" in command and "tensor-transfer[" in command
+                assert ours or "--require-hashes --requirement" in command, command
     tcp = next(stage for stage in STAGES if stage.name == "tcp")
     assert not [one for one in tcp.instructions if "apt-get" in one.text]
     assert not re.search(r"curl|wget|\bADD\b", re.sub(r"#.*", "", TEXT))
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "build-constraints.txt"])
+def test_each_pin_has_the_hashes_of_its_wheels(name):
+    lines = (DOCKER / name).read_text().replace("\\\n", " ").splitlines()
+    pins = [line.split() for line in lines if line and not line.startswith("#")]
+    assert pins
+    for requirement, *hashes in pins:
+        assert re.fullmatch(r"[\w.-]+==[\w.]+", requirement)
+        assert len(set(hashes)) in (1, 2), "one wheel for all machines, or one for each of the two"
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes), requirement
+
+
+@pytest.mark.parametrize(
+    ("name", "holed", "mended"), [("aiohttp", "3.10.10", "3.10.11"), ("cryptography", "42.0.3", "42.0.4")]
+)
+def test_versions_with_known_holes_are_not_taken(name, holed, mended):
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    found = [
+        Requirement(text)
+        for texts in extras
+        for text in texts
+        if canonicalize_name(Requirement(text).name) == name
+    ]
+    assert found
+    for one in found:
+        assert not one.specifier.contains(holed) and one.specifier.contains(mended)
 
 
 # -- versions ------------------------------------------------------------------------------------------------

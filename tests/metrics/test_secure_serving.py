@@ -15,7 +15,7 @@ from transfer.certificates import Authority
 from transports.errors import SecurityError
 from transports.security.settings import Security
 
-TOKEN = "a-shared-secret-of-the-test-4711"
+TOKEN = "a4fc542c74e437a9de36a1413212954a"
 HERE = "127.0.0.1"
 
 
@@ -82,9 +82,13 @@ def test_a_new_certificate_is_shown_without_a_restart(authority, security):
             assert time.monotonic() < deadline, "the old one is still shown"
 
 
-@pytest.mark.parametrize("security", [Security(), Security(token=TOKEN)], ids=["nothing", "token"])
-def test_other_machines_are_not_answered_without_certificates(security):
-    with pytest.raises(SecurityError, match="would let strangers in") as caught:
+@pytest.mark.parametrize(
+    ("security", "why"),
+    [(Security(), "let strangers in"), (Security(token=TOKEN), "take the token in plain text")],
+    ids=["nothing", "token"],
+)
+def test_other_machines_are_not_answered_without_certificates(security, why):
+    with pytest.raises(SecurityError, match=f"would {why}") as caught:
         transfer.Context(metrics_port="0.0.0.0:0", security=security)
     assert "TRANSFER_UNAUTHENTICATED=allow" in caught.value.hint
     with transfer.Context(metrics_port="0.0.0.0:0", security=Security(unauthenticated=True)) as context:

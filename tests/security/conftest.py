@@ -22,7 +22,7 @@ from transports.tcp import TcpTransport
 from transports.testing.ends import Side, close_all, until
 from transports.wire import SocketType
 
-TOKEN = "a token that both sides know"
+TOKEN = "137dc6fd7764291e151bed2a85c14358"
 
 
 class Paper:

@@ -88,6 +88,13 @@ def test_a_certificate_for_other_names(stage, paper):
     stage.meets(server, friend)
 
 
+def test_a_name_that_only_the_subject_has(stage, paper):
+    """A certificate names hosts in its subjectAltName. A CN is free text, which authorities do not check."""
+    server, address = stage.serve(paper.security(paper.authority.issue("named.example", hosts=())))
+    _, found = stage.refused(server, stage.reach(address, paper.security(server_name="named.example")))
+    assert found.reason == "tls" and "mismatch" in str(found)
+
+
 def test_a_certificate_for_servers_alone_lets_no_client_in(stage, paper, monkeypatch):
     """`serverAuth` is what a public authority gives to whoever has a web site."""
     usages = SimpleNamespace(SERVER_AUTH=OID.SERVER_AUTH, CLIENT_AUTH=OID.CODE_SIGNING)
@@ -113,7 +120,12 @@ def test_a_client_that_has_a_token_instead(stage, paper):
     stage.meets(server, client)
     assert server.connected[0].agreement.authenticated
     found, told = stage.refused(
-        *_again(server, stage.reach(address, paper.security(certificate="", key="", token="wrong" * 4)))
+        *_again(
+            server,
+            stage.reach(
+                address, paper.security(certificate="", key="", token="8810ad581e59f2bc3928b261707a7130")
+            ),
+        )
     )
     assert found.reason == told.reason == "token"
 
@@ -126,7 +138,7 @@ def _again(server, client):
 def test_certificate_and_wrong_token(stage, paper):
     """Both are asked for where both are given."""
     server, address = stage.serve(paper.security(token=TOKEN))
-    for token in ("another token, as long as it", ""):
+    for token in ("4562ddd1c277bf3c39f024c0574f4c6d", ""):
         server.failed.clear()
         found, told = stage.refused(server, stage.reach(address, paper.security(token=token)))
         assert found.reason == told.reason == "token"

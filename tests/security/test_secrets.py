@@ -19,7 +19,7 @@ from transports.security.credentials import Credentials
 from transports.security.settings import Security
 from transports.testing.ends import until
 
-SECRET = "s3cr3t-that-nobody-may-read-anywhere"
+SECRET = "7d0c52e3b19f4a86ce05d1f7328b94aa"
 
 
 @pytest.mark.parametrize("by", ["text", "file"])
@@ -32,7 +32,7 @@ def test_nobody_reads_it(paper, tmp_path, caplog, by):
     texts = [repr(security), str(security), repr(Credentials(security, default_core))]
     with (
         transfer.Context(security=security) as context,
-        transfer.Context(security=paper.security(token="another-one-that-is-wrong")) as other,
+        transfer.Context(security=paper.security(token="c5e4820d8861f9af1764aa144e581ed1")) as other,
         context.socket(transfer.PULL, rcvtimeo=10_000) as pull,
         context.socket(transfer.PUSH) as push,
         other.socket(transfer.PUSH, linger=0) as stranger,

@@ -13,17 +13,17 @@ from tests.security.conftest import TOKEN
 from tests.security.relaying import Between
 from transports.address import parse
 from transports.errors import HandshakeError, SecurityError
-from transports.hello import encode
-from transports.identity import make_hello
+from transports.hello import PROVES_FIRST, encode
+from transports.identity import FEATURES, make_hello
 from transports.security import credentials as module, proof
 from transports.security.credentials import Credentials
-from transports.security.proof import ACCEPTING, CONNECTING, is_proved, prove, transcript
+from transports.security.proof import ACCEPTING, CONNECTING, prove, proved_token, transcript
 from transports.security.proving import Proving
 from transports.security.settings import Security
 from transports.testing.ends import until
 from transports.wire import HEADER_SIZE, Control, SocketType
 
-OTHER = "another token, as long as it"
+OTHER = "4562ddd1c277bf3c39f024c0574f4c6d"
 SECURITY = Security(token=TOKEN)
 
 
@@ -49,7 +49,6 @@ class Peer:
         self.hello = hello or encode(make_hello(SocketType.PUSH, proves=True))
         self.end.sendall(self.hello)
         self.heard = read_frame(self.end)
-        self.proof = read_frame(self.end)
 
     @property
     def said(self) -> bytes:
@@ -57,7 +56,7 @@ class Peer:
 
     def prove(self, mac: bytes) -> bytes:
         """What the answer is: a control byte and the rest."""
-        data = bytes([Control.PROOF]) + mac
+        data = bytes([Control.PROOF, 0]) + mac
         self.end.sendall(self.hello[:22] + len(data).to_bytes(8, "little") + bytes(4) + data)
         return read_frame(self.end)[HEADER_SIZE:]
 
@@ -91,17 +90,46 @@ def test_one_has_another_or_none(stage, side, ours):
 def test_the_peer_of_these_tests_can_prove_it(stage):
     server, address = stage.serve(SECURITY)
     with Peer(address) as peer:
-        assert peer.proof[HEADER_SIZE:] == bytes([Control.PROOF]) + prove(
-            TOKEN.encode(), ACCEPTING, peer.said
-        )
-        assert peer.prove(prove(TOKEN.encode(), CONNECTING, peer.said)) == bytes([Control.PROOF])
+        answer = peer.prove(prove(TOKEN.encode(), CONNECTING, peer.said))
+        assert answer == bytes([Control.PROOF, 0]) + prove(TOKEN.encode(), ACCEPTING, peer.said)
     until(lambda: server.connected, "the connection")
 
 
+def test_a_stranger_gets_nothing_to_guess_the_token_by(stage):
+    """The accepting side proves nothing to a peer that has not proved the token itself."""
+    server, address = stage.serve(SECURITY, timeout=0.5)
+    with Peer(address) as peer:
+        rest = read_frame(peer.end)
+        assert rest[HEADER_SIZE : HEADER_SIZE + 1] != bytes([Control.PROOF])
+    until(lambda: server.failed, "the end")
+    with Peer(address) as peer:
+        answer = peer.prove(prove(b"guessed", CONNECTING, peer.said))
+        assert answer[:1] == bytes([Control.REFUSED])
+
+
+@pytest.mark.parametrize("old", ["server", "client"])
+def test_older_versions_with_a_token_are_refused_at_once(stage, old):
+    """Their accepting side proves first. It is named what they are, long before the handshake's time ends."""
+    before = FEATURES - {PROVES_FIRST}
+    server, address = stage.serve(SECURITY, **({"features": before} if old == "server" else {}))
+    client = stage.reach(address, SECURITY, **({"features": before} if old == "client" else {}))
+    new, peer = (client, server) if old == "server" else (server, client)
+    until(lambda: new.failed and peer.failed, "the refusal")
+    assert new.failed[0].reason == "token" and "the peer is an older version" in str(new.failed[0])
+    assert peer.failed[0].reason in ("token", "closed", "truncated")
+    if old == "client":
+        assert "this side is an older version" in str(peer.failed[0])
+
+
+def test_older_versions_without_a_token_are_served(stage):
+    server, address = stage.serve(Security(), features=FEATURES - {PROVES_FIRST})
+    stage.meets(server, stage.reach(address, Security()))
+
+
 WRONG = {
-    "the server's own, thrown back": lambda peer: peer.proof[HEADER_SIZE + 1 :],
     "nothing": lambda peer: b"",
     "zeros": lambda peer: bytes(32),
+    "with a name": lambda peer: b"\x03one" + prove(TOKEN.encode(), CONNECTING, peer.said, b"one"),
     "a piece": lambda peer: prove(TOKEN.encode(), CONNECTING, peer.said)[:-1],
     "more than it": lambda peer: prove(TOKEN.encode(), CONNECTING, peer.said) + b"\0",
     "of the other side": lambda peer: prove(TOKEN.encode(), ACCEPTING, peer.said),
@@ -133,7 +161,7 @@ def test_a_proof_of_another_connection(stage):
     with Peer(address) as one, Peer(address, one.hello) as other:
         good = prove(TOKEN.encode(), CONNECTING, one.said)
         assert other.prove(good)[:1] == bytes([Control.REFUSED])
-        assert one.prove(good) == bytes([Control.PROOF])
+        assert one.prove(good)[:1] == bytes([Control.PROOF])
     until(lambda: server.connected and server.failed, "both ends")
     assert len(server.connected) == 1
 
@@ -201,10 +229,10 @@ def test_who_shows_a_certificate_of_his_own_in_between(stage, paper):
         ):
             far.sendall(read_frame(near))
             near.sendall(read_frame(far))
-            near.sendall(read_frame(far))
-            refusal = read_frame(near)
+            far.sendall(read_frame(near))
+            refusal = read_frame(far)
             assert refusal[HEADER_SIZE] == Control.REFUSED
-            far.sendall(refusal)
+            near.sendall(refusal)
             until(lambda: client.failed and server.failed, "the refusal")
     assert client.failed[0].reason == server.failed[0].reason == "token"
 
@@ -215,7 +243,11 @@ def test_who_shows_a_certificate_of_his_own_in_between(stage, paper):
 def test_a_token_is_changed_without_a_pause(stage, tmp_path, monkeypatch):
     """First all take the new one, then all show it, then nobody takes the old one."""
     monkeypatch.setattr(module, "_LOOK", 0.0)
-    file, one, two = tmp_path / "tokens", "the first token of all", "the second token of all"
+    file, one, two = (
+        tmp_path / "tokens",
+        "340751ebba5d16a4c5880014500b6993",
+        "46221ee0bf27e3fdd06470f56f319d17",
+    )
     file.write_text(one)
     known = Credentials(Security(token_file=str(file)), stage.core)
     server, address = stage.serve(known.security, credentials=known)
@@ -231,7 +263,7 @@ def test_a_token_is_changed_without_a_pause(stage, tmp_path, monkeypatch):
 
     assert comes_in(one) and not comes_in(two)
     file.write_text(f"{one}\n\n  {two}  \n")
-    assert comes_in(one) and comes_in(two, one) and not comes_in(two), "who takes the new alone is too early"
+    assert comes_in(one) and comes_in(two, one) and comes_in(two), "the proof is by the one that came"
     file.write_text(f"{two}\n{one}\n")
     assert comes_in(one, two) and comes_in(two)
     file.write_text(two)
@@ -240,13 +272,15 @@ def test_a_token_is_changed_without_a_pause(stage, tmp_path, monkeypatch):
     assert comes_in(two) and known.failures
 
 
-@pytest.mark.parametrize("text", [b"", b"\n \n", b"short", b"a token that is good\nshort", b"\xff" * 40])
+@pytest.mark.parametrize(
+    "text", [b"", b"\n \n", b"short", b"52887e6520ab92e83983741456303ec6\nshort", b"\xff" * 40]
+)
 def test_files_without_a_good_token(core, tmp_path, text):
     file = tmp_path / "tokens"
     file.write_bytes(text)
     with pytest.raises(SecurityError) as caught:
         Credentials(Security(token_file=file), core)
-    assert str(file) in str(caught.value) and "a token that is good" not in str(caught.value)
+    assert str(file) in str(caught.value) and "52887e6520ab92e83983741456303ec6" not in str(caught.value)
     with pytest.raises(SecurityError):
         Credentials(Security(token_file=str(tmp_path / "none")), core)
 
@@ -276,10 +310,10 @@ TOKENS = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=3, un
     TOKENS, TOKENS, st.binary(max_size=50), st.binary(max_size=50), st.lists(st.integers(1, 80), min_size=1)
 )
 def test_both_are_done_or_one_refuses(ours, theirs, said, heard, sizes):
-    """A model: good if each side's first is one of the other's, and both mean the same conversation."""
+    """A model: good if the accepting side knows what the other shows, and both mean the same conversation."""
     connecting = Proving(SocketType.PUSH, ours, said, connecting=True)
     accepting = Proving(SocketType.PULL, theirs, heard, connecting=False)
-    good = said == heard and ours[0] in theirs and theirs[0] in ours
+    good = said == heard and ours[0] in theirs
     try:
         run(connecting, accepting, sizes)
     except HandshakeError as error:
@@ -318,10 +352,10 @@ def test_transcripts_tell_all_conversations_apart(one, other):
 def test_proofs_by_any_of_the_tokens():
     tokens = b"one", b"two"
     for token in tokens:
-        assert is_proved(tokens, CONNECTING, b"said", prove(token, CONNECTING, b"said"))
+        assert proved_token(tokens, CONNECTING, b"said", prove(token, CONNECTING, b"said")) == token
     for bad in (b"", b"x" * 32, prove(b"one", ACCEPTING, b"said"), prove(b"one", CONNECTING, b"other")):
-        assert not is_proved(tokens, CONNECTING, b"said", bad)
-    assert not is_proved((), CONNECTING, b"said", prove(b"", CONNECTING, b"said"))
+        assert proved_token(tokens, CONNECTING, b"said", bad) is None
+    assert proved_token((), CONNECTING, b"said", prove(b"", CONNECTING, b"said")) is None
 
 
 def test_that_they_are_compared_in_constant_time():

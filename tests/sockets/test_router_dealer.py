@@ -117,7 +117,7 @@ def test_unknown_identities_are_dropped_or_refused(context):
 
 
 def test_the_same_identity_again_replaces_the_old_connection(context):
-    router = context.socket(ROUTER)
+    router = context.socket(ROUTER, router_handover=True)
     router.bind(TCP)
     first = context.socket(DEALER, routing_id=b"same", reconnect_ivl=-1)
     first.connect(router.last_endpoint)
@@ -151,7 +151,7 @@ def test_dealers_talk_to_each_other(context):
 
 
 def test_two_that_claim_one_identity_do_not_push_each_other_out_for_ever(context):
-    router = context.socket(ROUTER)
+    router = context.socket(ROUTER, router_handover=True)
     router.bind(TCP)
     first = context.socket(DEALER, routing_id=b"same", reconnect_ivl=1)
     monitor = first.get_monitor()

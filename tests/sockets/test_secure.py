@@ -28,7 +28,7 @@ def secure(authority) -> Security:
         certificate=issued.certificate,
         key=issued.key,
         authority=authority.path,
-        token="a token of these tests",
+        token="17c11c070fe9d38e70c224ae891089be",
     )
 
 
@@ -129,7 +129,7 @@ def test_who_has_no_certificate_stays_out(context, made, authority) -> None:
     pull.bind("tcp://127.0.0.1:0")
     endpoint = pull.last_endpoint
     monitor = pull.get_monitor()
-    token = "a token of these tests"
+    token = "17c11c070fe9d38e70c224ae891089be"
     for security in (Security(), Security(token=token), Security(authority=authority.path, token=token)):
         push = made(security).socket(transfer.PUSH)
         push.connect(endpoint)

@@ -32,6 +32,7 @@ from transports.hello import (
     MAX_LIST,
     MAX_ROUTING_ID,
     MAX_TEXT,
+    PROVES_FIRST,
     REASONS,
     Agreement,
     Hello,
@@ -57,7 +58,7 @@ TOKENS = (b"the token of a fuzz, and long", b"an older one that is still taken")
 LOCALS = {
     "pull": Hello(SocketType.PULL, features=frozenset({"crc32", "lz4", "credit"}), nonce="a1" * 16),
     "small": Hello(SocketType.PULL, nonce="a2" * 16, limits={"max_message": 1000}),
-    "secret": Hello(SocketType.PULL, nonce="a3" * 16, proves=True),
+    "secret": Hello(SocketType.PULL, features=frozenset({PROVES_FIRST}), nonce="a3" * 16, proves=True),
     "newer": Hello(SocketType.PULL, versions=(2, 3), nonce="a4" * 16),
     "pair": Hello(SocketType.PAIR, nonce="a5" * 16, offer=Offer(("tcp",), "tcp", "require", "here")),
     "router": Hello(SocketType.ROUTER, routing_id=b"router", nonce="a6" * 16),
@@ -85,7 +86,7 @@ _VALUES = (
 )  # fmt: skip
 _KEYS = (
     "versions", "type", "features", "id", "host", "epoch", "nonce", "limits", "transports", "protocol",
-    "policy", "source", "lazy", "extra", "proves", "reason", "message", "later", "",
+    "policy", "source", "lazy", "extra", "proves", "instance", "reason", "message", "later", "",
 )  # fmt: skip
 #: what may appear in the middle of one
 _PIECES = (b'"', b"\\u", b"[", b"{", b"\xff", b"1e999", b"\xed\xa0\x80", b"\xf0\x9f")
@@ -180,10 +181,12 @@ def _proofs(rng: random.Random, kind: SocketType, heard: bytes, local: Hello) ->
     who, both = rng.choice(((CONNECTING, (heard, said)), (ACCEPTING, (said, heard))))
     if rng.random() < 0.2:
         who = rng.choice((CONNECTING, ACCEPTING))  # the other side's, thrown back
-    proof = prove(rng.choice((*TOKENS, b"another one")), who, transcript(*both, b""))
+    name = rng.choice((b"", b"", b"", b"one"))
+    proof = bytes([len(name)]) + name
+    proof += prove(rng.choice((*TOKENS, b"another one")), who, transcript(*both, b""), name)
     if rng.random() < 0.2:
         proof = rng.choice((b"", proof[:-1], proof + b"\0", rng.randbytes(32), bytes(5000)))
-    frames = [bytes([Control.PROOF]) + proof, bytes([Control.PROOF])]
+    frames = [bytes([Control.PROOF]) + proof, bytes([Control.PROOF, 0])]
     if rng.random() < 0.2:
         frames.insert(
             rng.randrange(2), rng.choice((b"", b"\0", frames[0], _refusal(rng, kind)[HEADER_SIZE:]))
@@ -330,6 +333,7 @@ def ending(local: Hello, data: bytes, connecting: bool, piece: int) -> str:
     if outcome is None:
         assert taken == len(data) or (side.peeking and taken == 0 and len(data) < HEADER_SIZE)
         assert not said or (local.proves and taken >= whole), "a proof follows"
+        assert connecting or said in (b"", encode(local)), "who has proved nothing is proved nothing"
         return f"more, {len(data) - taken} left"
     assert not side.wants or isinstance(outcome, Agreement)
     if isinstance(outcome, HandshakeError):
@@ -339,7 +343,7 @@ def ending(local: Hello, data: bytes, connecting: bool, piece: int) -> str:
         if connecting and not data.startswith(MAGIC.to_bytes(4, "little")[: len(data)]):
             assert taken <= HEADER_SIZE and not said, "its first bytes are enough"
             return f"{outcome.reason}, the rest is left"
-        assert taken in (0, HEADER_SIZE, whole) or (proving and taken in frames_of(data, 3))
+        assert taken in (0, HEADER_SIZE, whole) or (proving and taken in frames_of(data, 2))
         assert taken <= HEADER_SIZE + MAX_HELLO + 1 or proving
         if taken == 0 or (connecting and not proving):
             assert not said, "who is not known to understand is told nothing"
@@ -352,7 +356,7 @@ def ending(local: Hello, data: bytes, connecting: bool, piece: int) -> str:
         assert not connecting and not taken and not said and not outcome.features
         return f"plain {outcome.remote.socket_type.name}, {len(data)} left"
     if local.proves:
-        assert taken == frames_of(data, 3 if connecting else 2)[-1] and outcome.authenticated
+        assert taken == frames_of(data, 2)[-1] and outcome.authenticated
         assert said.startswith(b"" if connecting else encode(local))
         outcome = replace(outcome, authenticated=False)
     else:

@@ -155,7 +155,7 @@ def test_a_plain_peer_keeps_its_first_message(reactor, server):
 
 
 def test_a_plain_peer_is_refused_where_a_token_is_needed(reactor):
-    known = Credentials(Security(token="a token that is long enough"), core)
+    known = Credentials(Security(token="b1f04507892daa251f873b7fb74e47e7"), core)
     with serving(reactor, credentials=known) as (side, address), raw(address) as peer:
         peer.sendall(PLAIN)
         until(lambda: side.failed, "the refusal")

@@ -33,7 +33,9 @@ def subject(name: str, folder, core=None) -> checks.Subject:
     if name == "tls":
         authority = Authority(folder)
         issued = authority.issue()
-        security = Security(issued.certificate, issued.key, authority.path, token="that both sides know")
+        security = Security(
+            issued.certificate, issued.key, authority.path, token="a304e50671b94706bf5161f81083bdfa"
+        )
     return checks.Subject(lambda: registry.open_transport(scheme), endpoint, core, security=security)
 
 

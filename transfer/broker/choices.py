@@ -147,6 +147,12 @@ CHOICES = (
         values.allowed,
         "`allow`: strangers may come from other machines",
     ),
+    Choice(
+        "security.tokenless",
+        ("tokenless",),
+        values.allowed,
+        "`allow`: TTP, PyBroker, rqueue, abtp, HTTP listen here without the token, which they cannot ask for",
+    ),
     Choice("security.encrypt", ("security", "encrypt"), values.word(*ENCRYPT), "what is encrypted"),
     Choice(
         "security.connections",
@@ -239,6 +245,8 @@ CHOICES = (
     ),
     Choice("large.in_place", ("fast_path", "in_place"), values.flag, "and on the loop when that fails"),
 )
+#: of the fronts that know no token
+_PLACES = frozenset({"ttp.port", "pybroker.port", "rqueue.port", "abtp.router", "abtp.pub"})
 BY_NAME = {choice.name: choice for choice in CHOICES}
 
 
@@ -264,7 +272,8 @@ def settings_of(chosen: dict[str, Value], secured: Secured | None = None) -> Set
         changes["own"] = None
     if "abtp" in changes and not changes["abtp"].router:
         changes["abtp"] = None
-    return replace(base, **changes)
+    named = frozenset(name.partition(".")[0] for name in chosen if name in _PLACES)
+    return replace(base, **changes, named=named)
 
 
 def _security(fields: dict[str, Any], secured: Secured | None) -> Security | None:

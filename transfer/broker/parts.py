@@ -10,11 +10,14 @@ import json
 from collections.abc import Mapping, Set
 from pathlib import Path
 
+from transfer.broker.state.dead_letters import LETTERS
 from transfer.log import Log
 from transports.errors import LogDamaged
 
 #: the log, the database, the audit
 LOG, STATE, AUDIT = "log", "state.db", "audit"
+#: what the log does not look after itself
+OTHER_PARTS = (STATE, f"{STATE}-wal", f"{STATE}-shm", AUDIT, LETTERS)
 _MADE = b"broker/parts"
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import transfer
 from transfer import config
+from transfer.broker import tokenless
 from transfer.broker.auditing import Auditing
 from transfer.broker.beside import Beside
 from transfer.broker.burying import Burying
@@ -35,7 +36,7 @@ from transfer.broker.fronts.ttp import TtpFront
 from transfer.broker.hub import Hub
 from transfer.broker.lines import Lines
 from transfer.broker.listener import Accepted
-from transfer.broker.parts import AUDIT, LOG, STATE, check_state, made_parts, note_made
+from transfer.broker.parts import AUDIT, LOG, OTHER_PARTS, STATE, check_state, made_parts, note_made
 from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.settings import AbtpEndpoints, Settings
 from transfer.broker.state.audit import Audit
@@ -49,6 +50,7 @@ from transfer.broker.store import Store
 from transfer.broker.volume import log_room
 from transfer.log import Log, Retention, undisturbed
 from transfer.log.disk import make_folder
+from transfer.log.private import FILE_MODE, close_to_others
 from transfer.log.upkeep import Upkeep
 from transports.address import format_host
 from transports.errors import NotSupported, TransferError
@@ -205,6 +207,7 @@ class Broker:
     def _open(self) -> None:
         settings, loop = self.settings, self._loop
         make_folder(self.folder)
+        close_to_others(self.folder, inside=OTHER_PARTS)
         room = log_room(settings.retention_bytes, self.folder / LOG)
         retention = Retention(bytes=room, age=settings.retention_age)
         log = self._owned.enter_context(Log(self.folder / LOG, retention=retention, damaged="serve"))
@@ -306,6 +309,9 @@ class Broker:
         )
         front = AbtpFront(self.hub, self._loop, self.direct, settings, beside=beside, allowed=allowed)
         self._add("abtp", front)
+        for place in front.endpoints.values():
+            if place.startswith("ipc://") and not place.startswith("ipc://@"):
+                os.chmod(place.removeprefix("ipc://"), FILE_MODE)
         self.hub.direct = self.direct  # from now on somebody brings its consumers
         relayed = secured(self.doors, self._lines, outside, front.endpoints)
         self._owned.callback(relayed.close)
@@ -325,7 +331,12 @@ class Broker:
         if settings.own is not None:
             own = self._add("own", OwnFront(self.hub, self._loop, context, settings.own))
             self.endpoints = dict(own.endpoints)
-        if settings.ttp is not None:
+        places, shut = tokenless.places(settings, context.credentials.security)
+        if shut:
+            _log.warning(
+                "%s: not listening: the protocol knows no token (%s)", ", ".join(shut), tokenless.HINT
+            )
+        if places["ttp"] is not None:
             ttp = self._add("ttp", TtpFront(self.hub, lines, settings.ttp_limits))
             self._speakers[Speech.TTP] = self._entry("ttp", ttp, ttp.connected, TTP_PROTOCOL)
             doorway = Doorway(
@@ -338,15 +349,17 @@ class Broker:
                 most=context.credentials.security.unfinished,
             )
             self._owned.callback(doorway.close)
-            self._listen("ttp", settings.ttp, doorway.accepted)
-        if settings.pybroker is not None:
+            self._listen("ttp", places["ttp"], doorway.accepted)
+        if places["pybroker"] is not None:
             pybroker = self._add("pybroker", PyBrokerFront(self.hub, lines, settings.pybroker_limits))
-            self._listen("pybroker", settings.pybroker, self._entry("pybroker", pybroker, pybroker.connected))
-        if settings.rqueue is not None:
+            self._listen(
+                "pybroker", places["pybroker"], self._entry("pybroker", pybroker, pybroker.connected)
+            )
+        if places["rqueue"] is not None:
             rqueue = self._add("rqueue", RqueueFront(self.hub, lines, settings.rqueue_limits))
-            self._listen("rqueue", settings.rqueue, self._entry("rqueue", rqueue, rqueue.connected))
-        if settings.abtp is not None:
-            self._open_abtp(settings.abtp)
+            self._listen("rqueue", places["rqueue"], self._entry("rqueue", rqueue, rqueue.connected))
+        if places["abtp"] is not None:
+            self._open_abtp(places["abtp"])
 
     def _open_spool(self, log: Log, endpoint: str, ages: Ages) -> None:
         """Rows of Spark's tasks on their way to training, in the same log. It has threads of its own."""

@@ -90,6 +90,7 @@ def trust(asked: Asked, security: Security) -> tuple[ssl.SSLContext, str]:
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["http/1.1"])
+    context.hostname_checks_common_name = False
     try:
         if security.authority:
             context = _only_from(context, security.authority)
@@ -113,6 +114,7 @@ def trust(asked: Asked, security: Security) -> tuple[ssl.SSLContext, str]:
 def _only_from(context: ssl.SSLContext, file: str) -> ssl.SSLContext:
     only = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     only.minimum_version = context.minimum_version
+    only.hostname_checks_common_name = False
     only.set_alpn_protocols(["http/1.1"])
     only.load_verify_locations(file)
     return only

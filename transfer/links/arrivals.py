@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
+import select
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from patterns import PATTERNS, Subscriber
-from transfer.links.control import REPLACED, Controls
+from transfer.links.control import REPLACED, TAKEN, Controls
 from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transports.connection import Connected
 from transports.errors import Broken, Closed, HandshakeError
+from transports.hello import is_same
 from transports.reactor import EDGE, PEER_CLOSED, READABLE
 from transports.wire import Control, SocketType
 
 if TYPE_CHECKING:
     from transfer.socket import SocketMethods
+    from transports.hello import Hello
 
 logger = logging.getLogger("transfer")
 
@@ -112,6 +115,8 @@ class Arrivals(Controls):
                 self.pattern.detach(queue.stream)
             try:
                 self.pattern.check(remote.socket_type, remote.routing_id)
+                if not socket.router_handover:
+                    self._check_identity(remote)
             except HandshakeError:
                 if queue is not None:
                     self.pattern.attach(queue.stream, queue.socket_type)
@@ -147,6 +152,19 @@ class Arrivals(Controls):
             if isinstance(self.pattern, Subscriber):
                 self._introduce(self.pattern, stream)
         return peer, replaced
+
+    def _check_identity(self, remote: Hello) -> None:
+        """Who has the identity of a peer that is there has to be the same, or that one has ended. Raises
+        HandshakeError."""
+        there = self.peers.get(self.pattern.holder(remote.routing_id))
+        if there is None or there.agreement is None or is_same(there.agreement.remote, remote):
+            return
+        if not _has_ended(there.fd):
+            raise HandshakeError(
+                TAKEN,
+                f"another peer has the identity {remote.routing_id!r}",
+                hint="router_handover lets the newest connection take it over",
+            )
 
     def _introduce(self, pattern: Subscriber, stream: Any) -> None:
         try:
@@ -223,6 +241,15 @@ class Arrivals(Controls):
             choice = agreement.choice
             self._count(f"fallback:{choice.wanted}:{choice.transport}:{choice.word}")
             self.context.log_once(f"fell back to {choice.transport}: {choice.reason}")
+
+
+def _has_ended(fd: int) -> bool:
+    """The peer has closed the connection, also if what it sent before is still to be read."""
+    if fd < 0:
+        return False
+    poll = select.poll()
+    poll.register(fd, getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))
 
 
 def _confirms(socket_type: SocketType) -> bool:

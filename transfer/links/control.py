@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: why a ROUTER refuses a connection whose identity came again by a newer one
 REPLACED = b"replaced"
+#: why it refuses one whose identity another connection has
+TAKEN = "identity"
 _HEARTBEAT_SIZE = HEADER_SIZE + 1
 #: so many heartbeats may wait for a receiver
 _GATHERED = 16
@@ -95,6 +97,10 @@ class Controls(Losses):
             reason = data[1:65].decode("ascii", "replace")
             self._count(f"refused:{reason}")
             self.emit(EventKind.REFUSED, peer.endpoint, peer.address, reason)
+            if reason == TAKEN:
+                self.context.log_once(
+                    f"{peer.endpoint} refuses this socket, and is tried again: another one has its routing_id"
+                )
             if data[1:] == REPLACED and peer.source.connector is not None:
                 peer.source.connector.close()
 

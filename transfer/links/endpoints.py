@@ -36,7 +36,7 @@ from transports.errors import (
     TransferError,
     UsageError,
 )
-from transports.identity import make_hello
+from transports.identity import make_hello, new_nonce
 from transports.upgrade import Surroundings, Upgrade
 from transports.wire import CREDIT, Control
 
@@ -141,7 +141,7 @@ class Links(Arrivals):
             self.context.reactor,
             registry.open_transport(address.scheme, self._transport_options(socket)),
             address,
-            hello=self._hello,
+            hello=partial(self._hello, new_nonce()),
             on_connected=partial(self._connected, record),
             on_failed=partial(self._failed, record),
             on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
@@ -353,7 +353,7 @@ class Links(Arrivals):
 
     # -- how to connect -----------------------------------------------------------------------------
 
-    def _hello(self) -> Any:
+    def _hello(self, instance: str = "") -> Any:
         socket = self._socket()
         if socket is None:  # closed in this moment: what comes of the handshake is discarded
             return make_hello(self.pattern.socket_type, offer=self.context.offer)
@@ -361,6 +361,7 @@ class Links(Arrivals):
         return make_hello(
             self.pattern.socket_type,
             routing_id=socket.routing_id,
+            instance=instance,
             max_message=socket.largest_message,
             offer=self.context.offer,
             lazy=not socket.immediate,

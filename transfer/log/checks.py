@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer.log.disk import full_disk_told, make_folder
+from transfer.log.private import FILE_MODE, close_to_others
 from transports.errors import LogInUse, UsageError
 
 LOCK = "LOCK"
@@ -19,8 +20,11 @@ def lock(folder: Path) -> int:
     """Makes the folder a log's own until the descriptor is closed. Raises LogInUse."""
     with full_disk_told():
         make_folder(folder)
-    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    return _locked(fd, fcntl.LOCK_EX, folder)
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    _locked(fd, fcntl.LOCK_EX, folder)
+    with full_disk_told():
+        close_to_others(folder)
+    return fd
 
 
 def lock_shared(folder: Path) -> int:

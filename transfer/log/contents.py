@@ -21,6 +21,7 @@ from pathlib import Path
 
 from transfer.log.damage import Damage, Gap
 from transfer.log.index import Lost, Run, Use, Uses
+from transfer.log.private import write_private
 from transfer.log.record import BLOB, HEADER_SIZE, MAGIC, Flag, Kind, Record, decode
 from transfer.log.segment import Segment
 from transfer.log.segment_files import INDEX, SUFFIX, path_of
@@ -227,7 +228,7 @@ def store(folder: Path, contents: Contents) -> int:
     data = encode(contents)
     beside = path.with_suffix(INDEX + ".new")
     try:
-        beside.write_bytes(data)
+        write_private(beside, data)
         beside.replace(path)
     except OSError:
         beside.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from transfer.log.private import FOLDER_MODE
 from transports.errors import InternalError, LogFull
 
 #: what the system says when there is no room
@@ -44,7 +45,7 @@ def make_folder(folder: Path) -> None:
                 return  # an empty one may be of a process that ended before its name was synced
     else:
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(FOLDER_MODE, exist_ok=True)
     with suppress(PermissionError):  # to look into the one above is not always allowed
         sync_folder(folder.parent)
 

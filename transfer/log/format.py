@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from transfer.log.disk import full_disk_told, sync_folder
+from transfer.log.private import FILE_MODE
 from transports.errors import LogDamaged, NotSupported
 
 #: of the folder: which files it has, and what their bytes mean
@@ -44,7 +45,7 @@ def write(folder: Path) -> None:
         return
     new = path.with_suffix(".new")
     with full_disk_told():
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         try:
             os.write(fd, f"{_WORDS}{NUMBER}\n".encode())
             os.fsync(fd)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from transfer.log.disk import sync_folder
+from transfer.log.private import FOLDER_MODE, write_private
 from transfer.log.segment_files import BLOBS, INDEX, SUFFIX, path_of
 
 _log = logging.getLogger("transfer.log.quarantine")
@@ -29,7 +30,7 @@ def of_a_copy() -> Iterator[None]:
 def quarantine(folder: Path, path: Path, why: str) -> None:
     """Moves a file into quarantine, and says so as an error. Raises OSError."""
     target = folder / FOLDER
-    target.mkdir(exist_ok=True)
+    target.mkdir(FOLDER_MODE, exist_ok=True)
     name, number = target / path.name, 1
     while name.exists():
         name, number = target / f"{path.name}.{number}", number + 1
@@ -43,9 +44,9 @@ def quarantine(folder: Path, path: Path, why: str) -> None:
 def save_tail(folder: Path, segment: Path, position: int, data: bytes) -> None:
     """Keeps bytes that are cut off a segment's file. Raises OSError."""
     target = folder / FOLDER
-    target.mkdir(exist_ok=True)
+    target.mkdir(FOLDER_MODE, exist_ok=True)
     name = target / f"{segment.name}.from-{position}"
-    name.write_bytes(data)
+    write_private(name, data)
     _log.error("%d bytes behind byte %d of %s are kept in %s", len(data), position, segment, name)
 
 

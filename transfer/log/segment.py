@@ -15,6 +15,7 @@ from typing import Any
 
 from transfer.log.disk import full_disk_told, reserve, sync_folder
 from transfer.log.index import Run, Uses
+from transfer.log.private import FILE_MODE
 from transfer.log.segment_files import BLOBS, REMOVED, finish_removals, path_of
 from transports import core
 from transports.errors import LogFull
@@ -86,7 +87,7 @@ class Segment:
     def create(cls, folder: Path, first: int, capacity: int, *, scarce: bool = False) -> Segment:
         """A new one whose room on the disk is reserved. Raises LogFull; nothing is left of it then."""
         path = path_of(folder, first)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             reserve(fd, 0, capacity)
             segment = cls(folder, first, fd, capacity)
@@ -293,7 +294,7 @@ class Segment:
     def _make_blobs(self) -> None:
         if self._blob_fd < 0:
             path = path_of(self.folder, self.first, BLOBS)
-            self._blob_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            self._blob_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
             sync_folder(self.folder)
 
     def _reserve(self, position: int, nbytes: int) -> None:

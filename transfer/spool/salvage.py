@@ -13,6 +13,7 @@ from transfer import rows as row_layouts
 from transfer.log import Log, Message
 from transfer.log.checks import lock_shared
 from transfer.log.looking import LogCopy
+from transfer.log.private import FOLDER_MODE
 from transfer.log.quarantine import of_a_copy
 from transfer.spool.entry import Entry, run_group_keys, run_key
 from transfer.spool.store import HOLD, Store
@@ -67,7 +68,7 @@ def salvaged(folder: Path, out: Path) -> Iterator[tuple[Store, str]]:
 @contextmanager
 def _copy_of(folder: Path, copy: Path) -> Iterator[Path]:
     try:
-        copy.mkdir(parents=True)
+        copy.mkdir(FOLDER_MODE, parents=True)
     except FileExistsError as error:
         raise UsageError(
             f"{copy} is there: another salvage makes it now, or one that was killed left it",

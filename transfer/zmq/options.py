@@ -77,7 +77,7 @@ RULES: dict[SocketOption, Rule] = {
         " MAXMSGSIZE TCP_KEEPALIVE TCP_KEEPALIVE_CNT TCP_KEEPALIVE_IDLE TCP_KEEPALIVE_INTVL IMMEDIATE"
         " CONFLATE HANDSHAKE_IVL HEARTBEAT_IVL HEARTBEAT_TIMEOUT CONNECT_TIMEOUT"
     ),
-    **_forwarded("HWM ROUTER_MANDATORY REQ_CORRELATE REQ_RELAXED", readable=False),
+    **_forwarded("HWM ROUTER_MANDATORY ROUTER_HANDOVER REQ_CORRELATE REQ_RELAXED", readable=False),
     **_forwarded("ROUTING_ID", bytes),
     **_forwarded("SUBSCRIBE UNSUBSCRIBE", bytes, readable=False),
     **_forwarded("RCVMORE FD EVENTS TYPE", writable=False),
@@ -106,11 +106,6 @@ RULES: dict[SocketOption, Rule] = {
         Effect.IGNORED,
         "heartbeats are one-way, and each side judges by its own HEARTBEAT_TIMEOUT",
         HEARTBEAT_TTL=0,
-    ),
-    **_fixed(
-        Effect.IGNORED,
-        "it is always so: the newest peer with an identity takes it over",
-        ROUTER_HANDOVER=None,
     ),
     **_fixed(
         Effect.REFUSED,

@@ -38,7 +38,9 @@ Good to know:
   `Context.term` and `destroy` wait for that. `destroy(linger=...)` bounds the wait for sockets closed
   before, too. `term` closes sockets that are still open instead of waiting for their owners.
 * `send_pyobj` and `recv_pyobj` refuse unless MOONCAKE_ALLOW_PICKLE=1.
-* A ROUTER lets a peer that comes back with the same identity take over (libzmq: with ROUTER_HANDOVER).
+* A ROUTER refuses a second peer with an identity that another has, and that peer tries again (libzmq
+  leaves it connected and unheard). One that reconnects is known as the same. ROUTER_HANDOVER is as in
+  libzmq.
 * `transfer` itself is quicker: its `send` and `recv` have no Python in the way, and `transfer.asyncio`
   makes no future where nothing must be waited for.
 """

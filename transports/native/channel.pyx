@@ -30,6 +30,7 @@ cdef enum:
     CTRL_MIN_VERSION = 123
     CTRL_MAX_VERSION = 124
     CTRL_SERVER_NAME = 55
+    HOST_FLAGS = 0x04 | 0x20  # no w*ld.names; the names are those of subjectAltName, never the subject's CN
     TLS_1_3 = 0x0304
     WANT_READ = 2
     ALPN_OK = 0
@@ -148,6 +149,7 @@ cdef class TlsChannel:
             except UnicodeError:
                 written = b""
             good = bool(written) and written[:1] != b"." and b"\0" not in written
+            openssl.X509_VERIFY_PARAM_set_hostflags(openssl.SSL_get0_param(ssl), HOST_FLAGS)
             good = (good and openssl.SSL_ctrl(ssl, CTRL_SERVER_NAME, 0, <char*>written) == 1
                     and openssl.SSL_set1_host(ssl, written) == 1)
         else:

@@ -58,6 +58,7 @@ cdef struct openssl_t:
     void (*BIO_set_flags)(ptr, int) noexcept nogil
     void (*BIO_clear_flags)(ptr, int) noexcept nogil
     int (*X509_VERIFY_PARAM_set1_ip_asc)(ptr, const char*) noexcept nogil
+    void (*X509_VERIFY_PARAM_set_hostflags)(ptr, unsigned int) noexcept nogil
     const char* (*X509_verify_cert_error_string)(long) noexcept nogil
     int (*i2d_X509)(ptr, unsigned char**) noexcept nogil
     void (*X509_free)(ptr) noexcept nogil

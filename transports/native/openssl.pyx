@@ -93,6 +93,7 @@ cdef int load() except -1:
     find(library, "BIO_set_flags", <void**>&openssl.BIO_set_flags)
     find(library, "BIO_clear_flags", <void**>&openssl.BIO_clear_flags)
     find(library, "X509_VERIFY_PARAM_set1_ip_asc", <void**>&openssl.X509_VERIFY_PARAM_set1_ip_asc)
+    find(library, "X509_VERIFY_PARAM_set_hostflags", <void**>&openssl.X509_VERIFY_PARAM_set_hostflags)
     find(library, "X509_verify_cert_error_string", <void**>&openssl.X509_verify_cert_error_string)
     find(library, "i2d_X509", <void**>&openssl.i2d_X509)
     find(library, "X509_free", <void**>&openssl.X509_free)

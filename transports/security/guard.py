@@ -26,15 +26,25 @@ def is_loopback(host: str) -> bool:
     return (mapped or number).is_loopback
 
 
-def check_listening(host: str, where: str, security: Security, *, token: bool = True) -> None:
-    """Raises SecurityError. where: the endpoint, for people. token: its protocol can prove one."""
+def skips_token(security: Security) -> bool:
+    """Whether a protocol that knows no token would let in those who have none, where there is one."""
+    return security.has_token and not security.asks_certificates and not security.unauthenticated
+
+
+def check_listening(
+    host: str, where: str, security: Security, *, token: bool = True, shown: bool = False
+) -> None:
+    """Raises SecurityError. where: the endpoint, for people. token: its protocol knows one. shown: it shows
+    it instead of proving it, which only TLS hides."""
     if security.unauthenticated or is_loopback(host):
         return
-    if security.authenticates and (token or security.asks_certificates):
+    asked = security.asks_certificates or (token and (security.tls or not shown))
+    if security.authenticates and asked:
         return
     if security.authenticates:
+        why = "take the token in plain text" if shown else "let strangers in: its protocol knows no token"
         raise SecurityError(
-            f"{where} would let strangers in: its protocol knows no token",
+            f"{where} would {why}",
             hint="ask for certificates (TRANSFER_TLS_CA, TRANSFER_TLS_CLIENTS=certificate), leave it on "
             "127.0.0.1, or say that strangers may come in: TRANSFER_UNAUTHENTICATED=allow",
         )

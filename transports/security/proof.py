@@ -3,6 +3,7 @@
 What is proved covers both hellos, with a fresh nonce of each side in them, and the certificate that the
 accepting side has shown: a proof that was overheard is good for nothing else, and whoever stands between
 two sides with a certificate of his own has nothing that he could pass on. The token itself is never sent.
+A token may have a name, which the proof covers too; so far all are without one.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ def transcript(connecting: bytes, accepting: bytes, certificate: bytes) -> bytes
     return digest.digest()
 
 
-def prove(token: bytes, who: bytes, said: bytes) -> bytes:
-    """said: the transcript."""
-    return hmac.digest(token, who + b"\0" + said, "sha256")
+def prove(token: bytes, who: bytes, said: bytes, name: bytes = b"") -> bytes:
+    """said: the transcript. name: of the token."""
+    return hmac.digest(token, who + b"\0" + bytes([len(name)]) + name + said, "sha256")
 
 
-def is_proved(tokens: tuple[bytes, ...], who: bytes, said: bytes, proof: bytes) -> bool:
-    """By any of the tokens. It takes equally long whichever it is."""
-    found = [hmac.compare_digest(prove(token, who, said), proof) for token in tokens]
-    return any(found)
+def proved_token(tokens: tuple[bytes, ...], who: bytes, said: bytes, proof: bytes) -> bytes | None:
+    """The token that this proves; None: it proves none. It takes equally long whichever it is."""
+    found = [token for token in tokens if hmac.compare_digest(prove(token, who, said), proof)]
+    return found[0] if found else None

@@ -1,17 +1,18 @@
 """The part of a handshake in which both sides prove to know the token: bytes in, bytes out. Pure.
 
-    accepting side                      connecting side
-    PROOF, with the hello         ->
-                                  <-    PROOF    only to a side that has proved it
-    PROOF, empty: come in         ->
+    connecting side                     accepting side
+    PROOF, behind both hellos     ->
+                                  <-    PROOF, only to a side that has proved it: come in
 
-Whoever is not satisfied says REFUSED instead.
+The connecting side proves first: a stranger that connects gets nothing by which to guess the token offline.
+A side that is not satisfied says REFUSED instead. The body of a PROOF is the length of the token's name (one
+byte), the name, and the proof. Tokens have no names so far.
 """
 
 from __future__ import annotations
 
 from transports.errors import HandshakeError
-from transports.security.proof import ACCEPTING, CONNECTING, SIZE, is_proved, prove
+from transports.security.proof import ACCEPTING, CONNECTING, SIZE, prove, proved_token
 from transports.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Control, Flag, SocketType
 
 _HINT = "give both sides the same token"
@@ -33,11 +34,10 @@ class Proving:
         self._tokens = tokens
         self._said = said
         self._connecting = connecting
-        self._proved = False  # the peer has
         self._input = bytearray()
         self._in_body = False
-        if not connecting:
-            self._say(prove(tokens[0], ACCEPTING, said))
+        if connecting:
+            self._say(prove(tokens[0], CONNECTING, said))
 
     def feed(self, data: bytes) -> None:
         self._input += data
@@ -57,29 +57,27 @@ class Proving:
             raise HandshakeError("token", "the peer refused this side's token", hint=_HINT)
         if body[0] != Control.PROOF:
             raise HandshakeError("token", "another control frame where a proof of the token was due")
-        proof = body[1:]
-        if self._proved:
-            if proof:
-                raise HandshakeError("token", "a second proof of the token")
-            self._end()
-            return
         who = ACCEPTING if self._connecting else CONNECTING
-        if len(proof) != SIZE or not is_proved(self._tokens, who, self._said, proof):
+        token = proved_token(self._tokens, who, self._said, _proof_in(body))
+        if token is None:
             raise HandshakeError("token", "the peer has another token", hint=_HINT)
-        self._proved = True
-        if self._connecting:
-            self._say(prove(self._tokens[0], CONNECTING, self._said))
-        else:
-            self._say(b"")
-            self._end()
-
-    def _end(self) -> None:
+        if not self._connecting:
+            self._say(prove(token, ACCEPTING, self._said))  # the one of several that the peer knows
         self.done = True
         self.wants = 0
 
     def _say(self, proof: bytes) -> None:
-        data = bytes([Control.PROOF]) + proof
+        data = bytes([Control.PROOF, 0]) + proof
         self.output += HEADER.pack(MAGIC, VERSION, self._socket_type, Flag.CONTROL, 0, 0, len(data), 0) + data
+
+
+def _proof_in(body: bytes) -> bytes:
+    """The proof in the body of a PROOF. Raises HandshakeError."""
+    if len(body) < 2 or len(body) != 2 + body[1] + SIZE:
+        raise HandshakeError("token", "a proof of the token with another length than it has")
+    if body[1]:
+        raise HandshakeError("token", "the peer has a token with a name, which this side does not know")
+    return body[2:]
 
 
 def _length(header: bytes) -> int:

@@ -6,13 +6,14 @@ import os
 from dataclasses import dataclass, field
 
 from transports.errors import SecurityError
+from transports.security.strength import is_strong
 
 #: what a peer that connects has to show
 CLIENTS = ("certificate", "token")
 #: where data is encrypted: on TCP, or everywhere, and then on TCP alone
 ENCRYPT = ("tcp", "all")
-#: shorter ones can be guessed from one conversation that was overheard
-SHORTEST_TOKEN = 16
+#: what makes a token that nobody guesses
+MAKE_TOKEN = "make one by chance: openssl rand -hex 32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,9 @@ class Security:
 
 def check_token(token: str, what: str) -> None:
     """Raises SecurityError; the token itself is in no error."""
-    if len(token) < SHORTEST_TOKEN or not token.isprintable():
-        raise SecurityError(
-            f"{what} has less than {SHORTEST_TOKEN} letters, or some that cannot be printed",
-            hint="make one, for instance: openssl rand -hex 32",
-        )
+    why = "has letters that cannot be printed" if not token.isprintable() else "can be guessed"
+    if not token.isprintable() or not is_strong(token):
+        raise SecurityError(f"{what} {why}", hint=MAKE_TOKEN)
 
 
 def tokens_of(text: str, what: str) -> tuple[str, ...]:

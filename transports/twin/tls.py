@@ -54,6 +54,8 @@ class TlsContext:
         if server:
             self.context.num_tickets = 0
             self.context.verify_mode = _VERIFY[clients]
+        else:
+            self.context.hostname_checks_common_name = False
         if certificate:
             self._show(certificate, key)
         if authorities:

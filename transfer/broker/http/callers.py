@@ -23,9 +23,11 @@ _OPEN = frozenset({"/livez", "/readyz", *PAGES})
 
 
 class Callers:
-    """token: of the operators; None: there is none. https: what else may be shown."""
+    """token: of the operators; None: there is none. https: what else may be shown. here: programs of this
+    machine may ask without showing anything, where there is neither TLS nor `token`."""
 
-    def __init__(self, token: str | None, https: Https | None = None) -> None:
+    def __init__(self, token: str | None, https: Https | None = None, *, here: bool = True) -> None:
+        self._here = here
         self._token = token
         self._https = https or Https(Security())
 
@@ -35,8 +37,9 @@ class Callers:
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
             answer = self._refused(request) or await handler(request)
-            if self._https.security.authenticates and not (self._is_known(request) or self._has_own(request)):
-                answer.force_close()  # strangers hold no connection
+            asks = self._https.security.authenticates or _shown(request) is not None
+            if asks and not (self._is_known(request) or self._has_own(request)):
+                answer.force_close()  # strangers hold no connection, and have one try of a token on each
             return answer
 
         return guarded
@@ -51,7 +54,9 @@ class Callers:
         if security.authenticates:
             if self._is_known(request) or self._has_own(request):
                 return None
-            return None if not security.tls and not self._token and _is_here(request) else _refusal(request)
+            if security.tls or self._token:
+                return _refusal(request)
+            return self._from_here(request)
         if path.startswith(API) and self._token and not self._has_own(request):
             return _refusal(request)
         return None
@@ -61,6 +66,16 @@ class Callers:
             return None if self._has_own(request) else _refusal(request)
         if self._https.security.tls and self._https.security.authenticates:
             return None if self._is_known(request) else _refusal(request)
+        return self._from_here(request)
+
+    def _from_here(self, request: web.Request) -> web.Response | None:
+        """Where nothing is asked for that could be shown."""
+        if not self._here:
+            return refusal(
+                403,
+                "token_unknown",
+                "HTTP without TLS asks for ADMIN_TOKEN (http.token) only, and there is none",
+            )
         if _is_here(request):
             return None
         return refusal(403, "not_here", "without ADMIN_TOKEN only this machine may ask, by its own address")

@@ -21,7 +21,8 @@ from transfer.broker.state.operations import Operator
 from transfer.broker.topic_admin import TopicAdmin
 from transfer.https import Https
 from transports.errors import AddressError, AddressInUse
-from transports.security.guard import check_listening
+from transports.security.guard import check_listening, is_loopback, skips_token
+from transports.security.settings import check_token
 
 if TYPE_CHECKING:
     from transfer.broker.server import Broker
@@ -46,7 +47,7 @@ class HttpServer:
         app = application(
             operator,
             token=token,
-            callers=Callers(token, https),
+            callers=Callers(token, https, here=broker.settings.tokenless or not skips_token(security)),
             live=partial(live_problems, broker),
             ready=partial(ready_problems, broker),
             topics=TopicAdmin(broker.loop, broker.hub, broker.letters, broker.audit),
@@ -72,7 +73,9 @@ class HttpServer:
         self._listener: Listener | None = None
         try:
             self._loop.run_until_complete(self._runner.setup())
-            allowed = partial(check_listening, security=security)
+            allowed = partial(check_listening, security=security, shown=True)
+            if token and not is_loopback(host):
+                check_token(token, "http.token")
             self._listener = Listener(self._loop, host, port, self.accepted, allowed=allowed)
         except BaseException as error:
             self.close()

@@ -31,6 +31,7 @@ from transfer.broker.state.chain import (
 )
 from transfer.broker.state.verification import HEAD, Head, Verdict, examine, name_of, readable
 from transfer.log.disk import full_disk_told, make_folder, sync_folder
+from transfer.log.private import FILE_MODE
 from transports.errors import Closed, LogInUse
 
 _log = logging.getLogger("transfer.broker")
@@ -160,7 +161,7 @@ class Audit:
     def _open(self, head: Head) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd = os.open(self.folder / name_of(head.segment), _FLAGS, 0o640)
+        self._fd = os.open(self.folder / name_of(head.segment), _FLAGS, FILE_MODE)
         self._head = head
         sync_folder(self.folder)
 
@@ -228,7 +229,7 @@ def export(
 
 
 def _locked(path: Path) -> int:
-    fd = os.open(path, _FLAGS, 0o640)
+    fd = os.open(path, _FLAGS, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -11,15 +11,17 @@ beside each.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from transfer.log.disk import make_folder
+from transfer.log.private import FILE_MODE
 from transports.errors import (
     Closed,
     InternalError,
@@ -73,6 +75,9 @@ class Database:
         with _translated(self.path):
             if self.path.exists() and self.path.stat().st_size:
                 _inspect(self.path)
+            # SQLite would let all read it, and its other files, which take its mode. It says what is wrong.
+            with suppress(OSError):
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
             connection = _connect(self.path)
             try:
                 _prepare(connection)

@@ -18,6 +18,7 @@ from pathlib import Path
 from transfer.broker.message import Buffer
 from transfer.broker.state.letter import Filed
 from transfer.log.disk import make_folder, sync_folder
+from transfer.log.private import FILE_MODE
 from transports.core import crc32c
 from transports.errors import InternalError, LogDamaged, LogFull
 
@@ -51,7 +52,7 @@ class Payloads:
             if not self.folder.is_dir():
                 make_folder(self.folder)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            fd = os.open(self.folder / name, flags, 0o640)
+            fd = os.open(self.folder / name, flags, FILE_MODE)
             try:
                 check = _write(fd, large(), nbytes)
                 sync_folder(self.folder)

@@ -1,0 +1,158 @@
+"""This version talks to the one before the last change of the wire: from history, and by kept hellos."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from transports.errors import HandshakeError
+from transports.hello import PROVES_FIRST, decode_body, negotiate
+from transports.identity import make_hello
+from transports.wire import HEADER, HEADER_SIZE, SocketType
+
+from . import exchanging
+
+ROOT = Path(__file__).parents[2]
+#: the version whose accepting side proved the token first
+BEFORE = "9f27d23653cc5cd564edbe167d70b4f55eb3bb49"
+TOKEN = "4f1c09d7b2e64a3885d0c7f9e1a2b356"
+KINDS = [*exchanging.PAIRS, *(kind for kind in exchanging.PAIRS.values() if kind not in exchanging.PAIRS)]
+OTHER = exchanging.PAIRS | {other: kind for kind, other in exchanging.PAIRS.items()}
+
+
+class Older:
+    """A process of that version, which takes part in exchanges."""
+
+    def __init__(self, tree: Path) -> None:
+        environment = {name: text for name, text in os.environ.items() if not name.startswith("TRANSFER")}
+        environment |= {"PYTHONPATH": str(tree), "TRANSFER_CORE": "twin"}
+        self.tree = tree
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", exchanging.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        place, _ = json.loads(self.line())
+        assert Path(place) == tree, "it is the older one"
+
+    def line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def begin(self, **task: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(task) + "\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        finally:
+            self._process.kill()
+            self._process.wait(60)
+            self._process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory):
+    packages = ("transfer", "transports", "patterns")
+    made = subprocess.run(
+        ["git", "archive", BEFORE, *packages], cwd=ROOT, capture_output=True, check=False, timeout=60
+    )
+    if made.returncode:
+        pytest.skip(f"no history with {BEFORE} here")
+    tree = tmp_path_factory.mktemp("older")
+    with tarfile.open(fileobj=io.BytesIO(made.stdout)) as archive:
+        archive.extractall(tree, filter="data")
+    one = Older(tree)
+    yield one
+    one.close()
+
+
+def exchange(older: Older, kind: str, *, older_binds: bool, protocol: str, token: str = "") -> list[str]:
+    """[what the older one says, what this one says]. kind: of the older one."""
+    common = {"protocol": protocol, "token": token, "endpoint": "tcp://127.0.0.1:0"}
+    theirs = common | {"kind": kind, "speaks": kind in exchanging.PAIRS, "bind": older_binds}
+    ours = common | {"kind": OTHER[kind], "speaks": not theirs["speaks"], "bind": not older_binds}
+    if older_binds:
+        older.begin(**theirs)
+        endpoint = older.line().strip()
+        said = exchanging.take_part(ours | {"endpoint": endpoint}, lambda _: None)
+    else:
+        said = exchanging.take_part(ours, lambda endpoint: older.begin(**theirs | {"endpoint": endpoint}))
+    return [json.loads(older.line()), said]
+
+
+@pytest.mark.parametrize("protocol", ["auto", "tcp"])
+@pytest.mark.parametrize("older_binds", [True, False], ids=["it binds", "it connects"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_patterns_with_the_version_before(older, kind, older_binds, protocol):
+    assert exchange(older, kind, older_binds=older_binds, protocol=protocol) == ["good", "good"]
+
+
+# -- with a token, whose proofs have another order now --------------------------------------------------
+
+
+@pytest.mark.parametrize("older_binds", [True, False], ids=["it binds", "it connects"])
+def test_with_a_token_both_say_at_once_why_they_do_not_talk(older, older_binds):
+    theirs, ours = exchange(older, "PULL", older_binds=older_binds, protocol="tcp", token=TOKEN)
+    assert ours.startswith("token: the peer is an older version")
+    if not older_binds:
+        assert theirs.startswith("token: the peer refused: this side is an older version")
+    assert "within" not in theirs, "no time had to pass"
+
+
+# -- without history -------------------------------------------------------------------------------------
+
+KEPT = json.loads((Path(__file__).parent / "older_hellos.json").read_text())
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_hellos_that_were_kept(name):
+    """Whole frames, as that version sent them."""
+    frame = bytes.fromhex(KEPT[name])
+    kind = SocketType(HEADER.unpack(frame[:HEADER_SIZE])[2])
+    remote = decode_body(frame[HEADER_SIZE:], kind)
+    proves = name.endswith("with a token")
+    ours = make_hello(SocketType[OTHER[kind.name]], proves=proves)
+    if not proves:
+        agreement = negotiate(ours, remote)
+        assert agreement.features == remote.features < ours.features
+        assert ours.features - remote.features == {PROVES_FIRST}
+        return
+    with pytest.raises(HandshakeError, match="the peer is an older version") as caught:
+        negotiate(ours, remote)
+    assert caught.value.reason == "token"
+
+
+def test_they_are_what_that_version_says(older):
+    program = (
+        "from transports.identity import make_hello; from transports.hello import encode; "
+        "from transports.wire import SocketType as S; print(encode(make_hello(S.PUSH, proves=True)).hex())"
+    )
+    environment = os.environ | {"PYTHONPATH": str(older.tree)}
+    said = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    now, kept = (
+        json.loads(bytes.fromhex(text)[HEADER_SIZE + 1 :])
+        for text in (said.stdout, KEPT["PUSH with a token"])
+    )
+    assert now.keys() - {"lacking"} == kept.keys() and now["features"] == kept["features"]
+    assert len(KEPT) == 2 * len(KINDS)
