@@ -21,6 +21,7 @@ from transports.errors import (
     OutOfDescriptors,
     TransferError,
 )
+from transports.pending import descriptor_hint
 
 #: the system, the process or the machine's memory cannot give one more descriptor just now
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -185,7 +186,7 @@ def descriptor_error(error: OSError, doing: str) -> TransferError:
     if error.errno in _EXHAUSTED:
         return OutOfDescriptors(
             f"{doing}: {error.strerror}",
-            hint="raise the limit (ulimit -n), or close sockets that are not needed",
+            hint=descriptor_hint(),
             errno=error.errno,
         )
     return InternalError(f"{doing}: {error}", errno=error.errno)

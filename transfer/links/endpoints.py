@@ -46,10 +46,6 @@ if TYPE_CHECKING:
     from transfer.socket import SocketMethods
     from transports.hello import Agreement
 
-logger = logging.getLogger("transfer")
-#: seconds between two lines of the log that say that connections are not accepted: ten a second may not be
-_WARN_AGAIN = 60.0
-
 
 class Links(Arrivals):
     """What a socket does with endpoints. Thread-safe; callbacks come in the reactor's thread."""
@@ -256,15 +252,15 @@ class Links(Arrivals):
         """An accepted connection came to nothing."""
         reason = getattr(error, "reason", "")
         if isinstance(error, (HandshakeError, ProtocolError)):
-            logger.info("%s: %s was not let in: %s", record.address, where, str(error).partition("\n")[0])
+            said = str(error).partition("\n")[0]
+            text = "%s: %s was not let in: %s"
+            self._throttled.say(logging.INFO, reason, text, record.address, where, said)
             self._count(f"handshake:{reason}")
             self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), where, reason, error=error)
         else:
-            now = time.monotonic()
-            if now >= self._warn_from:
-                self._warn_from = now + _WARN_AGAIN
-                reason = str(error).partition("\n")[0]
-                logger.warning("%s: a connection is not accepted: %s", record.address, reason)
+            said = str(error).replace("\n  hint:", ";")
+            text = "%s: a connection is not accepted: %s"
+            self._throttled.say(logging.WARNING, "accept", text, record.address, said)
             self._count("accept_failed")
             self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
 

@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from transfer.broker.http.console import PAGES
+from transfer.broker.http.entrance import CERTIFICATE
 from transfer.broker.http.refusing import refusal
 from transfer.https import Https, bearer, is_one_of
 from transports.security.guard import is_loopback
@@ -67,7 +68,7 @@ class Callers:
 
     def _is_known(self, request: web.Request) -> bool:
         """By a certificate, or by the token that all share."""
-        if self._https.security.asks_certificates and request.get_extra_info("peercert"):
+        if self._https.security.asks_certificates and request[CERTIFICATE]:
             return True
         return self._https.has_token(_shown(request))
 
