@@ -11,11 +11,12 @@ from time import monotonic
 from transports.address import Address
 from transports.base import Transport
 from transports.connection import AcceptorOwner, Connected, hand_over
+from transports.descriptors import descriptor_hint, is_reserved
 from transports.errors import HandshakeError, OutOfDescriptors, TransferError
 from transports.exchange import Exchange, wished
 from transports.handshake import Handshake
 from transports.hello import Agreement
-from transports.pending import MOST, PENDING, descriptor_hint, is_reserved
+from transports.pending import MOST, PENDING
 from transports.reactor import READABLE, Reactor
 from transports.security.guard import check_listening
 from transports.upgrade import Made

@@ -1,18 +1,16 @@
-"""Connections that have not shown yet who they are, of all listeners of this process, and the descriptors
-that are kept free for all else."""
+"""Connections that have not shown yet who they are, of all listeners of this process."""
 
 from __future__ import annotations
 
 import os
-import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
+from transports.descriptors import share_of_descriptors
+
 #: of them at once, in a process, unless a listener allows more by itself
 MOST = 4096
-#: descriptors that no accepted connection takes: files of a log and its database need them
-RESERVE = 128
 
 
 class PendingConnections:
@@ -65,44 +63,3 @@ class PendingConnections:
 #: of this process
 PENDING = PendingConnections()
 os.register_at_fork(after_in_child=PENDING.forget)
-
-
-def share_of_descriptors() -> int:
-    """How many connections may be pending: a quarter of the descriptors that this process may have."""
-    return max(1, _limit() // 4)
-
-
-def is_reserved(fd: int) -> bool:
-    """Whether a connection's descriptor is one of the last that this process may have. The system gives the
-    lowest free number, so all below it are in use."""
-    limit = _limit()
-    return fd >= limit - min(RESERVE, limit // 8)
-
-
-def descriptor_hint() -> str:
-    """What to do where there are no more descriptors."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limits = f"now {_said(soft)}, hard limit {_said(hard)}"
-    return f"raise the limit (ulimit -n, {limits}), or close sockets that are not needed"
-
-
-def raise_descriptor_limit() -> tuple[int, int] | None:
-    """This process may have as many descriptors as the hard limit says: the usual soft one is for programs
-    that call select(). (before, now), or None where nothing changed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return None
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError):  # the system allows no process as many
-        return None
-    return soft, hard
-
-
-def _limit() -> int:
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1 << 31 if soft == resource.RLIM_INFINITY else soft
-
-
-def _said(limit: int) -> str:
-    return "none" if limit == resource.RLIM_INFINITY else str(limit)

@@ -20,7 +20,7 @@ from tests.broker.besieged import security
 from tests.security.test_strangers import client_hello
 from transfer.certificates import Authority
 from transfer.clients.own import BrokerClient
-from transports.pending import RESERVE
+from transports.descriptors import RESERVE
 
 _HERE = Path(__file__).parent
 #: processes that the strangers are in

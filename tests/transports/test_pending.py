@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from transports import pending
-from transports.pending import PendingConnections, descriptor_hint, is_reserved
+from transports.descriptors import descriptor_hint, is_reserved, share_of_descriptors
+from transports.pending import PendingConnections
 
 
 @given(st.lists(st.integers(0, 11)), st.integers(1, 5))
@@ -106,7 +107,7 @@ def test_the_last_descriptors():
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
     try:
         assert [is_reserved(fd) for fd in (0, 895, 896, 1023)] == [False, False, True, True]
-        assert pending.share_of_descriptors() == 256
+        assert share_of_descriptors() == 256
         assert f"now 1024, hard limit {hard}" in descriptor_hint()
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
         assert not is_reserved(223) and is_reserved(224)

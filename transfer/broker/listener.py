@@ -10,9 +10,10 @@ from time import monotonic
 
 from transfer.throttled_log import ThrottledLog
 from transports.address import format_host
+from transports.descriptors import descriptor_hint, is_reserved
 from transports.errors import AddressError, AddressInUse, InternalError, TransferError
 from transports.pacing import unpace
-from transports.pending import PENDING, descriptor_hint, is_reserved
+from transports.pending import PENDING
 
 _log = logging.getLogger("transfer.broker")
 #: connections taken at one wake-up, and seconds for them, so that a storm leaves room for others

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transports import pending
+from transports import descriptors
 
 _log = logging.getLogger("transfer")
 
@@ -29,7 +29,7 @@ def logged() -> Iterator[None]:
 
 
 def raise_descriptor_limit() -> None:
-    """To the hard limit, for this process: see `transports.pending`. The log says so."""
-    raised = pending.raise_descriptor_limit()
+    """To the hard limit, for this process: see `transports.descriptors`. The log says so."""
+    raised = descriptors.raise_descriptor_limit()
     if raised is not None:
         _log.info("the limit of descriptors (ulimit -n) is %d now, and was %d", raised[1], raised[0])

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from transports.descriptors import descriptor_hint
 from transports.errors import OutOfDescriptors, ProtocolError
 from transports.local import passing
 from transports.local.passing import Passed
-from transports.pending import descriptor_hint
 from transports.reactor import READABLE, Reactor
 
 _LAYOUT = struct.Struct("<BxxxIQQ")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from transports.descriptors import descriptor_error
 from transports.errors import TransferError
 from transports.local.beside import AGAIN, Bell, SpareDescriptor
 from transports.local.segments import Budget
 from transports.reactor import Reactor
-from transports.tcp import descriptor_error
 
 if TYPE_CHECKING:
     from transports.upgrade import Surroundings

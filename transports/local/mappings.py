@@ -7,9 +7,9 @@ import fcntl
 import os
 from typing import Any
 
+from transports.descriptors import descriptor_error
 from transports.errors import ProtocolError
 from transports.local.segments import MOST_SLOTS, PAGE
-from transports.tcp import descriptor_error
 
 #: segments that one peer may have announced at a time; a sender that is well needs a few dozen
 MOST_SEGMENTS = 1024
