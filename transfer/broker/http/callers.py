@@ -7,11 +7,12 @@ they have a token of their own (`http.token`), need that one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from transfer.broker.http.console import PAGES
-from transfer.broker.http.entrance import CERTIFICATE
 from transfer.broker.http.refusing import refusal
 from transfer.https import Https, bearer, is_one_of
 from transports.security.guard import is_loopback
@@ -24,10 +25,17 @@ _OPEN = frozenset({"/livez", "/readyz", *PAGES})
 
 
 class Callers:
-    """token: of the operators; None: there is none. https: what else may be shown."""
+    """token: of the operators; None: there is none. https: what else may be shown. certified: says whether a
+    request's connection has shown a good certificate."""
 
-    def __init__(self, token: str | None, https: Https | None = None) -> None:
+    def __init__(
+        self,
+        token: str | None,
+        https: Https | None = None,
+        certified: Callable[[web.Request], bool] = lambda _: False,
+    ) -> None:
         self._token = token
+        self._certified = certified
         self._https = https or Https(Security())
 
     def guard(self) -> Middleware:
@@ -68,7 +76,7 @@ class Callers:
 
     def _is_known(self, request: web.Request) -> bool:
         """By a certificate, or by the token that all share."""
-        if self._https.security.asks_certificates and request[CERTIFICATE]:
+        if self._https.security.asks_certificates and self._certified(request):
             return True
         return self._https.has_token(_shown(request))
 

@@ -14,9 +14,6 @@ from aiohttp.typedefs import Handler, Middleware
 from transfer.broker.crowd import Crowd
 from transfer.broker.secured import channel_of
 
-#: of a request: whether its connection has shown a certificate, which is good then
-CERTIFICATE = "transfer.certificate"
-
 
 @dataclass(slots=True, eq=False)
 class _Guest:
@@ -59,15 +56,18 @@ class Entrance:
         """How many are open."""
         return len(self._runner.server.connections) if self._runner.server is not None else 0
 
+    def is_certified(self, request: web.Request) -> bool:
+        """Whether its connection has shown a certificate, which is good then."""
+        return request.transport in self._certified
+
     def middleware(self) -> Middleware:
-        """Notices the first request of each connection, and says of each whether a certificate was shown."""
+        """Notices the first request of each connection."""
 
         @web.middleware
         async def noticing(request: web.Request, handler: Handler) -> web.StreamResponse:
             guest = self._by_protocol.get(request.protocol)
             if guest is not None:
                 self._let_go(guest)
-            request[CERTIFICATE] = request.transport in self._certified
             return await handler(request)
 
         return noticing

@@ -46,7 +46,8 @@ class HttpServer:
         app = application(
             operator,
             token=token,
-            callers=Callers(token, https),
+            # noqa: the entrance is made below
+            callers=Callers(token, https, lambda request: self._entrance.is_certified(request)),  # noqa: PLW0108
             live=partial(live_problems, broker),
             ready=partial(ready_problems, broker),
             topics=TopicAdmin(broker.loop, broker.hub, broker.letters, broker.audit),
