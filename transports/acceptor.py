@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
+from functools import partial
+from time import monotonic
 
 from transports.address import Address
 from transports.base import Transport
 from transports.connection import AcceptorOwner, Connected, hand_over
+from transports.descriptors import descriptor_hint, is_reserved
 from transports.errors import HandshakeError, OutOfDescriptors, TransferError
 from transports.exchange import Exchange, wished
 from transports.handshake import Handshake
 from transports.hello import Agreement
+from transports.pending import MOST, PENDING
 from transports.reactor import READABLE, Reactor
 from transports.security.guard import check_listening
 from transports.upgrade import Made
 
-#: connections taken at one wake-up, so that a storm of them leaves room for timers and others
-_BATCH = 64
-#: handshakes at once, where no settings say
-_MOST = 4096
+#: connections taken at one wake-up, and seconds for them, so that a storm leaves room for timers and others
+_BATCH, _SLICE = 64, 0.001
 #: seconds that a listener rests when there is no descriptor left: the backlog keeps who comes
 _REST = 0.1
 
@@ -48,7 +51,7 @@ class SocketAcceptor:
         self._listener = transport.listen(address, backlog=backlog)
         self.address = self._listener.address
         credentials = owner.credentials
-        self._most = _MOST if credentials is None else credentials.security.unfinished
+        self._most = MOST if credentials is None else credentials.security.unfinished
         try:
             if credentials is not None:
                 check_listening(self.address.host, str(self.address), credentials.security)
@@ -72,20 +75,22 @@ class SocketAcceptor:
             unfinished = list(self._exchanges)
             self._exchanges.clear()
         for exchange in unfinished:
+            PENDING.remove(exchange)
             exchange.cancel()
 
     # ------------------------------------------------------------------------------------------
 
     def _ready(self, _events: int) -> None:
+        until = monotonic() + _SLICE
         for _ in range(_BATCH):
             try:
-                if not self._accept():
+                if not self._accept() or monotonic() >= until:
                     return
             except TransferError as error:
                 self._rest()
                 self._owner.on_failed(error, str(self.address))
                 if isinstance(error, OutOfDescriptors):
-                    self._make_room()
+                    PENDING.make_room()
                 return
 
     def _accept(self) -> bool:
@@ -96,10 +101,12 @@ class SocketAcceptor:
             accepted = self._listener.accept()
             if accepted is None:
                 return False
-            self._begin(*accepted)
-            crowd_out = self._oldest()
-        if crowd_out is not None:
-            self._put_out(crowd_out)
+        if is_reserved(accepted[0].fileno()) and not PENDING.make_room():
+            accepted[0].close()
+            raise OutOfDescriptors(
+                "the last descriptors are kept for files, and a connection is closed", hint=descriptor_hint()
+            )
+        self._adopt(*accepted)
         return True
 
     def adopt(self, connection: socket.socket, peer: str) -> None:
@@ -117,11 +124,13 @@ class SocketAcceptor:
                 refused: TransferError | None = error
             else:
                 refused = None
-                crowd_out = self._oldest()
+                crowd_out = next(iter(self._exchanges)) if len(self._exchanges) > self._most else None
         if refused is not None:
             self._owner.on_failed(refused, peer)
-        elif crowd_out is not None:
-            self._put_out(crowd_out)
+            return
+        if crowd_out is not None:
+            self._evict(crowd_out)
+        PENDING.trim(self._most)
 
     def _begin(self, connection: socket.socket, peer: str) -> None:
         try:
@@ -143,33 +152,24 @@ class SocketAcceptor:
             connection.close()
             raise
         self._exchanges[exchange] = None
+        PENDING.add(exchange, partial(self._evict, exchange))
 
-    def _oldest(self) -> Exchange | None:
-        """Who has taken longest makes room when there are too many, so that those who say nothing keep
-        nobody out. Under the lock."""
-        if len(self._exchanges) <= self._most:
-            return None
-        oldest = next(iter(self._exchanges))
-        del self._exchanges[oldest]
-        return oldest
-
-    def _make_room(self) -> None:
-        """No descriptor is left: the oldest quarter of those who did not say who they are gives theirs."""
+    def _evict(self, exchange: Exchange) -> None:
+        """It makes room for others, so that peers that say nothing keep no other out. Any thread."""
         with self._lock:
-            oldest = list(self._exchanges)[: (len(self._exchanges) + 3) // 4]
-            for exchange in oldest:
-                del self._exchanges[exchange]
-        for exchange in oldest:
-            self._put_out(exchange, "no descriptor is left for those who come")
-
-    def _put_out(self, exchange: Exchange, why: str = "") -> None:
+            if exchange not in self._exchanges:
+                return
+            del self._exchanges[exchange]
+        PENDING.remove(exchange)
         exchange.cancel()
-        why = why or f"more than {self._most} peers are in their handshake at once"
-        self._owner.on_failed(HandshakeError("crowded", why), exchange.peer)
+        error = HandshakeError("crowded", "the oldest unfinished handshake makes room for the newest")
+        with suppress(TransferError):  # the reactor ends
+            self._reactor.call_soon(self._owner.on_failed, error, exchange.peer)
 
     def _ended(self, exchange: Exchange, outcome: Agreement | HandshakeError, made: Made | None) -> None:
         with self._lock:
             self._exchanges.pop(exchange, None)
+        PENDING.remove(exchange)
         # A connection that was agreed on while `close` ran is handed out: the peer counts on it.
         if isinstance(outcome, Agreement):
             assert made is not None

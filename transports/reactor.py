@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from transports.descriptors import descriptor_error
 from transports.errors import Closed, ForkedError, InternalError
 
 # The bits of poll(2), equal for poll and epoll.
@@ -216,8 +217,16 @@ class Reactor:
         self._check_open()
         if self._thread is not None:
             return
-        self._wake_read, self._wake_write = _wake_pair()
-        self._poller = _Poller()
+        try:
+            poller = _Poller()
+            try:
+                self._wake_read, self._wake_write = _wake_pair()
+            except OSError:
+                poller.close()
+                raise
+        except OSError as error:
+            raise descriptor_error(error, "no descriptors for the reactor") from error
+        self._poller = poller
         self._poller.register(self._wake_read, READABLE)
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()

@@ -12,18 +12,16 @@ from typing import Any
 from transports.address import Address, format_host, is_numeric
 from transports.base import Capabilities, Listener, Transport
 from transports.config import SocketOptions
+from transports.descriptors import descriptor_error
 from transports.errors import (
     AddressError,
     AddressInUse,
     AddressNotAvailable,
     Broken,
     InternalError,
-    OutOfDescriptors,
     TransferError,
 )
 
-#: the system, the process or the machine's memory cannot give one more descriptor just now
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 #: a peer that was gone before we took it; Linux also reports network errors of the new connection here
 _NOBODY = frozenset(
     {
@@ -179,16 +177,6 @@ def bind_error(error: OSError, address: Address) -> TransferError:
             f"this user may not bind {address}", hint="ports below 1024 need rights", errno=errno.EACCES
         )
     return AddressError(f"cannot bind {address}: {error.strerror}", errno=error.errno)
-
-
-def descriptor_error(error: OSError, doing: str) -> TransferError:
-    if error.errno in _EXHAUSTED:
-        return OutOfDescriptors(
-            f"{doing}: {error.strerror}",
-            hint="raise the limit (ulimit -n), or close sockets that are not needed",
-            errno=error.errno,
-        )
-    return InternalError(f"{doing}: {error}", errno=error.errno)
 
 
 def describe(where: Any) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-
 from hypothesis import given, strategies as st
 
-from transfer.broker.crowd import Crowd, most_unfinished
+from transfer.broker.crowd import Crowd
 
 
 class Timer:
@@ -74,9 +72,3 @@ def test_one_who_is_the_only_one_that_may_be_there_makes_room():
     for guest in "abc":
         crowd.add(guest)
     assert out == [("a", "crowded"), ("b", "crowded")] and list(crowd) == ["c"]
-
-
-def test_of_the_descriptors_enough_are_left():
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert most_unfinished(1) == 1
-    assert most_unfinished(1 << 40) == (1 << 40 if soft == resource.RLIM_INFINITY else soft // 4)

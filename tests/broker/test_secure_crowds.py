@@ -20,7 +20,6 @@ from tests.broker.secure_peers import (
     secure,
     until,
 )
-from transfer.broker.crowd import most_unfinished
 from transfer.broker.subscriber import Subscriber
 from transfer.clients.rqueue import RqueueClient
 from transfer.clients.ttp import TtpClient
@@ -56,12 +55,6 @@ def test_those_who_say_nothing_keep_nobody_out(tmp_path, identities, door):
         assert sum(refused(broker, door).values()) >= MANY - 300
         assert set(refused(broker, door)) <= {"crowded"}
         assert is_put_out(crowd[0]), "the oldest made room"
-
-
-def test_most_descriptors_are_for_those_who_are_in():
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert most_unfinished(1 << 30) == soft // 4
-    assert most_unfinished(7) == 7
 
 
 @pytest.mark.parametrize("door", ["rqueue", "ttp", "abtp router"])

@@ -174,8 +174,8 @@ def test_who_gives_the_handshake_up_has_closed_it(tmp_path, identities, caplog):
             connection.sendall(b"\x16\x03\x01\x00\x05")
         until(lambda: refused(broker, "http"))
         assert refused(broker, "http") == {"closed": 1}
-    (line,) = [one for one in caplog.messages if "not let in by HTTP" in one]
-    assert line.endswith(": the peer has closed it")
+    (line,) = [one for one in caplog.messages if "was not let in" in one]
+    assert line.endswith(": the peer closed in the TLS handshake")
 
 
 @pytest.mark.parametrize(

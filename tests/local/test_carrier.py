@@ -12,6 +12,7 @@ import threading
 import pytest
 
 from tests.conftest import descriptors
+from tests.descriptors import no_descriptor_left
 from tests.local.conftest import End, eventually, mappings, message, sent
 from transports.errors import Broken, ProtocolError
 from transports.local import carrier as module, lending
@@ -595,3 +596,25 @@ def test_a_peer_that_frees_what_it_was_not_given_harms_no_process(ends):
     receiver.carrier._segments[1]._slots.free(0)
     back = sender.carrier.take_back(placed)
     assert bytes(memoryview(back[0][4])) == b"z" * SIZE
+
+
+@pytest.mark.parametrize("core", ["native"], indirect=True)  # the twin maps by Python, which copies each
+@pytest.mark.parametrize("kind", [1, 3])
+def test_a_descriptor_for_which_there_is_no_room_does_not_end_the_connection(ends, kind):
+    """Two segments, or blocks, are announced while the process has no descriptor left."""
+    sender, receiver = ends
+    failed = []
+    receiver.carrier.watch(failed.append)
+    fds = [make_memfd(PAGE * 2) for _ in range(2)]
+    known = receiver.carrier._segments if kind == 1 else receiver.carrier._blocks
+    with no_descriptor_left():
+        for number, fd in enumerate(fds):
+            say(sender, _SAID.pack(kind, number, PAGE * 2, PAGE if kind == 1 else 0), [fd])
+            assert eventually(lambda number=number: number in known or failed)
+    for fd in fds:
+        os.close(fd)
+    assert not failed
+    if kind == 3:  # several receivers may write there, each to its own
+        one, other = (receiver.carrier.fetch(REFERENCE.pack(0, 2 | share << 8, 0, PAGE)) for share in (1, 2))
+        memoryview(one)[:3] = b"one"
+        assert bytes(memoryview(other)[:3]) == bytes(3)

@@ -11,14 +11,25 @@ import pytest
 from tests.local.conftest import eventually
 from transports.local import door as module
 from transports.local.door import TOKEN_SIZE, Door, enter
+from transports.reactor import Reactor
 from transports.upgrade import Declined
 
 TOKEN = b"t" * TOKEN_SIZE
 
 
+class NoReactor:
+    """The tests look by themselves."""
+
+    def register(self, *_):
+        pass
+
+    def unregister(self, *_):
+        pass
+
+
 @pytest.fixture
 def door():
-    made = Door()
+    made = Door(NoReactor())
     yield made
     made.close()
     made.close()
@@ -171,7 +182,7 @@ def test_a_full_door_means_another_way(door, monkeypatch):
 
 
 def test_a_closed_door_is_gone():
-    door = Door()
+    door = Door(NoReactor())
     theirs = enter(door.name, TOKEN)
     door.close()
     assert eventually(lambda: is_closed(theirs[0]))
@@ -191,3 +202,36 @@ def test_who_is_not_waited_for_any_more_is_sent_away(door):
     assert len(os.listdir("/proc/self/fd")) == before
     with pytest.raises(Declined):
         door.take(TOKEN)
+
+
+def test_connections_that_nobody_asks_for_do_not_fill_the_backlog(monkeypatch):
+    """The name stands in /proc/net/unix: whoever reads it can connect."""
+    monkeypatch.setattr(module, "_BACKLOG", 4)
+    reactor = Reactor()
+    door = Door(reactor)
+    foreign = []
+    try:
+        for _ in range(30):
+            foreign.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            foreign[-1].setblocking(False)
+            assert eventually(lambda: not foreign[-1].connect_ex("\0" + door.name))
+        theirs = enter(door.name, TOKEN)
+        assert eventually(lambda: TOKEN in door._waiting)
+        close(door._waiting.pop(TOKEN)[1], theirs)
+    finally:
+        reactor.close()
+        door.close()
+        close(foreign)
+
+
+def test_another_user_is_sent_away_at_once(monkeypatch):
+    monkeypatch.setattr(module, "same_user", lambda _: False)
+    reactor = Reactor()
+    door = Door(reactor)
+    try:
+        foreign = knock(door)
+        assert is_closed(foreign)
+        close([foreign])
+    finally:
+        reactor.close()
+        door.close()

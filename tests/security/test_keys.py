@@ -172,9 +172,11 @@ def test_where_all_is_to_be_encrypted(core, paper):
 
 @pytest.fixture
 def door():
-    made = Door()
+    reactor = Reactor()
+    made = Door(reactor)
     yield made
     made.close()
+    reactor.close()
 
 
 def test_a_key_is_good_once(door):

@@ -9,8 +9,9 @@ import pytest
 
 from transports.address import parse
 from transports.config import SocketOptions
+from transports.descriptors import descriptor_error
 from transports.errors import AddressError, AddressInUse, AddressNotAvailable, OutOfDescriptors
-from transports.tcp import TcpTransport, bind_error, descriptor_error
+from transports.tcp import TcpTransport, bind_error
 from transports.testing.ends import until
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Generic, TypeVar
+
+from transports.pending import PENDING
 
 G = TypeVar("G")
 
 
 class Crowd(Generic[G]):
     """Puts out whoever takes longer than `patience` seconds, and the oldest when there are more than `most`,
-    so that those who say nothing keep nobody out.
+    so that those who say nothing keep nobody out. They count for the whole process, too (see `PENDING`).
 
-    put_out: ends one of them, and takes it out by `remove`; with the word `late`, or "crowded". most: at most
-    a quarter of the descriptors that this process may have.
+    put_out: ends one of them, and takes it out by `remove`; with the word `late`, or "crowded".
     """
 
     def __init__(
@@ -27,7 +29,7 @@ class Crowd(Generic[G]):
         most: int,
         late: str = "late",
     ) -> None:
-        self.most = most_unfinished(most)
+        self.most = most
         self._loop = loop
         self._put_out = put_out
         self._patience = patience
@@ -46,18 +48,24 @@ class Crowd(Generic[G]):
     def add(self, guest: G) -> None:
         """One more, for whom another one may have to go."""
         self._timers[guest] = self._loop.call_later(self._patience, self._put_out, guest, self._late)
+        PENDING.add(guest, partial(self._evict, guest))
         if len(self._timers) > self.most:
             self._put_out(next(iter(self._timers)), "crowded")
+        PENDING.trim(self.most)
 
     def remove(self, guest: G) -> bool:
         """It is no longer one of them; False: it was none."""
         timer = self._timers.pop(guest, None)
         if timer is not None:
             timer.cancel()
+            PENDING.remove(guest)
         return timer is not None
 
+    def _evict(self, guest: G) -> None:
+        """It makes room for one at another door. Any thread."""
+        with suppress(RuntimeError):  # the loop has ended, and all of them with it
+            self._loop.call_soon_threadsafe(self._make_room, guest)
 
-def most_unfinished(wished: int) -> int:
-    """How many connections may be unfinished at once: of this process's descriptors enough are left."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wished if soft == resource.RLIM_INFINITY else max(1, min(wished, soft // 4))
+    def _make_room(self, guest: G) -> None:
+        if guest in self._timers:
+            self._put_out(guest, "crowded")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import socket
 
     import transfer
-    from transports.core_contract import TlsChannel
+    from transports.core_contract import TlsChannel, TlsContext
 
 
 class Doors:
@@ -55,9 +55,17 @@ class Doors:
         """Of this name."""
         return self.refused.setdefault(name, Counter(dict.fromkeys(WORDS, 0)))
 
-    def entry(self, name: str, taker: Accepted, open_now: Callable[[], int], *protocols: str) -> Accepted:
+    def entry(
+        self,
+        name: str,
+        taker: Accepted,
+        open_now: Callable[[], int],
+        *protocols: str,
+        clients: str | None = None,
+    ) -> Accepted:
         """What takes connections for a front, which gets those that were let in. open_now: how many it has.
-        protocols: words of ALPN. Raises SecurityError if there is nothing to show to those who come."""
+        protocols: words of ALPN. clients: see Credentials.context. Raises SecurityError if there is
+        nothing to show to those who come."""
         refused = self.refusals(name)
         most = self.credentials.security.connections
 
@@ -70,10 +78,10 @@ class Doors:
 
         if not self.secured:
             return let_in
-        self.credentials.context(server=True, protocols=protocols)
+        self._context(protocols, clients)
         entry = Entry(
             self._loop,
-            partial(self._channel, protocols),
+            partial(self._channel, protocols, clients),
             let_in,
             refused,
             patience=self.patience,
@@ -100,8 +108,9 @@ class Doors:
         """Raises SecurityError where strangers could come: these protocols know no token."""
         check_listening(host, where, self.credentials.security, token=False)
 
-    def _channel(self, protocols: tuple[str, ...], fd: int) -> TlsChannel:
-        made: TlsChannel = self._core.TlsChannel(
-            self.credentials.context(server=True, protocols=protocols), fd
-        )
+    def _channel(self, protocols: tuple[str, ...], clients: str | None, fd: int) -> TlsChannel:
+        made: TlsChannel = self._core.TlsChannel(self._context(protocols, clients), fd)
         return made
+
+    def _context(self, protocols: tuple[str, ...], clients: str | None) -> TlsContext:
+        return self.credentials.context(server=True, protocols=protocols, clients=clients)

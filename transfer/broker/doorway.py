@@ -14,6 +14,7 @@ from transfer.broker.crowd import Crowd
 from transfer.broker.engine.client_hello import MOST
 from transfer.broker.engine.first_bytes import ENOUGH, Guess, Speech, guess, guess_secured
 from transfer.broker.listener import Accepted
+from transfer.throttled_log import ThrottledLog
 from transports.errors import TransferError
 from transports.wire import SocketType
 
@@ -55,6 +56,7 @@ class Doorway:
     ) -> None:
         self.refused: Counter[str] = Counter() if refused is None else refused
         self._loop = loop
+        self._throttled = ThrottledLog(_log)
         self._speakers = speakers
         self._own = own
         self._guess, self._room = (guess_secured, MOST + 1) if secured else (guess, ENOUGH)
@@ -97,7 +99,8 @@ class Doorway:
         try:
             taker(guest.connection, guest.peer)
         except TransferError as error:
-            _log.warning("%s could not be let in: %s", guest.peer, error)
+            text = "%s could not be let in: %s"
+            self._throttled.say(logging.WARNING, "refused", text, guest.peer, error)
             guest.connection.close()
 
     def _wait_for_more(self, guest: _Guest, seen: int) -> None:

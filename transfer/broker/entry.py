@@ -14,6 +14,7 @@ from transfer.broker.crowd import Crowd
 from transfer.broker.engine.tls_words import word_of
 from transfer.broker.listener import Accepted
 from transfer.broker.secured import Secured
+from transfer.throttled_log import ThrottledLog
 from transports.errors import TransferError
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Entry:
     ) -> None:
         self.refused = refused
         self._loop = loop
+        self._throttled = ThrottledLog(_log)
         self._secure = secure
         self._taker = taker
         self._guests: Crowd[_Guest] = Crowd(loop, self._put_out, patience=patience, most=most)
@@ -83,8 +85,9 @@ class Entry:
             done = channel.handshake()
         except OSError as error:
             said = error.strerror or str(error)
-            _log.info("%s was not let in: %s", guest.peer, said)
-            self._put_out(guest, word_of(said))
+            word = word_of(said)
+            self._throttled.say(logging.INFO, word, "%s was not let in: %s", guest.peer, said)
+            self._put_out(guest, word)
             return
         if not done:
             self._watch(guest, writes=channel.unsent > 0)
@@ -95,7 +98,8 @@ class Entry:
         try:
             self._taker(secured, guest.peer)
         except TransferError as error:
-            _log.warning("%s could not be let in: %s", guest.peer, error)
+            text = "%s could not be let in: %s"
+            self._throttled.say(logging.WARNING, "refused", text, guest.peer, error)
             secured.close()
         except Exception:  # noqa: BLE001 - the others are served all the same
             _log.exception("a connection of %s cannot be served", guest.peer)

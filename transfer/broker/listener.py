@@ -6,14 +6,18 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from time import monotonic
 
+from transfer.throttled_log import ThrottledLog
 from transports.address import format_host
+from transports.descriptors import descriptor_hint, is_reserved
 from transports.errors import AddressError, AddressInUse, InternalError, TransferError
 from transports.pacing import unpace
+from transports.pending import PENDING
 
 _log = logging.getLogger("transfer.broker")
-#: connections taken at one wake-up, so that a storm of them leaves room for others
-_BATCH = 64
+#: connections taken at one wake-up, and seconds for them, so that a storm leaves room for others
+_BATCH, _SLICE = 64, 0.001
 #: seconds that it rests when there is no descriptor left: the backlog keeps who comes
 _REST = 0.1
 
@@ -41,6 +45,7 @@ class Listener:
     ) -> None:
         self._loop = loop
         self._accepted = accepted
+        self._throttled = ThrottledLog(_log)
         self._socket = _listening(host, port, backlog, allowed)
         self.host, self.port = self._socket.getsockname()[:2]
         loop.add_reader(self._socket.fileno(), self._ready)
@@ -52,17 +57,23 @@ class Listener:
             self._socket.close()
 
     def _ready(self) -> None:
+        until = monotonic() + _SLICE
         for _ in range(_BATCH):
             try:
                 connection, address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                _log.error("no connection can be accepted: %s", error)
-                self._loop.remove_reader(self._socket.fileno())
-                self._loop.call_later(_REST, self._again)
+                PENDING.make_room()
+                self._rest(error.strerror or str(error))
+                return
+            if is_reserved(connection.fileno()) and not PENDING.make_room():
+                connection.close()
+                self._rest("the last descriptors are kept for files")
                 return
             self._hand_out(connection, f"{format_host(address[0])}:{address[1]}")
+            if monotonic() >= until:
+                return
 
     def _hand_out(self, connection: socket.socket, peer: str) -> None:
         try:
@@ -71,11 +82,18 @@ class Listener:
             unpace(connection)
             self._accepted(connection, peer)
         except TransferError as error:
-            _log.warning("%s could not be let in: %s", peer, error)
+            self._throttled.say(logging.WARNING, "refused", "%s could not be let in: %s", peer, error)
             connection.close()
         except Exception:  # noqa: BLE001 - the others are served all the same
             _log.exception("a connection of %s cannot be served", peer)
             connection.close()
+
+    def _rest(self, why: str) -> None:
+        """The socket stays readable, so without the pause the loop would do nothing but fail."""
+        text = "port %d: a connection is not accepted: %s; %s"
+        self._throttled.say(logging.WARNING, "accept", text, self.port, why, descriptor_hint())
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.call_later(_REST, self._again)
 
     def _again(self) -> None:
         if self._socket.fileno() >= 0:

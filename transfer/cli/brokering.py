@@ -65,8 +65,8 @@ def run(flags: Sequence[Said], file: Path | None, *, as_json: bool) -> int:
     """Serves until SIGTERM (0) or Ctrl-C (130). Raises InternalError when the log failed: begin it anew."""
     configuration = _configuration(flags, file)
     signals = _Signals()
-    raise_descriptor_limit()
     with logged(), signals.taken():
+        raise_descriptor_limit()
         with _opened(configuration) as broker:
             _announce(broker, as_json)
             while not signals.asked.wait(_LOOK):

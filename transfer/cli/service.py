@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+
+from transports import descriptors
 
 _log = logging.getLogger("transfer")
 
@@ -28,10 +29,7 @@ def logged() -> Iterator[None]:
 
 
 def raise_descriptor_limit() -> None:
-    """This process may have as many descriptors as the hard limit says: the usual soft one is for programs
-    that call select()."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(OSError, ValueError):  # the system allows no process as many
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            _log.debug("the limit of descriptors is %d, and was %d", hard, soft)
+    """To the hard limit, for this process: see `transports.descriptors`. The log says so."""
+    raised = descriptors.raise_descriptor_limit()
+    if raised is not None:
+        _log.info("the limit of descriptors (ulimit -n) is %d now, and was %d", raised[1], raised[0])

@@ -55,8 +55,8 @@ def serve(
     endpoint = _endpoint("--bind", bind)
     rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else rows_beside(endpoint)
     ended = threading.Event()
-    raise_descriptor_limit()
     with logged(), _ended_by(signal.SIGTERM, ended):
+        raise_descriptor_limit()
         try:
             with _opened(folder, endpoint, rows_endpoint, retention_bytes, ages, metrics) as spool:
                 _announce(spool, folder, as_json)

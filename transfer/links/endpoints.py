@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from transfer.socket import SocketMethods
     from transports.hello import Agreement
 
-logger = logging.getLogger("transfer")
-#: seconds between two lines of the log that say that connections are not accepted: ten a second may not be
-_WARN_AGAIN = 60.0
 #: seconds of waiting at the end of a socket after which a missing peer is said
 _LONG_WAIT = 5.0
 
@@ -261,15 +258,14 @@ class Links(Arrivals):
         if isinstance(error, (HandshakeError, ProtocolError)):
             here = f"listening on {record.address}, {where} was not let in"
             if not self.warn_of(here, error, outgoing=False):
-                logger.info("%s: %s", here, str(error).partition("\n")[0])
+                said = str(error).partition("\n")[0]
+                self._throttled.say(logging.INFO, reason, "%s: %s", here, said)
             self._count(f"handshake:{reason}")
             self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), where, reason, error=error)
         else:
-            now = time.monotonic()
-            if now >= self._warn_from:
-                self._warn_from = now + _WARN_AGAIN
-                reason = str(error).partition("\n")[0]
-                logger.warning("%s: a connection is not accepted: %s", record.address, reason)
+            said = str(error).replace("\n  hint:", ";")
+            text = "%s: a connection is not accepted: %s"
+            self._throttled.say(logging.WARNING, "accept", text, record.address, said)
             self._count("accept_failed")
             self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
 

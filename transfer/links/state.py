@@ -13,6 +13,7 @@ from patterns.base import Pattern, ReceiveMode, SendMode
 from transfer import draining
 from transfer.monitor import Event, EventKind, Monitor
 from transfer.peer import Endpoint, Peer, PeerInfo
+from transfer.throttled_log import ThrottledLog
 from transfer.tracker import Tracker
 from transports.errors import Closed, Fatal
 from transports.wire import Flag
@@ -51,8 +52,8 @@ class LinkState:
         #: why no further connect can succeed (policy `require`)
         self.fatal: Fatal | None = None
         self.closing = False
-        #: from when on the log says again that a connection is not accepted
-        self._warn_from = 0.0
+        #: lines of the log that peers cause
+        self._throttled = ThrottledLog(logger)
         # Never held while the core is called, except for sends on one stream: the core calls
         # `lost` from any thread and may hold locks of its own then.
         self._lock = threading.RLock()

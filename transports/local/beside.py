@@ -14,10 +14,13 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
-from transports.errors import ProtocolError
+from transports.descriptors import descriptor_hint
+from transports.errors import OutOfDescriptors, ProtocolError
 from transports.local import passing
+from transports.local.passing import Passed
 from transports.reactor import READABLE, Reactor
 
 _LAYOUT = struct.Struct("<BxxxIQQ")
@@ -42,6 +45,34 @@ class Said(NamedTuple):
     fd: int
 
 
+class SpareDescriptor:
+    """One that is given up when another comes and there is no room for it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []  # its `pop` is one step for all threads
+        self._closed = False
+        self.refill()
+
+    def give(self) -> bool:
+        """There is room for one, unless another thread takes it first. False: it was given before."""
+        try:
+            os.close(self._held.pop())
+        except IndexError:
+            return False
+        return True
+
+    def refill(self) -> None:
+        """Idempotent."""
+        if not self._held and not self._closed:
+            with suppress(OSError):  # there is still none
+                self._held.append(os.eventfd(0, os.EFD_CLOEXEC))
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closed = True
+        self.give()
+
+
 class _Owned(socket.socket):
     """Closes when nobody uses it any more, so that no thread reads a number that is another's now."""
 
@@ -53,14 +84,15 @@ class Beside:
     """Our end. Thread-safe; `read` by one thread at a time.
 
     stuck: called when the peer reads too slowly for what is said, out of any statement of any
-    thread: it has to see that `go_on` is called a little later.
+    thread: it has to see that `go_on` is called a little later. spare: makes room for what comes.
     """
 
-    def __init__(self, connection: socket.socket, stuck: Callable[[], None]) -> None:
+    def __init__(self, connection: socket.socket, stuck: Callable[[], None], spare: SpareDescriptor) -> None:
         self._socket: _Owned | None = _Owned(fileno=connection.detach())
         self._socket.setblocking(False)
         self.fd = self._socket.fileno()
         self._stuck = stuck
+        self._spare = spare
         self._waiting: deque[bytes] = deque()
         self._saying = threading.Lock()
 
@@ -104,29 +136,39 @@ class Beside:
         return True
 
     def read(self) -> Iterator[Said | None]:
-        """All that has come; None behind the last if the peer is gone. Raises ProtocolError."""
+        """All that has come; None at the end, if the peer is gone. Raises ProtocolError, OutOfDescriptors."""
         while (received := self._receive()) is not None:
-            data, descriptors = received
+            data, descriptors, lost = received
             try:
                 if not data:
                     yield None
                     return
+                if lost:
+                    raise OutOfDescriptors(
+                        "shared memory of a peer has no descriptor here", hint=descriptor_hint()
+                    )
                 yield _understood(data, descriptors)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
+                self._spare.refill()
 
-    def _receive(self) -> tuple[bytes, list[int]] | None:
+    def _receive(self) -> Passed | None:
         # A function of its own: an error that `read` raises must not keep the socket alive.
         connection = self._socket
         if connection is None:
             return None
         try:
-            return passing.receive(connection, _LAYOUT.size + 1, 4)
+            # The kernel drops a descriptor that has no room here, so it is looked whether it has.
+            seen = passing.receive(connection, _LAYOUT.size + 1, 4, peek=True)
+            if seen.lost and self._spare.give():
+                seen = passing.receive(connection, _LAYOUT.size + 1, 4, peek=True)
+            connection.recv(_LAYOUT.size + 1)
+            return seen
         except (BlockingIOError, InterruptedError):
             return None
         except OSError:
-            return b"", []
+            return Passed(b"", [], False)
 
     def close(self) -> None:
         """Idempotent; from any thread, at any time."""

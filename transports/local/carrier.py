@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import Broken, ProtocolError
+from transports.errors import Broken, ProtocolError, TransferError
 from transports.local import beside
 from transports.local.beside import Beside, Said
 from transports.local.blocks import NAME as BLOCKS, Blocks
@@ -63,13 +63,13 @@ class LocalCarrier:
         self._reactor = around.reactor
         self._shared = around.shared
         self._carriers = Carriers.of(around)
-        self._beside = Beside(connection, lambda: self._carriers.attend(self))
+        self._beside = Beside(connection, lambda: self._carriers.attend(self), self._carriers.spare)
         self._pid = os.getpid()
         # Reentrant: the collector may end a region inside any statement of ours.
         self._lock = threading.RLock()
         self._closed = False
         self._ended = False
-        self._failure: ProtocolError | None = None
+        self._failure: TransferError | None = None
         self._on_failure: Callable[[BaseException], object] | None = None
         # -- what we send
         attend = functools.partial(self._carriers.attend, self)
@@ -267,7 +267,7 @@ class LocalCarrier:
         """In the reactor's thread."""
         try:
             self._pump()
-        except ProtocolError as error:
+        except TransferError as error:
             self._failure = error
             self._unwatch()
             self._lending.end_all(error)
@@ -276,7 +276,7 @@ class LocalCarrier:
         self.go_on()
 
     def _pump(self) -> None:
-        """Reads all that was announced and given back. Raises ProtocolError."""
+        """Reads all that was announced and given back. Raises ProtocolError, OutOfDescriptors."""
         ended = []
         try:
             with self._lock:

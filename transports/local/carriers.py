@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from transports.errors import InternalError, TransferError
-from transports.local.beside import AGAIN, Bell
+from transports.descriptors import descriptor_error
+from transports.errors import TransferError
+from transports.local.beside import AGAIN, Bell, SpareDescriptor
 from transports.local.segments import Budget
 from transports.reactor import Reactor
 
@@ -36,6 +37,7 @@ class Carriers:
     def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
         self.budget = Budget()
+        self.spare = SpareDescriptor()
         self._living: set[Carrier] = set()
         self._resting = False
         self._asking: deque[Carrier] = deque()
@@ -49,7 +51,7 @@ class Carriers:
             try:
                 found = around.shared[cls.NAME] = cls(around.reactor)
             except OSError as error:
-                raise InternalError("no descriptors left", hint="raise `ulimit -n`") from error
+                raise descriptor_error(error, "no shared memory for peers") from error
         assert isinstance(found, cls)
         return found
 
@@ -87,6 +89,7 @@ class Carriers:
     def close(self) -> None:
         """Ends those that are left. Idempotent."""
         self._bell.close()
+        self.spare.close()
         for carrier in list(self._living):
             carrier.end()
 

@@ -10,9 +10,11 @@ import stat
 import struct
 import time
 from collections import OrderedDict, deque
+from contextlib import suppress
 
-from transports.errors import InternalError
+from transports.errors import InternalError, TransferError
 from transports.local import passing
+from transports.reactor import READABLE, Reactor
 from transports.upgrade import Declined
 
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -22,6 +24,10 @@ DOOR = re.compile(r"transfer-[0-9a-f]{32}")
 #: connections that were made and not yet asked for; older ones are dropped
 _MOST_WAITING = 64
 _PATIENCE = 30.0
+#: connections that the kernel keeps until they are taken, and seconds between two looks
+_BACKLOG, _REST = 1024, 0.01
+#: how long one waits for room there, as the kernel takes it: 50 ms
+_WAIT = struct.pack("ll", 0, 50_000)
 
 #: (the connection for the frames, the one for descriptors)
 Pair = tuple[socket.socket, socket.socket]
@@ -31,10 +37,12 @@ class Door:
     """A listener in the abstract name space: nothing stays behind, whatever ends the process.
 
     A peer connects, and says a token that it was told over TCP; with it comes the peer's end of a
-    second socket, for descriptors. Not thread-safe: the reactor's thread alone uses it.
+    second socket, for descriptors. Every user of the host can read the name and connect, so connections are
+    taken at once: those of others are closed, and do not fill the backlog. Not thread-safe: the reactor's
+    thread alone uses it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reactor: Reactor) -> None:
         self.name = f"transfer-{secrets.token_hex(16)}"
         self._pid = os.getpid()
         self._waiting: OrderedDict[bytes, tuple[float, Pair]] = OrderedDict()
@@ -44,10 +52,12 @@ class Door:
         try:
             self._listener.setblocking(False)
             self._listener.bind("\0" + self.name)
-            self._listener.listen(1024)
+            self._listener.listen(_BACKLOG)
         except OSError as error:
             self._listener.close()
             raise InternalError(f"no abstract Unix socket to be had: {error}") from error
+        self._reactor = reactor
+        reactor.register(self._listener.fileno(), READABLE, self._ready)
 
     def take(self, token: bytes) -> Pair:
         """The connection of the peer that was told this token. Raises Declined if it is not there."""
@@ -66,20 +76,36 @@ class Door:
 
     def close(self) -> None:
         """Idempotent. In a forked child it closes the child's copies only."""
+        if self._listener.fileno() >= 0:
+            self._reactor.unregister(self._listener.fileno())
         self._listener.close()
         while self._waiting:
             _close(self._waiting.popitem()[1][1])
         while self._silent:
             self._silent.pop()[1].close()
 
+    def _ready(self, _events: int) -> None:
+        """Takes those that are there, and rests: a user who connects without end leaves time for others."""
+        self._accept_all()
+        with suppress(TransferError):  # the context ends
+            self._listen(0)
+            self._reactor.call_later(_REST, self._listen, READABLE)
+
+    def _listen(self, events: int) -> None:
+        if self._listener.fileno() >= 0:
+            self._reactor.modify(self._listener.fileno(), events)
+
     def _accept_all(self) -> None:
         now = time.monotonic()
-        while True:
+        for _ in range(_BACKLOG):
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # nobody is there any more, or no descriptor is left: the peer falls back
+            except OSError:  # no more are there, or no descriptor is left: the peer falls back
                 break
-            self._silent.append((now, connection))
+            if same_user(connection):
+                self._silent.append((now, connection))
+            else:
+                connection.close()
         for since, connection in [self._silent.popleft() for _ in range(len(self._silent))]:
             self._hear(since, connection)
         while self._silent and (now - self._silent[0][0] > _PATIENCE or len(self._silent) > _MOST_WAITING):
@@ -111,9 +137,10 @@ def enter(name: str, token: bytes) -> Pair:
         made.append(connection := socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         made += ours, theirs
-        connection.setblocking(False)
         ours.setblocking(False)
-        connection.connect("\0" + name)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _WAIT)
+        connection.connect("\0" + name)  # where others fill the backlog it waits for its turn
+        connection.setblocking(False)
         if not same_user(connection):
             raise Declined("other_user", "the Unix socket belongs to another user")
         passing.send(connection, token, [theirs.fileno()])
@@ -139,9 +166,7 @@ def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:
     descriptors: list[int] = []
     try:
         connection.setblocking(False)
-        if not same_user(connection):
-            return None
-        token, descriptors = passing.receive(connection, TOKEN_SIZE, 1)
+        token, descriptors, _ = passing.receive(connection, TOKEN_SIZE, 1)
         if len(token) != TOKEN_SIZE or len(descriptors) != 1 or not _is_beside(descriptors[0]):
             return None
         beside = socket.socket(fileno=descriptors.pop())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from typing import Any
 
+from transports.descriptors import descriptor_error
 from transports.errors import ProtocolError
 from transports.local.segments import MOST_SLOTS, PAGE
 
@@ -31,6 +33,8 @@ def _mapped(core: Any, fd: int, size: int, *, private: bool = False) -> Any:
     try:
         return core.Mapping(fd, size, private=private)
     except (OSError, ValueError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:  # Python's own mmap copies it
+            raise descriptor_error(error, "shared memory of a peer cannot be mapped") from error
         raise ProtocolError("descriptor", f"{size} bytes of shared memory cannot be mapped") from error
 
 
@@ -57,7 +61,8 @@ class MappedSegment:
 
 
 class MappedBlock:
-    """A block of a sender's pool (see blocks.py). The descriptor stays, for private mappings."""
+    """A block of a sender's pool (see blocks.py). The descriptor stays, for private mappings; where there
+    is no room for it, private views are copies."""
 
     def __init__(self, core: Any, fd: int, size: int) -> None:
         if size < PAGE or size % PAGE:
@@ -65,13 +70,19 @@ class MappedBlock:
         check_descriptor(fd, size)
         self._core = core
         self.size = size
-        self._fd = os.dup(fd)
         self._memory: memoryview | None = None
+        try:
+            self._fd = os.dup(fd)
+        except OSError:
+            self._fd = -1
+            self._memory = memoryview(_mapped(core, fd, size))
 
     def view(self, offset: int, length: int, private: bool) -> memoryview:
         """So many of the block's bytes: the sender's own, or a copy on write. Raises ProtocolError."""
         if not 0 < length <= self.size - offset:
             raise ProtocolError("reference", f"{length} bytes at {offset} of a block of {self.size}")
+        if private and self._fd < 0 and self._memory is not None:
+            return memoryview(bytearray(self._memory[offset : offset + length]))
         if private:
             mapping = memoryview(_mapped(self._core, self._fd, self.size, private=True))
             return mapping[offset : offset + length]

@@ -66,6 +66,6 @@ class LocalUpgrade(Upgrade):
     def _door(self) -> Door:
         door = self.around.shared.get(_NAME)
         if door is None:
-            door = self.around.shared[_NAME] = Door()
+            door = self.around.shared[_NAME] = Door(self.around.reactor)
         assert isinstance(door, Door)
         return door

@@ -6,7 +6,8 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport free
 from posix.unistd cimport read as read_fd
 
-from transports.errors import Broken, InternalError
+from transports.descriptors import descriptor_hint
+from transports.errors import Broken, OutOfDescriptors
 
 from transports.native.link cimport flusher_t, segment_t
 from transports.native.system cimport pthread_mutex_lock, pthread_mutex_unlock
@@ -19,7 +20,7 @@ cdef class Flusher:
     def __cinit__(self):
         self.state = flusher_new()
         if self.state == NULL:
-            raise InternalError("no descriptors left for the flusher", hint="raise `ulimit -n`")
+            raise OutOfDescriptors("no descriptors left for the flusher", hint=descriptor_hint())
         self.state.references = 1
 
     def fileno(self):

@@ -13,7 +13,8 @@ from posix.unistd cimport close as close_fd
 from posix.unistd cimport usleep
 from posix.unistd cimport write as write_fd
 
-from transports.errors import Again, Broken, InternalError, NotSupported
+from transports.descriptors import descriptor_hint
+from transports.errors import Again, Broken, InternalError, NotSupported, OutOfDescriptors
 
 from transports.native cimport link as native_link
 from transports.native.flusher cimport Flusher
@@ -75,7 +76,7 @@ cdef class SocketBase(Receiving):
         self.lock = PyThread_allocate_lock()
         if self.epoll_fd < 0 or self.receive_event < 0 or self.send_event < 0 or self.lock == NULL:
             self.close_descriptors()
-            raise InternalError("no descriptors left for a socket", hint="raise `ulimit -n`")
+            raise OutOfDescriptors("no descriptors left for a socket", hint=descriptor_hint())
         event.events = EPOLLIN
         event.data.fd = self.receive_event
         epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, self.receive_event, &event)

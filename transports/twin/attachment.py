@@ -10,6 +10,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from transports.descriptors import descriptor_error
 from transports.errors import Closed
 from transports.twin import fork
 from transports.twin.flusher import Flusher
@@ -61,8 +62,12 @@ class Attachments:
         self._receiving = threading.Lock()
         self._turns: deque[Any] = deque()  # streams that may have a decoded message
         self._unread: Found | None = None
-        self._selector = selectors.DefaultSelector()
         self._wake = Wake()
+        try:
+            self._selector = selectors.DefaultSelector()
+        except OSError as error:
+            self._wake.close()
+            raise descriptor_error(error, "no descriptors left for a socket") from error
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._watched: dict[Stream, int] = {}
         self._asked = False  # somebody outside watches the descriptor

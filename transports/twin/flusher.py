@@ -40,7 +40,11 @@ class Flusher:
         self._closed = False
         self._selector: selectors.BaseSelector | None = None  # made with the thread
         self._wake = Wake()
-        self._due = Wake()
+        try:
+            self._due = Wake()
+        except BaseException:
+            self._wake.close()
+            raise
         self._pending: list[Outgoing] = []
         self._credits: dict[Outgoing, None] = {}
         self._credit_due = 0.0

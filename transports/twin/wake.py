@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from transports.descriptors import descriptor_error
+
 
 class Wake:
     """Readable while set. An eventfd on Linux, elsewhere a pipe. Not thread-safe: its owner locks."""
@@ -12,6 +14,13 @@ class Wake:
 
     def __init__(self) -> None:
         self.is_set = False
+        self._read = self._write = -1
+        try:
+            self._open()
+        except OSError as error:
+            raise descriptor_error(error, "no descriptors left for a socket") from error
+
+    def _open(self) -> None:
         if hasattr(os, "eventfd"):
             self._read = self._write = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         else:

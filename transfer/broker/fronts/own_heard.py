@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import transfer
 from transfer.broker.fronts.own_parts import message_of, topic_and_rest
 from transfer.peer_faults import PeerFaults
+from transfer.throttled_log import ThrottledLog
 from transports.errors import Again, Closed, ProtocolError, TransferError
 from transports.wire import SocketType
 
@@ -40,6 +41,7 @@ class Heard(ABC):
         self._paused = 0
         #: what peers' bytes raised that is no error of ours
         self.faults = PeerFaults(_log)
+        self._throttled = ThrottledLog(_log)
 
     def listen(self, endpoint: str, largest: int) -> str:
         """Binds; the endpoint with its real port."""
@@ -102,7 +104,7 @@ class Heard(ABC):
 
     def _refused(self, error: ProtocolError) -> None:
         self._counters["refused"] += 1
-        _log.warning("a message was refused: %s", error)
+        self._throttled.say(logging.WARNING, "refused", "a message was refused: %s", error)
 
     @abstractmethod
     def take(self, frames: list[Any]) -> None:

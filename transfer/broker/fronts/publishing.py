@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from transfer.broker.line import Line
 from transfer.broker.lines import Lines
+from transfer.throttled_log import ThrottledLog
 from transports.errors import ProtocolError, TransferError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Shared(Generic[_Settings]):
         self.settings = settings
         self.counters: Counter[str] = Counter(dict.fromkeys(names, 0))
         self.connections: set[PublishingLine[_Settings]] = set()
+        self.throttled = ThrottledLog(_log)
 
 
 class PublishingLine(Line, Generic[_Settings]):
@@ -130,7 +132,7 @@ class PublishingLine(Line, Generic[_Settings]):
 
     def refuse(self, error: ProtocolError) -> None:
         """See Line."""
-        _log.info("%s is refused: %s", self.peer, error)
+        self._shared.throttled.say(logging.INFO, "refused", "%s is refused: %s", self.peer, error)
         self._shared.counters["refused"] += 1
         self.close(str(error))
 

@@ -7,6 +7,8 @@ they have a token of their own (`http.token`), need that one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
@@ -23,12 +25,21 @@ _OPEN = frozenset({"/livez", "/readyz", *PAGES})
 
 
 class Callers:
-    """token: of the operators; None: there is none. https: what else may be shown. here: programs of this
-    machine may ask without showing anything, where there is neither TLS nor `token`."""
+    """token: of the operators; None: there is none. https: what else may be shown. certified: says whether a
+    request's connection has shown a good certificate. here: programs of this machine may ask without showing
+    anything, where there is neither TLS nor `token`."""
 
-    def __init__(self, token: str | None, https: Https | None = None, *, here: bool = True) -> None:
+    def __init__(
+        self,
+        token: str | None,
+        https: Https | None = None,
+        certified: Callable[[web.Request], bool] = lambda _: False,
+        *,
+        here: bool = True,
+    ) -> None:
         self._here = here
         self._token = token
+        self._certified = certified
         self._https = https or Https(Security())
 
     def guard(self) -> Middleware:
@@ -82,7 +93,7 @@ class Callers:
 
     def _is_known(self, request: web.Request) -> bool:
         """By a certificate, or by the token that all share."""
-        if self._https.security.asks_certificates and request.get_extra_info("peercert"):
+        if self._https.security.asks_certificates and self._certified(request):
             return True
         return self._https.has_token(_shown(request))
 

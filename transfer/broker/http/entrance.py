@@ -1,9 +1,8 @@
-"""HTTP's connections up to their first request: TLS, deadlines, and how many there may be."""
+"""HTTP's connections up to their first request: deadlines, and how many there may be."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import weakref
 from collections import Counter
@@ -13,15 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from transfer.broker.crowd import Crowd
-from transfer.broker.engine.tls_words import word_of
-from transfer.https import Https
-from transports.errors import SecurityError
-
-_log = logging.getLogger("transfer.broker")
-#: seconds that a peer has to say that nothing follows
-_FAREWELL = 1.0
-#: what an error without words means: asyncio gives none to a peer that goes while TLS is agreed on
-_GIVEN_UP = "the peer has closed it"
+from transfer.broker.secured import channel_of
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +20,7 @@ class _Guest:
     """Somebody who has not asked for anything yet."""
 
     connection: socket.socket
+    certified: bool
     begun: bool = False  # the connection is no longer ours to close
     task: asyncio.Task[None] | None = None
     transport: asyncio.BaseTransport | None = None
@@ -36,30 +28,37 @@ class _Guest:
 
 
 class Entrance:
-    """Gives connections to aiohttp. On the broker's loop.
+    """Gives connections to aiohttp, after the handshake where there is TLS. On the broker's loop.
 
-    patience: seconds until the first request; those who have not asked are a `Crowd`. refused: how many did
-    not come in, by word.
+    patience: seconds until the first request; those who have not asked are a `Crowd`, of `unfinished` at
+    most. refused: how many did not come in, by word.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         runner: web.AppRunner,
-        https: Https,
         refused: Counter[str],
         *,
         patience: float,
+        unfinished: int,
     ) -> None:
         self.refused = refused
         self._loop = loop
         self._runner = runner
-        self._https = https
-        self._guests: Crowd[_Guest] = Crowd(
-            loop, self._put_out, patience=patience, most=https.security.unfinished
-        )
+        self._guests: Crowd[_Guest] = Crowd(loop, self._put_out, patience=patience, most=unfinished)
         self._by_protocol: dict[asyncio.BaseProtocol, _Guest] = {}
+        self._certified: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
         self._transports: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._runner.server.connections) if self._runner.server is not None else 0
+
+    def is_certified(self, request: web.Request) -> bool:
+        """Whether its connection has shown a certificate, which is good then."""
+        return request.transport in self._certified
 
     def middleware(self) -> Middleware:
         """Notices the first request of each connection."""
@@ -73,16 +72,11 @@ class Entrance:
 
         return noticing
 
-    def accepted(self, connection: socket.socket, peer: str) -> None:
+    def accepted(self, connection: socket.socket, _peer: str) -> None:
         """A new connection, in non-blocking mode, of which nothing was read."""
-        server = self._runner.server
-        assert server is not None
-        if len(server.connections) >= self._https.security.connections:
-            self.refused["crowded"] += 1
-            connection.close()
-            return
-        guest = _Guest(connection)
-        guest.task = self._loop.create_task(self._take(guest, peer))
+        channel = channel_of(connection)
+        guest = _Guest(connection, channel is not None and bool(channel.peer_certificate))
+        guest.task = self._loop.create_task(self._take(guest))
         self._guests.add(guest)
 
     async def close(self) -> None:
@@ -97,31 +91,25 @@ class Entrance:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    async def _take(self, guest: _Guest, peer: str) -> None:
+    async def _take(self, guest: _Guest) -> None:
         assert self._runner.server is not None
         guest.begun = True
-        secured = self._https.security.tls
         try:
             transport, protocol = await self._loop.connect_accepted_socket(
-                self._runner.server,
-                guest.connection,
-                ssl=self._https.context() if secured else None,
-                ssl_shutdown_timeout=_FAREWELL if secured else None,
+                self._runner.server, guest.connection
             )
         except asyncio.CancelledError:
             guest.connection.close()
             raise
-        except (OSError, SecurityError) as error:
-            said = str(error) or _GIVEN_UP
-            _log.info("%s was not let in by HTTP: %s", peer, said)
+        except OSError:  # it has gone already
             guest.connection.close()
-            if guest in self._guests:
-                self._let_go(guest)
-                self.refused[word_of(said)] += 1
+            self._let_go(guest)
             return
         guest.transport, guest.protocol = transport, protocol
         self._by_protocol[protocol] = guest
         self._transports.add(transport)
+        if guest.certified:
+            self._certified.add(transport)
 
     def _put_out(self, guest: _Guest, word: str) -> None:
         if guest.transport is None or not guest.transport.is_closing():

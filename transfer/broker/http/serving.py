@@ -19,7 +19,7 @@ from transfer.broker.listener import Listener
 from transfer.broker.replaying import Replaying
 from transfer.broker.state.operations import Operator
 from transfer.broker.topic_admin import TopicAdmin
-from transfer.https import Https
+from transfer.https import PROTOCOL, Https
 from transports.errors import AddressError, AddressInUse
 from transports.security.guard import check_listening, is_loopback, skips_token
 from transports.security.settings import check_token
@@ -47,7 +47,12 @@ class HttpServer:
         app = application(
             operator,
             token=token,
-            callers=Callers(token, https, here=broker.settings.tokenless or not skips_token(security)),
+            callers=Callers(
+                token,
+                https,
+                lambda request: self._entrance.is_certified(request),  # noqa: PLW0108 the entrance is made below
+                here=broker.settings.tokenless or not skips_token(security),
+            ),
             live=partial(live_problems, broker),
             ready=partial(ready_problems, broker),
             topics=TopicAdmin(broker.loop, broker.hub, broker.letters, broker.audit),
@@ -64,11 +69,15 @@ class HttpServer:
         self._entrance = Entrance(
             self._loop,
             self._runner,
-            https,
             broker.doors.refusals("http"),
             patience=broker.settings.handshake,
+            unfinished=security.unfinished,
         )
-        self.accepted = self._entrance.accepted
+        asks = "optional" if security.asks_certificates else "none"
+        entrance = self._entrance
+        self.accepted = broker.doors.entry(
+            "http", entrance.accepted, lambda: entrance.connections, PROTOCOL, clients=asks
+        )
         app.middlewares.insert(0, self._entrance.middleware())
         self._listener: Listener | None = None
         try:

@@ -1,0 +1,54 @@
+"""A broker in a process of its own, with all fronts, mutual TLS, a token, and few descriptors.
+
+    python besieged.py FOLDER IDENTITIES DESCRIPTORS
+
+Prints its places as JSON by name, then serves until its input ends; then how many messages were not kept.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.broker.running import ANYWHERE, FREE
+from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.server import Broker
+from transfer.broker.settings import AbtpEndpoints
+from transports.security.settings import Security
+
+#: what a good peer needs to know to come in, besides the certificates
+TOKEN = "b7c5a9e2d81f4036a5cb92e7d40183f6"
+
+
+def security(folder: Path, name: str) -> Security:
+    """Of one side: mutual TLS and a token."""
+    return Security(
+        certificate=str(folder / f"{name}.crt"),
+        key=str(folder / f"{name}.key"),
+        authority=str(folder / "authority.pem"),
+        token=TOKEN,
+    )
+
+
+def main(folder: str, identities: str, descriptors: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    settings = replace(
+        ANYWHERE,
+        own=OwnSettings(FREE, FREE, FREE),
+        abtp=AbtpEndpoints(FREE, FREE),
+        http=0,
+        spool=FREE,
+        security=security(Path(identities), "broker"),
+    )
+    with Broker(folder, settings) as broker:
+        doors = {name: urlsplit(endpoint).port for name, endpoint in broker.endpoints.items()}
+        print(json.dumps(doors | broker.ports), flush=True)
+        sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

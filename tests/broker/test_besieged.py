@@ -1,0 +1,157 @@
+"""Strangers at every door of a broker that has few descriptors: it keeps what good peers publish."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+import transfer
+from tests.broker.besieged import security
+from tests.security.test_strangers import client_hello
+from transfer.certificates import Authority
+from transfer.clients.own import BrokerClient
+from transports.descriptors import RESERVE
+
+_HERE = Path(__file__).parent
+#: processes that the strangers are in
+_CROWDS = 4
+
+
+@contextmanager
+def child(*arguments):
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+class Publishing(threading.Thread):
+    """A good peer that publishes and receives all the while. times: of each round trip, in seconds."""
+
+    def __init__(self, client):
+        super().__init__()
+        self.times = []
+        self.error = None
+        self.ended = threading.Event()
+        self._client = client
+
+    def run(self):
+        try:
+            consumer = self._client.consume("good", "readers")
+            while not self.ended.wait(0.005):
+                begun = time.monotonic()
+                self._client.publish("good", b"kept" * 300)
+                consumer.ack(consumer.recv(20))
+                self.times.append(time.monotonic() - begun)
+        except BaseException as error:  # noqa: BLE001 - the test raises it
+            self.error = error
+
+
+@contextmanager
+def besieged(tmp_path, descriptors):
+    """(process, ports by name, the folder of certificates) of a broker."""
+    identities, folder = tmp_path / "identities", tmp_path / "data"
+    identities.mkdir()
+    authority = Authority(identities)
+    for name in ("broker", "good"):
+        authority.issue(name)
+    with child(_HERE / "besieged.py", folder, identities, descriptors) as broker:
+        yield broker, json.loads(broker.stdout.readline()), identities
+
+
+def besiege(tmp_path, descriptors, strangers):
+    """(doors, round trips): the broker's doors and a good peer's round trips, while strangers stand there."""
+    with ExitStack() as stack:
+        broker, doors, identities = stack.enter_context(besieged(tmp_path, descriptors))
+        context = stack.enter_context(transfer.Context(security=security(identities, "good")))
+        requests = f"tcp://127.0.0.1:{doors['requests']}"
+        good = stack.enter_context(BrokerClient(requests, context=context))
+        publishing = Publishing(good)
+        publishing.start()
+        try:
+            crowds = [
+                stack.enter_context(child(_HERE / "strangers.py", strangers // _CROWDS, *doors.values()))
+                for _ in range(_CROWDS)
+            ]
+            for crowd in crowds:
+                crowd.stdin.write("," + client_hello().hex() + ",16\n")
+                crowd.stdin.flush()
+            for crowd in crowds:
+                assert crowd.stdout.readline() == "open\n"
+            used = len(os.listdir(f"/proc/{broker.pid}/fd"))
+            print(used, "descriptors of", descriptors)
+            assert used <= descriptors - min(RESERVE, descriptors // 8), "files have none left"
+            good.publish("large", bytes(1 << 20))  # its file is made now
+            with BrokerClient(requests, context=context) as late:
+                late.publish("good", b"of one who came late")
+        finally:
+            publishing.ended.set()
+            publishing.join()
+        if publishing.error is not None:
+            raise publishing.error
+        assert broker.poll() is None
+    return doors, publishing.times
+
+
+def test_no_message_of_a_good_peer_is_lost(tmp_path):
+    doors, times = besiege(tmp_path, descriptors=256, strangers=600)
+    assert len(doors) == 11 and times
+
+
+def resident(pid):
+    """Bytes of memory that this process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def doors_to_measure():
+    quick, others = ("http",), ("ttp", "pybroker", "rqueue", "abtp router", "abtp pub", "requests", "spool")
+    return [*quick, *(pytest.param(door, marks=pytest.mark.slow) for door in others)]
+
+
+@pytest.mark.parametrize("door", doors_to_measure())
+def test_an_unfinished_handshake_takes_little_memory(tmp_path, door):
+    """They have said what TLS begins with, and the broker has answered with its certificate."""
+    count, hello = 500, client_hello()
+    with ExitStack() as stack:
+        broker, doors, _ = stack.enter_context(besieged(tmp_path, 4096))
+        ends = []
+        for number in range(count + 100):
+            if number == 100:  # what the first ones need stays
+                before = resident(broker.pid)
+            ends.append(stack.enter_context(socket.create_connection(("127.0.0.1", doors[door]), 20)))
+            ends[-1].sendall(hello)
+        for end in ends:
+            assert end.recv(1), "the broker's part of the handshake"
+        each = (resident(broker.pid) - before) / count
+    print(f"an unfinished handshake at {door} takes {each / 1024:.0f} KiB")
+    assert each <= 64 << 10
+
+
+@pytest.mark.slow
+def test_ten_thousand_strangers(tmp_path):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard < 12_000:
+        pytest.skip(f"a process may have {hard} descriptors here")
+    _, times = besiege(tmp_path, descriptors=4096, strangers=10_000)
+    times.sort()
+    print(
+        f"{len(times)} round trips, {times[len(times) // 2] * 1e3:.1f} ms, at most {times[-1] * 1e3:.0f} ms"
+    )

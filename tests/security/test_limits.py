@@ -1,0 +1,182 @@
+"""The table of limits in docs/security.md: each row's value is the code's, and each row's test is there."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from tests.broker.asking import ask
+from tests.broker.running import running
+from transfer import scraping
+from transfer.broker.announced import AnnouncedLimits
+from transfer.broker.engine.registry import Limits as RegistryLimits
+from transfer.broker.fronts.abtp import AbtpSettings
+from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.fronts.pybroker import PyBrokerSettings
+from transfer.broker.fronts.rqueue import RqueueSettings
+from transfer.broker.fronts.ttp import TtpSettings
+from transfer.broker.http.app import MAX_BODY
+from transfer.broker.settings import Settings
+from transfer.spool import protocol, row_requests
+from transports import descriptors, hello, pending, upgrade
+from transports.local import door, mappings
+from transports.security.credentials import Credentials
+from transports.security.settings import Security
+from transports.twin import tls
+
+_ROOT = Path(__file__).parents[2]
+_PAGE = (_ROOT / "docs" / "security.md").read_text()
+
+
+def rows():
+    """(port, limit, value, test) of each row."""
+    found, port = [], ""
+    for line in _PAGE.partition("## Limits")[2].partition("\n## ")[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[0] != "port" and not cells[1].startswith("--"):
+            port = cells[0] or port
+            found.append((port, cells[1], cells[2], cells[3].strip("`")))
+    return found
+
+
+def size(number):
+    unit = next((unit for unit in ("GiB", "MiB", "KiB") if number >= _UNITS[unit]), "")
+    return f"{-(-number // _UNITS[unit]):,} {unit}" if unit else f"{number:,}"
+
+
+def number(value):
+    return f"{value:,}"
+
+
+def seconds(value):
+    return f"{value:g} s"
+
+
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_TTP, _ABTP, _REGISTRY, _ANNOUNCED = TtpSettings(), AbtpSettings(), RegistryLimits(), AnnouncedLimits()
+
+#: the code's, by port and the first words of the limit
+VALUES = {
+    ("all TCP ports", "connections"): f"{number(pending.MOST)}, or a quarter of the descriptors",
+    ("all TCP ports", "descriptors"): f"{number(descriptors.RESERVE)}, or an eighth",
+    ("each port", "connections that"): number(Security().unfinished),
+    ("each port", "connections"): number(Security().connections),
+    ("each port", "bytes of a TLS"): size(tls._MAX_HANDSHAKE),
+    ("each port", "bytes inside"): size(tls._MAX_STRANGE),
+    ("ports of a broker", "time"): seconds(Settings().handshake),
+    ("own sockets", "bytes of a hello"): size(hello.MAX_HELLO),
+    ("own sockets", "bytes of a step"): size(upgrade.MAX_STEP),
+    ("one host", "connections"): number(door._MOST_WAITING),
+    ("one host", "shared"): f"{number(mappings.MOST_SEGMENTS)}; {number(mappings.MOST_BLOCKS)}",
+    ("own front", "bytes of a message in"): size(OwnSettings().largest_in_pieces),
+    ("own front", "bytes of a message"): size(OwnSettings().largest),
+    ("own front", "time"): seconds(OwnSettings().stalled),
+    ("TTP", "bytes of a frame's metadata"): size(_TTP.most_meta),
+    ("TTP", "bytes of a frame's data"): size(_TTP.most_data),
+    ("TTP", "streams"): f"{number(_TTP.most_streams)}; {size(_TTP.most_gathered_together)}",
+    ("TTP", "subscriptions"): "; ".join(
+        map(number, (_TTP.most_subscriptions, _TTP.most_shapes, _TTP.most_shapes_together))
+    ),
+    ("TTP", "silence"): seconds(_TTP.idle),
+    ("PyBroker", "bytes of a payload"): size(PyBrokerSettings().largest),
+    ("PyBroker", "bytes of answers"): size(PyBrokerSettings().answers),
+    ("PyBroker", "time"): seconds(PyBrokerSettings().stalled),
+    ("rqueue", "bytes of a content"): size(RqueueSettings().largest),
+    ("rqueue", "bytes that wait"): size(RqueueSettings().limit),
+    ("rqueue", "subscriptions"): number(RqueueSettings().subscriptions),
+    ("rqueue", "time"): seconds(RqueueSettings().stalled),
+    ("abtp", "bytes of a payload"): size(_ABTP.largest),
+    ("abtp", "messages"): f"{number(_ABTP.unkept)}; {size(_ABTP.unkept_bytes)}",
+    ("abtp", "bytes of a message unpacked"): size(_ABTP.largest),
+    ("HTTP of a broker", "bytes of a body"): size(MAX_BODY),
+    ("HTTP of metrics", "connections"): number(scraping._MOST),
+    ("spool", "bytes"): size(protocol.MAX_ANSWER),
+    ("spool", "fetches"): number(row_requests._MAX_WAITING),
+    ("registry", "names"): "; ".join(
+        map(number, (_REGISTRY.names, _REGISTRY.members, _REGISTRY.each, _REGISTRY.all))
+    ),
+    ("registry", "watches"): number(_REGISTRY.watchers),
+    ("all fronts", "bytes"): f"{size(_ANNOUNCED.per_connection)}; {size(_ANNOUNCED.total)}",
+    ("all fronts", "topics"): number(Settings().most_topics),
+    ("all fronts", "groups"): number(Settings().most_groups),
+}
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]}: {row[1]}"[:70])
+def test_each_row_s_test_is_there(row):
+    file, _, name = row[3].partition("::")
+    assert re.search(rf"^def {name}\(", (_ROOT / "tests" / file).read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("place", VALUES, ids=": ".join)
+def test_the_table_is_what_the_code_says(place):
+    port, limit = place
+    values = [row[2] for row in rows() if row[0].startswith(port) and row[1].startswith(limit)]
+    assert VALUES[place] in values
+
+
+# -- limits that no other test reaches ------------------------------------------------------------
+
+
+@pytest.fixture
+def pair():
+    ends = socket.socketpair()
+    for end in ends:
+        end.settimeout(10)
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def test_a_handshake_without_end(pair, paper, core):
+    """Records of one message, as long as OpenSSL takes one."""
+    ours, theirs = pair
+    ours.setblocking(False)
+    channel = Credentials(paper.security(), core).channel(ours.fileno())
+    record = b"\x16\x03\x01\x40\x00" + b"\x01\x02\x01\x00" + bytes(0x4000 - 4)
+    with pytest.raises(OSError, match="a TLS handshake of more than"):
+        for number in range(9):
+            theirs.sendall(record if not number else record[:5] + bytes(0x4000))
+            channel.handshake()
+
+
+def test_bytes_of_a_peer_that_does_not_say_who_it_is(pair, paper, core):
+    ours, theirs = pair
+    ours.setblocking(False)
+    channel = Credentials(paper.security(clients="token", token="a" * 32), core).channel(ours.fileno())
+    came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context(cafile=paper.authority.path)
+    peer = context.wrap_bio(came, goes, server_hostname="127.0.0.1")
+    done = False
+    while not done:
+        try:
+            peer.do_handshake()
+            done = True
+        except ssl.SSLWantReadError:
+            pass
+        if data := goes.read():
+            theirs.sendall(data)
+        channel.handshake()
+        theirs.setblocking(False)
+        if not done:
+            came.write(theirs.recv(1 << 16))
+        theirs.settimeout(10)
+    taken = 0
+    with pytest.raises(OSError, match="did not say who it is"):
+        while taken < 1 << 20:
+            peer.write(bytes(16_000))
+            theirs.sendall(goes.read())
+            taken += len(channel.recv(1 << 16))
+    assert taken < (256 + 64) << 10, "and what was read with the last of them"
+
+
+def test_a_header_without_end(tmp_path):
+    with running(tmp_path, http=0, own=None, ttp=None, pybroker=None, rqueue=None) as broker:
+        port = broker.ports["http"]
+        assert ask(port, "/livez", X_Long="x" * 8000)[0] == 200
+        assert ask(port, "/livez", X_Long="x" * 9000)[0] == 400
+        assert ask(port, "/livez?" + "x" * 9000)[0] == 400

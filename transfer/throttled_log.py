@@ -1,0 +1,35 @@
+"""Lines of the log that a stranger can cause: a few of each kind, and how many were left out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable
+
+#: lines of one kind that are written within `_PERIOD` seconds
+_MOST = 10
+_PERIOD = 60.0
+
+
+class ThrottledLog:
+    """Of one thread. A kind is known to the caller, and never a peer's word: their number is small."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._periods: dict[Hashable, tuple[float, int]] = {}  # by kind: its begin, and lines in it
+
+    def say(self, level: int, kind: Hashable, text: str, *arguments: object) -> None:
+        """As `Logger.log`. The first line of a period says how many of the one before were left out."""
+        if not self._log.isEnabledFor(level):
+            return
+        now = self._clock()
+        begin, count = self._periods.get(kind, (now, 0))
+        left_out = 0
+        if now - begin >= _PERIOD:
+            left_out = max(0, count - _MOST)
+            begin, count = now, 0
+        self._periods[kind] = begin, count + 1
+        if count < _MOST:
+            more = f" ({left_out} more like it were left out)" if left_out else ""
+            self._log.log(level, text + more, *arguments)
