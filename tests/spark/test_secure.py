@@ -27,7 +27,7 @@ def variables(tmp_path):
     authority = Authority(tmp_path)
     peer = authority.issue()
     token = tmp_path / "token"
-    token.write_text("a-token-of-the-tests-of-spark\n")
+    token.write_text("6e2f90c41b7d4a5f8c03d1e69ab7254f\n")
     return {
         "TRANSFER_TLS_CERT": peer.certificate,
         "TRANSFER_TLS_KEY": peer.key,

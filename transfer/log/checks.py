@@ -20,11 +20,9 @@ def lock(folder: Path) -> int:
     """Makes the folder a log's own until the descriptor is closed. Raises LogInUse."""
     with full_disk_told():
         make_folder(folder)
-    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-    _locked(fd, fcntl.LOCK_EX, folder)
-    with full_disk_told():
         close_to_others(folder)
-    return fd
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    return _locked(fd, fcntl.LOCK_EX, folder)
 
 
 def lock_shared(folder: Path) -> int:
