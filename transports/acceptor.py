@@ -23,6 +23,8 @@ from transports.upgrade import Made
 
 #: connections taken at one wake-up, and seconds for them, so that a storm leaves room for timers and others
 _BATCH, _SLICE = 64, 0.001
+#: seconds until the next ones are taken in a storm: what else there is has its turn
+_BREATH = 0.005
 #: seconds that a listener rests when there is no descriptor left: the backlog keeps who comes
 _REST = 0.1
 
@@ -84,10 +86,13 @@ class SocketAcceptor:
         until = monotonic() + _SLICE
         for _ in range(_BATCH):
             try:
-                if not self._accept() or monotonic() >= until:
+                if not self._accept():
+                    return
+                if monotonic() >= until:
+                    self._rest(_BREATH)
                     return
             except TransferError as error:
-                self._rest()
+                self._rest(_REST)
                 self._owner.on_failed(error, str(self.address))
                 if isinstance(error, OutOfDescriptors):
                     PENDING.make_room()
@@ -178,12 +183,12 @@ class SocketAcceptor:
         elif not self._closed:
             self._owner.on_failed(outcome, exchange.peer)
 
-    def _rest(self) -> None:
-        # The listener stays readable, so without the pause the loop would do nothing but fail.
+    def _rest(self, seconds: float) -> None:
+        # The listener stays readable, so without the pause the loop would do nothing else.
         with self._lock:
             if not self._closed:
                 self._reactor.modify(self._listener.fileno(), 0)
-                self._reactor.call_later(_REST, self._resume)
+                self._reactor.call_later(seconds, self._resume)
 
     def _resume(self) -> None:
         with self._lock:

@@ -18,6 +18,8 @@ from transports.pending import PENDING
 _log = logging.getLogger("transfer.broker")
 #: connections taken at one wake-up, and seconds for them, so that a storm leaves room for others
 _BATCH, _SLICE = 64, 0.001
+#: seconds until the next ones are taken in a storm: those who are in have their turn
+_BREATH = 0.005
 #: seconds that it rests when there is no descriptor left: the backlog keeps who comes
 _REST = 0.1
 
@@ -73,6 +75,7 @@ class Listener:
                 return
             self._hand_out(connection, f"{format_host(address[0])}:{address[1]}")
             if monotonic() >= until:
+                self._pause(_BREATH)
                 return
 
     def _hand_out(self, connection: socket.socket, peer: str) -> None:
@@ -92,8 +95,11 @@ class Listener:
         """The socket stays readable, so without the pause the loop would do nothing but fail."""
         text = "port %d: a connection is not accepted: %s; %s"
         self._throttled.say(logging.WARNING, "accept", text, self.port, why, descriptor_hint())
+        self._pause(_REST)
+
+    def _pause(self, seconds: float) -> None:
         self._loop.remove_reader(self._socket.fileno())
-        self._loop.call_later(_REST, self._again)
+        self._loop.call_later(seconds, self._again)
 
     def _again(self) -> None:
         if self._socket.fileno() >= 0:
