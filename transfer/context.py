@@ -17,6 +17,7 @@ from transfer.tally import Tally
 from transports.choice import Offer
 from transports.config import load, security as read_security
 from transports.errors import Closed, ContextTerminated, ForkedError
+from transports.forking import undivided
 from transports.reactor import READABLE, Reactor
 from transports.registry import offer
 from transports.security.credentials import Credentials
@@ -62,7 +63,8 @@ class Context:
         security: Security | None = None,
     ) -> None:
         if core is None:
-            from transports import core as default_core
+            with undivided():
+                from transports import core as default_core
 
             core = default_core
         self.core: Any = core
@@ -95,7 +97,7 @@ class Context:
     @classmethod
     def instance(cls, io_threads: int = 1) -> Context:
         """The context that all parts of a program may share; a new one after `term` or fork."""
-        with Context._instance_lock:
+        with undivided(), Context._instance_lock:
             found = Context._instances.get(cls)
             if found is None or found.closed or found.forked:
                 found = Context._instances[cls] = cls(io_threads)
@@ -317,4 +319,3 @@ def _after_fork() -> None:
             socket._forked()
             _inherited.append(socket)
     _live.clear()
-    Context._instance_lock = threading.Lock()
