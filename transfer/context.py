@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
 import os
 import threading
@@ -67,6 +68,9 @@ class Context:
                 from transports import core as default_core
 
             core = default_core
+        with undivided():  # what sockets need, too: else a thread may load it while another one forks
+            importlib.import_module("transfer.socket")
+            importlib.import_module("transfer.poller")
         self.core: Any = core
         self.defaults = defaults
         self.transport_config = load(protocol=protocol, policy=policy)
@@ -90,7 +94,8 @@ class Context:
         _live.add(self)
         _set_hooks()
         if metrics_port is not None or registry is not None:
-            from transfer import metrics
+            with undivided():
+                from transfer import metrics
 
             self._metrics = metrics.serve(self, port=metrics_port, registry=registry)
 
@@ -134,7 +139,8 @@ class Context:
         elsewhere gets the bytes as of any other tensor. The memory is the context's again when the
         tensor and all views of it are dead. Raises UsageError, NotATensor, InternalError (no memory).
         """
-        from transfer.tensors.empty import empty
+        with undivided():
+            from transfer.tensors.empty import empty
 
         self.check()
         return empty(self._allocate_shared, shape, dtype, like)
@@ -143,7 +149,8 @@ class Context:
         # Also where no peer may share it: that `send_tensor` returns a tracker depends on no variable.
         if not nbytes or not hasattr(os, "memfd_create"):
             return self.pool.lease(nbytes)
-        from transports.local.blocks import NAME, Blocks
+        with undivided():
+            from transports.local.blocks import NAME, Blocks
 
         with self._lock:
             blocks = self.shared.get(NAME)

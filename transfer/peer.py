@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.tracker import Tracker
 from transports.address import Address
 from transports.connection import Acceptor, Connector
+from transports.identity import new_nonce
 from transports.wire import SocketType
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Peer:
         "attached",
         "confirms",
         "confirms_ours",
+        "ended",
         "endpoint",
         "fd",
         "foreign",
@@ -77,6 +79,8 @@ class Peer:
         self.agreement: Agreement | None = None
         #: the core sends to it and reads from it
         self.attached = False
+        #: it has closed its side: nothing more comes
+        self.ended = False
         #: the peer sends credits
         self.confirms = False
         #: we send it credits
@@ -155,6 +159,7 @@ class Endpoint:
         "connector",
         "error",
         "follower",
+        "link",
         "outgoing",
         "peer",
         "queue",
@@ -173,6 +178,8 @@ class Endpoint:
         self.queue: Peer | None = None
         #: time.monotonic() when the wish began, for hints
         self.since = since
+        #: random: by it the peer knows that a connection takes the place of an earlier one
+        self.link = new_nonce() if outgoing else ""
         self.attempts = 0
         self.error: TransferError | None = None
         #: of one of those that another endpoint stands for: what follows that one

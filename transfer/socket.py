@@ -225,8 +225,7 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding
         return found
 
     def _may_take(self) -> bool:
-        pattern = self._pattern
-        return True if pattern.send_mode is SendMode.NONE else self._writable()
+        return True if self._pattern.send_mode is SendMode.NONE else self._writable()
 
     def _tells(self, bits: int) -> bool:
         """Whether the descriptor becomes readable when one of `bits` does, and only then."""
@@ -409,6 +408,9 @@ class SocketMethods(SocketOptions, Sending, Receiving, TensorMethods, Forwarding
 
     def _on_control(self, stream: Any, frame: Frame) -> None:
         self._links.control_arrived(stream, frame)
+
+    def _send_orphans(self) -> None:
+        self._links.give_orphans()
 
     def _on_lost(self, stream: Any, error: BaseException) -> None:
         self._links.lost(stream, error)

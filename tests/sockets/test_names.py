@@ -16,6 +16,7 @@ HOOKS = {
     "_turn_message",
     "_on_control",
     "_on_lost",
+    "_send_orphans",
 }
 #: attributes of the core that the socket sets on purpose
 SHARED = {

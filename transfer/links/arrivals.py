@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -68,15 +69,32 @@ class Arrivals(Controls):
         if replaced is not None:
             self._say_replaced(replaced)
             self.lost(replaced, Broken("the peer came back by a new connection"))
+        self._end_earlier(peer)
         # Watched before it is attached: whoever finds it broken afterwards ends the watch too.
         self._watch(peer)
-        if not self._attach(socket, peer.stream):
-            return  # `close` knows the peer already and ends it
-        if queue is not None and queue is not peer:
-            self._hand_over(queue)
+        moves = queue is not None and queue is not peer
+        with self._in_order() if moves else nullcontext():
+            if not self._attach(socket, peer.stream):
+                return  # `close` knows the peer already and ends it
+            if queue is not None and moves:
+                self._hand_over(queue)
         self._settled(socket, peer)
         if record.follower is not None:
             record.follower.connected(record, peer)
+
+    def _end_earlier(self, peer: Peer) -> None:
+        """The other side has given up the connection that this one follows: what came by it is received
+        before what comes by this one."""
+        link = _link(peer)
+        with self._lock:
+            earlier = [
+                other.stream
+                for other in self.peers.values()
+                if other is not peer and not other.pending and other.source is peer.source
+                and (peer.source.outgoing or (link and _link(other) == link))
+            ]  # fmt: skip
+        for stream in earlier:
+            self.lost(stream, Broken("the peer came back by a new connection"))
 
     def _settled(self, socket: SocketMethods, peer: Peer) -> None:
         """Messages can reach the peer: whoever waits for that is told."""
@@ -88,7 +106,7 @@ class Arrivals(Controls):
             made_beside.watch(partial(self.lost, peer.stream))
         self._count("connected")
         self._explain_choice(peer)
-        self._give_orphans()
+        self.give_orphans()
         socket._ways_changed()
         with self._lock:
             self.changed.notify_all()
@@ -223,6 +241,12 @@ class Arrivals(Controls):
             choice = agreement.choice
             self._count(f"fallback:{choice.wanted}:{choice.transport}:{choice.word}")
             self.context.log_once(f"fell back to {choice.transport}: {choice.reason}")
+
+
+def _link(peer: Peer) -> str:
+    """What the connecting side calls its endpoint, the same for each of its connections; "" if unknown."""
+    found = peer.agreement.remote.extra.get("link") if peer.agreement is not None else None
+    return found if isinstance(found, str) else ""
 
 
 def _confirms(socket_type: SocketType) -> bool:

@@ -139,7 +139,7 @@ class Links(Arrivals):
             self.context.reactor,
             registry.open_transport(address.scheme, self._transport_options(socket)),
             address,
-            hello=self._hello,
+            hello=partial(self._hello, record.link),
             on_connected=partial(self._connected, record),
             on_failed=partial(self._failed, record),
             on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
@@ -317,7 +317,7 @@ class Links(Arrivals):
 
     def close(self, deadline: float) -> int:
         """Ends everything; how many messages were not sent. `flush` comes before."""
-        with self._lock:
+        with self._none_gives(), self._lock:
             self.closing = True
             endpoints, self.endpoints = self.endpoints, []
             peers = list(self.peers.values())
@@ -329,9 +329,9 @@ class Links(Arrivals):
         for record in endpoints:
             record.close()
         unsent = len(orphans)
-        for _, tracker in orphans:
-            if tracker is not None:
-                tracker._fail(Closed("the socket was closed before the message found a peer"))
+        for orphan in orphans:
+            if orphan.tracker is not None:
+                orphan.tracker._fail(Closed("the socket was closed before the message found a peer"))
         unsent += self.end(peers, deadline)
         for kept in self.own.values():
             kept.close()
@@ -372,11 +372,13 @@ class Links(Arrivals):
 
     # -- how to connect -----------------------------------------------------------------------------
 
-    def _hello(self) -> Any:
+    def _hello(self, link: str = "") -> Any:
         socket = self._socket()
         if socket is None:  # closed in this moment: what comes of the handshake is discarded
             return make_hello(self.pattern.socket_type, offer=self.context.offer)
-        extra = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else None
+        extra: dict[str, Any] = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else {}
+        if link:
+            extra["link"] = link
         return make_hello(
             self.pattern.socket_type,
             routing_id=socket.routing_id,
