@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from transports.forking import undivided as _undivided
+
 if TYPE_CHECKING:
     from transfer.constants import (
         DEALER as DEALER,
@@ -92,11 +94,13 @@ __all__ = [*_WHERE]
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        value = getattr(importlib.import_module(_WHERE[name]), name)
+        with _undivided():  # threads may be the first to ask, while another one forks
+            value = getattr(importlib.import_module(_WHERE[name]), name)
         globals()[name] = value
         return value
     if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
+        with _undivided():
+            return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'transfer' has no attribute {name!r}")
 
 

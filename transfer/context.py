@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
 import os
 import threading
@@ -19,6 +20,7 @@ from transfer.tally import Tally
 from transports.choice import Offer
 from transports.config import load, security as read_security
 from transports.errors import Closed, ContextTerminated, ForkedError, NoSuchAttribute
+from transports.forking import undivided
 from transports.reactor import READABLE, Reactor
 from transports.registry import offer
 from transports.security.credentials import Credentials
@@ -66,9 +68,13 @@ class Context(Strict):
         security: Security | None = None,
     ) -> None:
         if core is None:
-            from transports import core as default_core
+            with undivided():
+                from transports import core as default_core
 
             core = default_core
+        with undivided():  # what sockets need, too: else a thread may load it while another one forks
+            importlib.import_module("transfer.socket")
+            importlib.import_module("transfer.poller")
         self.core: Any = core
         self.defaults = defaults
         self.transport_config = load(protocol=protocol, policy=policy)
@@ -92,7 +98,8 @@ class Context(Strict):
         _live.add(self)
         _set_hooks()
         if metrics_port is not None or registry is not None:
-            from transfer import metrics
+            with undivided():
+                from transfer import metrics
 
             self._metrics = metrics.serve(self, port=metrics_port, registry=registry)
         self._complete = True
@@ -100,7 +107,7 @@ class Context(Strict):
     @classmethod
     def instance(cls, io_threads: int = 1) -> Context:
         """The context that all parts of a program may share; a new one after `term` or fork."""
-        with Context._instance_lock:
+        with undivided(), Context._instance_lock:
             found = Context._instances.get(cls)
             if found is None or found.closed or found.forked:
                 found = Context._instances[cls] = cls(io_threads)
@@ -145,7 +152,8 @@ class Context(Strict):
         elsewhere gets the bytes as of any other tensor. The memory is the context's again when the
         tensor and all views of it are dead. Raises UsageError, NotATensor, InternalError (no memory).
         """
-        from transfer.tensors.empty import empty
+        with undivided():
+            from transfer.tensors.empty import empty
 
         self.check()
         return empty(self._allocate_shared, shape, dtype, like)
@@ -154,7 +162,8 @@ class Context(Strict):
         # Also where no peer may share it: that `send_tensor` returns a tracker depends on no variable.
         if not nbytes or not hasattr(os, "memfd_create"):
             return self.pool.lease(nbytes)
-        from transports.local.blocks import NAME, Blocks
+        with undivided():
+            from transports.local.blocks import NAME, Blocks
 
         with self._lock:
             blocks = self.shared.get(NAME)
@@ -354,4 +363,3 @@ def _after_fork() -> None:
             socket._forked()
             _inherited.append(socket)
     _live.clear()
-    Context._instance_lock = threading.Lock()

@@ -39,6 +39,7 @@ from transfer.https import Https
 from transfer.scraping import Scraped
 from transfer.tally import Key, LatencyCounts, Tally, peer_counts, peer_gauges, socket_counts
 from transports.errors import AddressInUse, AddressNotAvailable, OptionError
+from transports.forking import undivided
 from transports.turn import Turn
 
 _log = logging.getLogger("transfer")
@@ -61,7 +62,7 @@ def register(context: Context, registry: CollectorRegistry | None = None) -> Non
         _process_files.add(context)
         return
     registry = REGISTRY if registry is None else registry
-    with _lock:
+    with undivided(), _lock:
         collector = _collectors.get(registry)
         if collector is None:
             collector = ContextCollector()
@@ -75,7 +76,7 @@ def unregister(context: Context, registry: CollectorRegistry | None = None) -> N
     if multi_process():
         _process_files.remove(context)
         return
-    with _lock:
+    with undivided(), _lock:
         collector = _collectors.get(REGISTRY if registry is None else registry)
     if collector is not None:
         collector.remove(context)
@@ -105,7 +106,7 @@ class ContextCollector(Collector):
         self._forgotten: deque[Tally] = deque()
 
     def add(self, context: Context) -> None:
-        with self._lock:
+        with undivided(), self._lock:
             if context not in self._contexts:
                 end = weakref.finalize(context, self._forgotten.append, context.tally)
                 end.atexit = False
@@ -113,7 +114,7 @@ class ContextCollector(Collector):
 
     def remove(self, context: Context) -> bool:
         """Keeps the totals of a context that ends. True when no context is left."""
-        with self._lock:
+        with undivided(), self._lock:
             end = self._contexts.pop(context, None)
             if end is not None and end.detach() is not None:
                 self._keep(_read(context), _round_trips(context))
@@ -127,7 +128,7 @@ class ContextCollector(Collector):
 
     def read(self) -> tuple[dict[Key, float], LatencyCounts]:
         """All numbers by name and labels, and the histogram of requests."""
-        with self._lock:
+        with undivided(), self._lock:
             contexts = list(self._contexts)
             while self._forgotten:
                 tally = self._forgotten.popleft()

@@ -56,6 +56,7 @@ class Peer:
         "attached",
         "confirms",
         "confirms_ours",
+        "ended",
         "endpoint",
         "fd",
         "foreign",
@@ -77,6 +78,8 @@ class Peer:
         self.agreement: Agreement | None = None
         #: the core sends to it and reads from it
         self.attached = False
+        #: it has closed its side: nothing more comes
+        self.ended = False
         #: the peer sends credits
         self.confirms = False
         #: we send it credits

@@ -211,8 +211,7 @@ class SocketMethods(Strict, SocketOptions, Sending, Receiving, TensorMethods, Fo
         return found
 
     def _may_take(self) -> bool:
-        pattern = self._pattern
-        return True if pattern.send_mode is SendMode.NONE else self._writable()
+        return True if self._pattern.send_mode is SendMode.NONE else self._writable()
 
     def _tells(self, bits: int) -> bool:
         """Whether the descriptor becomes readable when one of `bits` does, and only then."""
@@ -395,6 +394,9 @@ class SocketMethods(Strict, SocketOptions, Sending, Receiving, TensorMethods, Fo
 
     def _on_control(self, stream: Any, frame: Frame) -> None:
         self._links.control_arrived(stream, frame)
+
+    def _send_orphans(self) -> None:
+        self._links.give_orphans()
 
     def _on_lost(self, stream: Any, error: BaseException) -> None:
         self._links.lost(stream, error)

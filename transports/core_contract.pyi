@@ -368,6 +368,9 @@ class SocketBase:
     # `_turn`; what is not plain goes to _send_general, _recv_general, _admitted and _turn_message.
     _lockstep: bool
     _turn: Turn | None
+    # Something is left over of lost connections, or is moved from one stream to another: the distributor
+    # waits. `_send_orphans` is asked to offer it before each send, by `_send_frames(first=True)`.
+    _behind: bool
     closed: bool
     def _attach(self, stream: Any, sends: bool, receives: bool) -> None: ...
     def _detach(self, stream: Any) -> None:
@@ -384,6 +387,7 @@ class SocketBase:
         hold: bool = False,
         released: Callable[[BaseException | None], None] | None = None,
         taken: Callable[[Any, int], None] | None = None,
+        first: bool = False,  # before all that waits while `_behind` is set
     ) -> Any:
         """The stream that took it (FANOUT: how many took it). `taken(stream, number)` is called at once
         when one stream has it, with its number among those that went there. Raises Again, Closed, or
@@ -411,8 +415,10 @@ class SocketBase:
     def _on_control(self, stream: Any, frame: Frame) -> None: ...
     def _no_message(self) -> Again: ...  # what a receive raises whose time is over
     def _on_long_wait(self) -> None: ...  # a call waits, in its thread; again after the same time
+    def _send_orphans(self) -> None: ...
     def _on_lost(self, stream: Any, error: BaseException) -> None:
-        """The stream ended (Broken) or failed (ProtocolError). It is detached already and not closed."""
+        """The stream ended (Broken) or failed (ProtocolError). It is not closed, and may be detached here:
+        the core does it afterwards. More than one thread may call it for one stream."""
 
 # A foreign stream (inproc, later verbs and ucx) is any object with the methods and counters of
 # `Stream` above (`transports.base.Stream` is the ABC), plus
@@ -421,6 +427,7 @@ class SocketBase:
 #     on_readable: Callable[[], None] | None   set by _attach; the stream calls it when take()
 #                                              has something new or the stream broke
 #     on_writable: Callable[[], None] | None   likewise for room after send() returned False
+#     ended: bool                              the rest of a lost peer, which comes first (optional)
 #     wait_fds: tuple[int, ...]                descriptors that a sleeping receiver watches for it
 #                                              (optional). take() returning None promises that one
 #                                              of them becomes readable when there is something

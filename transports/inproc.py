@@ -76,13 +76,11 @@ class InprocNames:
 
 
 _names: weakref.WeakKeyDictionary[Reactor, InprocNames] = weakref.WeakKeyDictionary()
-_names_lock = threading.Lock()
 
 
 def names_of(reactor: Reactor) -> InprocNames:
     """The names of the context that has this reactor."""
-    with _names_lock:
-        return _names.setdefault(reactor, InprocNames())
+    return _names.setdefault(reactor, InprocNames())  # one step: no lock that a fork could leave held
 
 
 class InprocTransport(DirectTransport):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import logging
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from transports.forking import undivided
 
 logger = logging.getLogger("transfer")
 
@@ -49,15 +50,15 @@ UNENCRYPTED = Probe(
 )
 
 _found: dict[str, Probe] = {}
-_lock = threading.Lock()
 
 
 def probe(name: str) -> Probe:
     """What is known of a transport; looked at once for each process. Never raises."""
-    with _lock:
-        if name not in _found:
-            _found[name] = _look(name)
-        return _found[name]
+    found = _found.get(name)
+    if found is None:  # two threads may both look: they find the same
+        with undivided():
+            found = _found.setdefault(name, _look(name))
+    return found
 
 
 def _look(name: str) -> Probe:
@@ -72,8 +73,7 @@ def _look(name: str) -> Probe:
 
 def forget() -> None:
     """Looks again at the next question: for tests, and for a child after fork."""
-    with _lock:
-        _found.clear()
+    _found.clear()
 
 
 def names() -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from transports.base import Transport
 from transports.choice import BASE, LOCAL, Offer
 from transports.config import SocketOptions, TransportConfig
 from transports.errors import AddressError, TransferError
+from transports.forking import undivided
 from transports.upgrade import Declined, Upgrade
 
 logger = logging.getLogger("transfer")
@@ -52,7 +53,8 @@ _loaded: dict[str, type[Transport]] = {}
 def find(scheme: str) -> type[Transport]:
     """The class for a scheme. Raises AddressError for one that nobody brings."""
     if scheme not in _loaded:  # two threads may both load it: they find the same class
-        _loaded[scheme] = _load(scheme)
+        with undivided():
+            _loaded[scheme] = _load(scheme)
     return _loaded[scheme]
 
 
@@ -88,7 +90,8 @@ def upgrade(name: str) -> type[Upgrade]:
     if name not in _UPGRADES:
         raise Declined("unavailable", f"nothing here sets up {name}")
     module, _, attribute = _UPGRADES[name].partition(":")
-    found = getattr(importlib.import_module(module), attribute)
+    with undivided():
+        found = getattr(importlib.import_module(module), attribute)
     assert isinstance(found, type) and issubclass(found, Upgrade)
     return found
 
@@ -111,7 +114,8 @@ def _prepare(name: str) -> None:
     _prepared.add(name)
     module, _, function = _LOADERS[name].partition(":")
     try:
-        getattr(importlib.import_module(module), function)()
+        with undivided():
+            getattr(importlib.import_module(module), function)()
     except TransferError:
         logger.debug("loading %s failed", name, exc_info=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - a look-up needs it, in a thread while another one may fork
 import errno
 import itertools
 import os

@@ -70,6 +70,7 @@ ALLOWED = {
     ("transfer/zmq/watch.py", "future.result()"): _NO_WAIT,
     ("transfer/zmq/proxy.py", "poller.poll()"): "pyzmq's proxy(): it ends with its context, or is told to",
     ("transfer/zmq/tracker.py", "peer.wait(-1 if left is None else left)"): _WISH,
+    ("transports/forking.py", "_changed.acquire()"): _LOCK,
     ("transports/native/thread.pyx", "ppoll(descriptors, watched, limit, NULL)"): _WOKEN,
     ("transports/native/thread.pyx", "pthread_join(flusher.thread, NULL)"): _ENDING,
     ("transports/reactor.py", "self._poll.poll(None if timeout is None else timeout * 1000.0)"): _WOKEN,

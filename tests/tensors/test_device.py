@@ -7,6 +7,7 @@ order allows, or at once: whoever forgets to wait sees wrong bytes under one of 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -245,7 +246,7 @@ def cupy(monkeypatch):
         runtime=SimpleNamespace(memcpyAsync=copy, memcpyDeviceToHost=2, memcpyHostToDevice=1),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr(devices, "_stages", {("cupy", 0): Stage(CupyDevice(module, 0), 4096, 3)})
+    monkeypatch.setattr(devices, "_stages", {("cupy", 0, os.getpid()): Stage(CupyDevice(module, 0), 4096, 3)})
     module.now = current
     return module
 
@@ -311,7 +312,7 @@ def cuda(monkeypatch):
         ),
     )
     made = TorchDevice(library, FakeCudaTensor.device)
-    monkeypatch.setattr(devices, "_stages", {("torch", 0): Stage(made, 4096, 3)})
+    monkeypatch.setattr(devices, "_stages", {("torch", 0, os.getpid()): Stage(made, 4096, 3)})
     return SimpleNamespace(now=current, device=made)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import select
 import time
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +72,31 @@ class Arrivals(Controls):
         if replaced is not None:
             self._say_replaced(replaced)
             self.lost(replaced, Broken("the peer came back by a new connection"))
+        self._end_earlier(peer)
         # Watched before it is attached: whoever finds it broken afterwards ends the watch too.
         self._watch(peer)
-        if not self._attach(socket, peer.stream):
-            return  # `close` knows the peer already and ends it
-        if queue is not None and queue is not peer:
-            self._hand_over(queue)
+        moves = queue is not None and queue is not peer
+        with self._in_order() if moves else nullcontext():
+            if not self._attach(socket, peer.stream):
+                return  # `close` knows the peer already and ends it
+            if queue is not None and moves:
+                self._hand_over(queue)
         self._settled(socket, peer)
         if record.follower is not None:
             record.follower.connected(record, peer)
+
+    def _end_earlier(self, peer: Peer) -> None:
+        """The other side has given up the connection that this one follows: what came by it is received
+        before what comes by this one."""
+        with self._lock:
+            earlier = [
+                other.stream
+                for other in self.peers.values()
+                if other is not peer and not other.pending and other.source is peer.source
+                and (peer.source.outgoing or _are_same(other, peer))
+            ]  # fmt: skip
+        for stream in earlier:
+            self.lost(stream, Broken("the peer came back by a new connection"))
 
     def _settled(self, socket: SocketMethods, peer: Peer) -> None:
         """Messages can reach the peer: whoever waits for that is told."""
@@ -91,7 +108,7 @@ class Arrivals(Controls):
             made_beside.watch(partial(self.lost, peer.stream))
         self._count("connected")
         self._explain_choice(peer)
-        self._give_orphans()
+        self.give_orphans()
         socket._ways_changed()
         with self._lock:
             self.changed.notify_all()
@@ -250,6 +267,13 @@ def _has_ended(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, getattr(select, "POLLRDHUP", 0))
     return bool(poll.poll(0))
+
+
+def _are_same(one: Peer, other: Peer) -> bool:
+    """Both connections are of one connecting endpoint."""
+    if one.agreement is None or other.agreement is None:
+        return False
+    return is_same(one.agreement.remote, other.agreement.remote)
 
 
 def _confirms(socket_type: SocketType) -> bool:

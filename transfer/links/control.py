@@ -65,6 +65,7 @@ class Controls(Losses):
         """The peer closed its side. What it sent before is still to be read by the application,
         who finds the end behind it; only a new connection need not wait for that."""
         self.context.reactor.unregister(peer.fd)
+        peer.ended = True
         if self.pattern.socket_type in (SocketType.SUB, SocketType.PULL) and peer.source.peer is peer:
             peer.source.peer = None
             if peer.source.connector is not None:

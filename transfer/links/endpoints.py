@@ -294,7 +294,7 @@ class Links(Arrivals):
 
     def close(self, deadline: float) -> int:
         """Ends everything; how many messages were not sent. `flush` comes before."""
-        with self._lock:
+        with self._none_gives(), self._lock:
             self.closing = True
             endpoints, self.endpoints = self.endpoints, []
             peers = list(self.peers.values())
@@ -306,9 +306,9 @@ class Links(Arrivals):
         for record in endpoints:
             record.close()
         unsent = len(orphans)
-        for _, tracker in orphans:
-            if tracker is not None:
-                tracker._fail(Closed("the socket was closed before the message found a peer"))
+        for orphan in orphans:
+            if orphan.tracker is not None:
+                orphan.tracker._fail(Closed("the socket was closed before the message found a peer"))
         unsent += self.end(peers, deadline)
         for kept in self.own.values():
             kept.close()
@@ -353,7 +353,7 @@ class Links(Arrivals):
         socket = self._socket()
         if socket is None:  # closed in this moment: what comes of the handshake is discarded
             return make_hello(self.pattern.socket_type, offer=self.context.offer)
-        extra = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else None
+        extra: dict[str, Any] = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else {}
         return make_hello(
             self.pattern.socket_type,
             routing_id=socket.routing_id,

@@ -246,7 +246,7 @@ class Following:
             peer.stream.on_readable = partial(links._read, peer)
             links._read(peer)
         if not muted:
-            links._give_orphans()
+            links.give_orphans()
         socket._notify()
 
     # -- those that are connected, some times a second ----------------------------------------------

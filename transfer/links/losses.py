@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from patterns import Replier, Requester
 from patterns.base import SendMode
 from transfer.links.no_peer import NoPeer
 from transfer.links.remnant import Remnant
+from transfer.links.state import Orphan
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transfer.tracker import Tracker
@@ -28,11 +31,19 @@ logger = logging.getLogger("transfer")
 _RETRY = 0.01
 
 
+#: bytes that are still received by a connection which the peer has given up
+_MOST_LEFT = 64 << 20
+
+
 class Losses(NoPeer):
     """The end of a connection, found by any thread, and what follows from it."""
 
     def lost(self, stream: Any, error: BaseException) -> bool:
         """A stream ended. Any thread, any number of times. False: it was known already."""
+        with self._in_order():
+            return self._lost(stream, error)
+
+    def _lost(self, stream: Any, error: BaseException) -> bool:
         with self._lock:
             if isinstance(stream, Remnant):
                 if isinstance(self.pattern, Requester):
@@ -41,6 +52,7 @@ class Losses(NoPeer):
             if self.closing or stream not in self.peers:  # `close` takes care of what is there
                 return False
             peer = self.peers.pop(stream)
+            self._losses += 1
             self._unwatch(peer)
         socket = self._socket()
         if socket is not None:
@@ -64,7 +76,7 @@ class Losses(NoPeer):
         self._reconnect(peer)
         if peer.source.follower is not None:
             peer.source.follower.ended(peer.source)
-        self._give_orphans()
+        self.give_orphans()
         if socket is not None:
             socket._ways_changed()
         with self._lock:
@@ -83,8 +95,14 @@ class Losses(NoPeer):
         if isinstance(error, ProtocolError) or peer.pending:
             return None
         found = []
+        # One who still sends could go on for ever. What is left then counts as unconfirmed there.
+        most = (
+            math.inf
+            if peer.ended or peer.stream.broken is not None
+            else peer.stream.received_bytes + _MOST_LEFT
+        )
         try:
-            while (frames := peer.stream.receive()) is not None:
+            while peer.stream.received_bytes < most and (frames := peer.stream.receive()) is not None:
                 if not frames[0].flags & Flag.CONTROL:
                     found.append(frames)
                 elif frames[0].data[:1] == bytes([Control.CREDIT]):
@@ -116,18 +134,20 @@ class Losses(NoPeer):
         `unsent` are the last ones of the stream, their numbers begin with `first`.
         """
         trackers = dict(peer.trackers)
+        left = []
         kept = self.pattern.send_mode is SendMode.ROUND_ROBIN
         if isinstance(self.pattern, Requester):
             self._settle_request(self.pattern, peer, unsent, error)
             kept = False
         elif kept and peer.retained:
             numbered = sorted(peer.retained, key=lambda kept: kept[0])  # noted by several threads
-            again = [(frames, trackers.pop(n, None)) for n, frames in numbered if n < first]
-            self._count("resent", len(again))
-            self.orphans.extend(again)
+            left = [Orphan(frames, trackers.pop(n, None)) for n, frames in numbered if n < first]
+            self._count("resent", len(left))
         if kept:
-            self.orphans.extend((frames, trackers.pop(first + i, None)) for i, frames in enumerate(unsent))
+            left += [Orphan(frames, trackers.pop(first + i, None)) for i, frames in enumerate(unsent)]
             self._count("redistributed", len(unsent))
+            with self._lock:  # a stream has older messages than those that wait for one
+                self.orphans.extendleft(reversed(left))
         elif unsent and not isinstance(self.pattern, Requester):
             self.pattern.drop("peer_gone", len(unsent))
         for tracker in trackers.values():
@@ -147,7 +167,7 @@ class Losses(NoPeer):
             pattern.fail(peer.stream, error)
         else:
             pattern.peer = None
-            self.orphans.append((request, None))
+            self.orphans.append(Orphan(request, None))
 
     def _reconnect(self, peer: Peer) -> None:
         record = peer.source
@@ -207,23 +227,24 @@ class Losses(NoPeer):
             record.queue = peer
         self._attach(socket, stream)
         self.watch_queue(record, socket._long_wait / 1000)
-        self._give_orphans()
+        self.give_orphans()
         socket._ways_changed()
 
     def take_queue(self, record: Endpoint) -> None:
         """What was queued for an endpoint that stands for many goes to those of them that are connected."""
-        with self._lock:
-            queue, record.queue = record.queue, None
-            if queue is None or queue.stream not in self.peers:
-                return
-            self.pattern.detach(queue.stream)
-        socket = self._socket()
-        if socket is not None:
-            socket._detach(queue.stream)
-        self._hand_over(queue)
-        self._give_orphans()
-        if socket is not None:
-            socket._ways_changed()
+        with self._in_order():
+            with self._lock:
+                queue, record.queue = record.queue, None
+                if queue is None or queue.stream not in self.peers:
+                    return
+                self.pattern.detach(queue.stream)
+            socket = self._socket()
+            if socket is not None:
+                socket._detach(queue.stream)
+            self._hand_over(queue)
+            self.give_orphans()
+            if socket is not None:
+                socket._ways_changed()
 
     def _hand_over(self, queue: Peer) -> None:
         """The connection brought a stream of its own (inproc): what was queued will go there."""
@@ -255,30 +276,39 @@ class Losses(NoPeer):
         stream.send_high_water_bytes = socket.sndhwm_bytes
         stream.max_message = socket.largest_message
 
-    def _give_orphans(self) -> None:
-        """Offers the messages of lost peers to whoever has room."""
+    def give_orphans(self) -> None:
+        """Offers the messages of lost peers to whoever has room, in their order: one thread at a time."""
         socket = self._socket()
-        if socket is None or socket.closed or self.closing:
+        if socket is None or not self.orphans or not self._giving.acquire(blocking=False):
             return
-        while True:
-            with self._lock:
-                if not self.orphans:
-                    return
-                frames, tracker = self.orphans.popleft()
-            try:
-                if not self.peers:
-                    raise Again("nobody is there")
-                # Memory of our own: whoever sent it was told long ago that he may change his.
-                again = partial(self.note, frames, tracker, again=True)
-                stream = socket._send_frames(frames, 0, hold=True, taken=again)
-            except (Again, Closed):
-                with self._lock:
-                    self.orphans.appendleft((frames, tracker))
-                if self.peers and "orphans" not in self._timers:
-                    self._later("orphans", _RETRY, self._give_orphans)
-                return
-            if isinstance(self.pattern, Requester):
-                self.pattern.peer = stream
+        try:
+            while self._give_oldest(socket):
+                pass
+        finally:
+            self._giving.release()
+        self._look_behind()
+
+    def _give_oldest(self, socket: SocketMethods) -> bool:
+        """Offers the first of the orphans. False: there is none, or no room for it."""
+        with self._lock:
+            if not self.orphans or not self.peers or socket.closed or self.closing:
+                return False
+            orphan = self.orphans[0]
+            losses = self._losses
+        # Memory of our own: whoever sent it was told long ago that he may change his.
+        again = partial(self.note, orphan.frames, orphan.tracker, again=True)
+        try:
+            stream = socket._send_frames(orphan.frames, 0, hold=True, taken=again, first=True)
+        except (Again, Closed):
+            if losses != self._losses:  # what that connection left goes before this
+                return True
+            self._later("orphans", _RETRY, self.give_orphans)
+            return False
+        with self._lock, suppress(ValueError):  # `send_newest` may have thrown it away
+            self.orphans.remove(orphan)
+        if isinstance(self.pattern, Requester):
+            self.pattern.peer = stream
+        return True
 
     def send_newest(self, frames: Sequence[OutFrame], released: Any, taken: Any) -> Any:
         """Conflate: sends now, or keeps this message in the place of the one that was kept before.
@@ -287,18 +317,19 @@ class Losses(NoPeer):
         """
         socket = self._socket()
         assert socket is not None
-        with self._lock:
-            self.pattern.drop("conflated", len(self.orphans))
-            self.orphans.clear()
-        try:
-            return socket._send_frames(frames, 0, released=released, taken=taken)
-        except Again:
-            kept = [(*frame[:4], bytes(frame[4])) for frame in frames]
+        with self._none_gives():
             with self._lock:
-                self.orphans.append((kept, None))
-            if self.peers:
-                self._later("orphans", _RETRY, self._give_orphans)
-            return None
+                self.pattern.drop("conflated", len(self.orphans))
+                self.orphans.clear()
+            try:
+                return socket._send_frames(frames, 0, released=released, taken=taken, first=True)
+            except Again:
+                kept = [(*frame[:4], bytes(frame[4])) for frame in frames]
+                with self._lock:
+                    self.orphans.append(Orphan(kept, None))
+                if self.peers:
+                    self._later("orphans", _RETRY, self.give_orphans)
+                return None
 
     def note(
         self,

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 class Remnant(Stream):
     """A stream that only hands out what is left, then ends. It stands in the place of the one
-    that is closed, so that the core serves it in its turn and wakes whoever waits. Thread-safe."""
+    that is closed, so that the core serves it, before all others, and wakes whoever waits. Thread-safe."""
+
+    ended = True
 
     def __init__(self, messages: Iterable[list[Frame]], peer: Any) -> None:
         self.peer = peer

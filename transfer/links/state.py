@@ -6,6 +6,9 @@ import logging
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from patterns import Publisher, Subscriber
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
+#: seconds that a call waits for the thread that offers orphans
+_GIVING = 1.0
 #: of counters of one socket
 _MOST_WORDS = 500
 
@@ -32,6 +37,14 @@ _MOST_WORDS = 500
 def control(data: bytes) -> list[OutFrame]:
     """A message of one control frame."""
     return [(Flag.CONTROL, 0, None, None, data)]
+
+
+@dataclass(slots=True, eq=False)
+class Orphan:
+    """A message that a lost peer was to have."""
+
+    frames: list[OutFrame]
+    tracker: Tracker | None
 
 
 class LinkState:
@@ -45,8 +58,14 @@ class LinkState:
         self.peers: dict[Any, Peer] = {}
         self.endpoints: list[Endpoint] = []
         self.monitors: list[Monitor] = []
-        #: messages of lost peers that wait for another one: (frames, tracker)
-        self.orphans: deque[tuple[list[OutFrame], Tracker | None]] = deque()
+        #: messages of lost peers that wait for another one, the oldest first; what is sent goes behind them
+        self.orphans: deque[Orphan] = deque()
+        #: held by the thread that offers them to peers
+        self._giving = threading.Lock()
+        #: threads that take messages out of a stream and have not yet put them into another or into `orphans`
+        self._moves = 0
+        #: connections that were lost
+        self._losses = 0
         #: plain counters by a constant word, read by the metrics
         self.counts: dict[str, int] = {}
         #: why no further connect can succeed (policy `require`)
@@ -160,6 +179,41 @@ class LinkState:
                     name, *between, _ = word.split(":")
                     word = ":".join([name, *(between if name == "fallback" else ()), "other"])
                 self.counts[word] = self.counts.get(word, 0) + count
+
+    @contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Nothing that is sent overtakes what inside goes from one stream to another."""
+        with self._lock:
+            self._moves += 1
+        self._look_behind()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._moves -= 1
+            self._look_behind()
+
+    def _look_behind(self) -> None:
+        """The core's distributor waits as long as something is left over. Called whenever that may change."""
+        socket = self._socket()
+        if socket is None or self.pattern.send_mode is not SendMode.ROUND_ROBIN:
+            return
+        with self._lock:
+            behind = bool(self._moves or self.orphans) and not socket.conflate
+            freed = socket._behind and not behind
+            socket._behind = behind
+        if freed and not socket.closed:
+            socket._notify()
+
+    @contextmanager
+    def _none_gives(self) -> Iterator[None]:
+        """No other thread offers one of the orphans. It never waits while it does."""
+        held = self._giving.acquire(timeout=_GIVING)
+        try:
+            yield
+        finally:
+            if held:
+                self._giving.release()
 
     def _later(self, name: str, seconds: float, call: Any) -> None:
         """One timer of each name at a time."""

@@ -7,10 +7,12 @@ loaded them. This never ran on a GPU: the copies and their order were tested on 
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import Any, Final, Protocol
 
+from transports.forking import undivided
 from transports.gpu import SLAB, SLABS, Chunk, staging_plan
 
 
@@ -217,7 +219,8 @@ class CupyDevice(_Streams):
         self._kept.append((flat, self.record(stream)))
 
 
-_stages: Final[dict[tuple[str, int], Stage]] = {}
+#: by library, device and process: what a child of fork inherits belongs to its parent
+_stages: Final[dict[tuple[str, int, int], Stage]] = {}
 _lock = threading.Lock()
 
 
@@ -236,10 +239,11 @@ def cupy_stage(array: Any) -> Stage:
 
 
 def _stage(library: str, index: int, make: Any) -> Stage:
-    with _lock:
-        found = _stages.get((library, index))
+    key = library, index, os.getpid()
+    with undivided(), _lock:
+        found = _stages.get(key)
         if found is None:
-            found = _stages[library, index] = Stage(make())
+            found = _stages[key] = Stage(make())
         return found
 
 

@@ -14,6 +14,7 @@ from transfer import config
 from transfer.zmq.constants import ContextOption, Errno, SocketOption
 from transfer.zmq.error import ZMQError
 from transfer.zmq.socket import Socket
+from transports.forking import undivided
 
 __all__ = ["Context", "SyncContext"]
 
@@ -73,7 +74,7 @@ class Context(transfer.context.Context):
     def instance(cls: type[_Self], io_threads: int = 1) -> _Self:
         """The context that all parts of a program share; one for each class, a new one after
         `term` or fork."""
-        with Context._instance_lock:
+        with undivided(), Context._instance_lock:
             found = cls.__dict__.get("_instance")
             if found is None or found.closed or cls._instance_pid != os.getpid():
                 cls._instance = found = cls(io_threads=io_threads)

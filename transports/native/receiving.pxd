@@ -15,6 +15,9 @@ cdef enum:
     MAX_EVENTS = 64
 
 
+cdef bint is_ended(object stream) except -1
+
+
 cdef class Receiving(Sending):
     cdef readonly int receive_mode
     cdef public long long receive_timeout

@@ -30,6 +30,11 @@ cdef enum:
     LOOK_MS = 1000                 # a sleep at most
 
 
+cdef bint is_ended(object stream) except -1:
+    """Whether it is the rest of a lost peer, which comes before what its next connection brings."""
+    return getattr(stream, "ended", False)
+
+
 cdef class Receiving(Sending):
     """Reads the streams that have something, each in its turn. One thread at a time."""
 
@@ -133,7 +138,7 @@ cdef class Receiving(Sending):
             if message is not None:
                 return message
         prepare_reader(&self.reader)
-        if self.foreign_ins and self.foreign_first:
+        if self.foreign_ins and (self.foreign_first or is_ended(self.foreign_ins[0])):
             self.foreign_first = False
             message = self.next_foreign(sink)
             if message is not None:
@@ -297,8 +302,9 @@ cdef class Receiving(Sending):
         for _ in range(len(self.foreign_ins)):
             if not self.foreign_ins:
                 break
-            stream = self.foreign_ins.pop(0)
-            self.foreign_ins.append(stream)
+            stream = self.foreign_ins[0]
+            if not is_ended(stream):
+                self.foreign_ins.append(self.foreign_ins.pop(0))
             while True:
                 try:
                     frames = self.ask_foreign(stream, sink)

@@ -20,6 +20,8 @@ cdef class Sending:
     cdef public uint64_t bytes_sent
     cdef public uint64_t dropped_no_peer
     cdef public uint64_t blocked_ns
+    cdef uint64_t losses            # found by this core
+    cdef public bint _behind        # what lost connections left goes first
     cdef int generation
     cdef list outs                  # native streams, in turn; then the foreign ones
     cdef list foreign_outs
@@ -38,16 +40,18 @@ cdef class Sending:
     cdef int push_all(self, bytes data) except -2
     cdef int push(self, Stream stream, bytes data, uint64_t sequence) except -2
     cdef object send_frames(self, frames, long long timeout, stream, topic, bint hold, released,
-                            taken, bint patient)
+                            taken, bint patient, bint first=*)
+    cdef bint may_go(self) except -1
     cdef bint ask_for_room(self, only, int64_t size) except -1
     cdef object offer_to(self, stream, frames, bint hold, released, list lent, uint64_t* number)
     cdef object offer_by_name(self, stream, frames, bint hold, released, list lent,
                               uint64_t* number)
-    cdef object offer_in_turn(self, frames, bint hold, released, list lent, uint64_t* number)
+    cdef object offer_in_turn(self, frames, bint hold, released, list lent, uint64_t* number,
+                              bint first)
     cdef object fan_out(self, frames, topic, bint hold, released)
     cdef bytes first_bytes(self, data, list streams)
     cdef int drain(self, Stream stream, bint at_once, bint hold, list lent) except -1
-    cdef bint has_room(self, only)
+    cdef bint has_room(self, only) except -1
     cdef bint wait_for_room(self, only, int64_t deadline) except -1
     # of the classes below
     cdef int check_usable(self) except -1

@@ -53,7 +53,9 @@ cdef class Sending:
                 return stream
             if answer == BROKEN:
                 self.lose(stream, stream.broken)
-                return self.push_one(data, sequence)
+                return None       # what was left in it goes first
+            if self._behind:      # a loss, while `push` had let the GIL go
+                return None
         return None
 
     cdef int push_all(self, bytes data) except -2:
@@ -106,18 +108,19 @@ cdef class Sending:
         return answer
 
     def _send_frames(self, frames, long long timeout, *, stream=None, topic=None, bint hold=False,
-                     released=None, taken=None):
+                     released=None, taken=None, bint first=False):
         """One message by the distributor, or to `stream`. The stream that took it; for a fan-out
         how many took it. Raises Again, Closed, and Broken with `stream`."""
         self.check_usable()
-        return self.send_frames(frames, timeout, stream, topic, hold, released, taken, not hold)
+        return self.send_frames(frames, timeout, stream, topic, hold, released, taken, not hold, first)
 
     cdef object send_frames(self, frames, long long timeout, stream, topic, bint hold, released,
-                            taken, bint patient):
+                            taken, bint patient, bint first=False):
         cdef int64_t deadline = -1
         cdef uint64_t number = 0
         cdef int64_t size = 0
         cdef list lent = None if hold else []
+        cdef uint64_t losses
         cdef object taker
         cdef int64_t due = 0
         if not frames:
@@ -129,10 +132,17 @@ cdef class Sending:
         if timeout > 0:
             deadline = now_ns() + timeout * 1000000
         while True:
-            taker = (self.offer_by_name(stream, frames, hold, released, lent, &number) if stream is not None
-                     else self.offer_in_turn(frames, hold, released, lent, &number))
+            losses = self.losses
+            if stream is not None:
+                taker = self.offer_by_name(stream, frames, hold, released, lent, &number)
+            elif first or self.may_go():
+                taker = self.offer_in_turn(frames, hold, released, lent, &number, first)
+            else:
+                taker = None
             if taker is not None:
                 break
+            if losses != self.losses and not first:
+                continue
             if timeout == 0 and self.exposed and self.ask_for_room(stream, size):
                 continue
             if timeout:
@@ -151,6 +161,12 @@ cdef class Sending:
             self.drain(<Stream>taker, timeout == 0 or not patient, hold, lent)
         return taker
 
+    cdef bint may_go(self) except -1:
+        """Whether nothing is left over of lost connections: that is offered first."""
+        if self._behind:
+            self._send_orphans()
+        return not self._behind
+
     cdef bint ask_for_room(self, only, int64_t size) except -1:
         """Lets the descriptor become readable when a full stream has room; True: it has some now for so many
         bytes. Room for fewer would be asked for again and again."""
@@ -168,7 +184,7 @@ cdef class Sending:
                 room = room or not link_is_full(stream.link, <size_t>size)
                 pthread_mutex_unlock(&stream.link.mutex)
         self.signal()
-        return room
+        return room and (only is not None or not self._behind)
 
     cdef object offer_to(self, stream, frames, bint hold, released, list lent, uint64_t* number):
         if type(stream) is Stream:
@@ -188,8 +204,10 @@ cdef class Sending:
             self.lose(stream, error)
             raise
 
-    cdef object offer_in_turn(self, frames, bint hold, released, list lent, uint64_t* number):
-        """Round robin over native and foreign streams alike."""
+    cdef object offer_in_turn(self, frames, bint hold, released, list lent, uint64_t* number,
+                              bint first):
+        """Round robin over native and foreign streams alike. None: no room, or a stream was lost, and what
+        was left in it goes before this message."""
         cdef Py_ssize_t native
         cdef object stream
         cdef Py_ssize_t place = self.next_out
@@ -208,7 +226,9 @@ cdef class Sending:
                     return stream
             except (Broken, Closed) as error:
                 self.lose(stream, error)
-                return self.offer_in_turn(frames, hold, released, lent, number)
+                return None
+            if self._behind and not first:
+                return None
         return None
 
     cdef object fan_out(self, frames, topic, bint hold, released):
@@ -355,8 +375,10 @@ cdef class Sending:
     def _writable(self):
         return not self.closed and (self.send_mode == FANOUT or self.has_room(None))
 
-    cdef bint has_room(self, only):
+    cdef bint has_room(self, only) except -1:
         cdef Stream stream
+        if only is None and not self.may_go():
+            return False
         for candidate in (self.outs + self.foreign_outs if only is None else (only,)):
             if type(candidate) is not Stream:
                 if candidate.broken is not None or not getattr(candidate, "full", False):
@@ -447,6 +469,9 @@ cdef class Sending:
 
     cdef int lose(self, stream, error) except -1:
         return 0
+
+    def _send_orphans(self):
+        pass
 
 
 class Countdown:

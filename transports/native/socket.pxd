@@ -26,6 +26,7 @@ cdef class SocketBase(Receiving):
     cdef object recv_in_turn(self, bint copy, bint track)
     cdef int leave_round(self, stream) except -1
     cdef int join_round(self, stream) except -1
+    cdef Py_ssize_t count_ended(self)
     cdef int watch(self, Stream stream) except -1
     cdef int watch_foreign(self, int fd) except -1
     cdef int unwatch_foreign(self, int fd) except -1

@@ -23,6 +23,7 @@ from transports.native.link cimport (
     F_CRC, HEADER, LARGE, MAGIC, OK, VERSION, header_t, link_arm_credit, link_t, now_ns,
 )
 from transports.native.pool cimport Frame, Pool
+from transports.native.receiving cimport is_ended
 from transports.native.stream cimport Stream
 from transports.native.system cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, epoll_create1,
@@ -314,7 +315,8 @@ cdef class SocketBase(Receiving):
             if sends:
                 self.foreign_outs.append(stream)
             if receives:
-                self.foreign_ins.append(stream)
+                place = self.count_ended() if is_ended(stream) else len(self.foreign_ins)
+                self.foreign_ins.insert(place, stream)
                 for fd in getattr(stream, "wait_fds", ()):
                     self.watch_foreign(fd)
         else:
@@ -327,6 +329,13 @@ cdef class SocketBase(Receiving):
                 else:
                     self.lazy.append(stream)
         self._notify()
+
+    cdef Py_ssize_t count_ended(self):
+        """How many foreign streams are the rest of a lost peer: they stand first, in their order."""
+        cdef Py_ssize_t count = 0
+        while count < len(self.foreign_ins) and is_ended(self.foreign_ins[count]):
+            count += 1
+        return count
 
     cdef int watch(self, Stream stream) except -1:
         cdef epoll_event event
@@ -425,10 +434,11 @@ cdef class SocketBase(Receiving):
         return list(found)
 
     cdef int lose(self, stream, error) except -1:
+        self.losses += 1
         if type(stream) is Stream:
             (<Stream>stream).fail(error)
+        self._on_lost(stream, error)  # first: it sees that nobody overtakes what is left in the stream
         self._detach(stream)
-        self._on_lost(stream, error)
         return 0
 
     # --- hooks ----------------------------------------------------------------------------------
@@ -490,5 +500,5 @@ cdef Frame plain_frame(bytes data, header_t* header):
 
 
 cdef inline bint is_usable(SocketBase self) noexcept:
-    return (not self.closed and self.generation == native_link.fork_generation
-            and not self.foreign_outs)
+    return (not self.closed and not self._behind
+            and self.generation == native_link.fork_generation and not self.foreign_outs)

@@ -57,6 +57,7 @@ class Attachments:
         self._next_sender = 0
         #: the sender that left last, where it stood, and whether its turn was next
         self._left: tuple[Any, int, bool] | None = None
+        self._losses = 0
         self._full: set[Any] = set()  # foreign streams that refused the last message
         # -- for receivers
         self._receiving = threading.Lock()
@@ -146,11 +147,15 @@ class Attachments:
         return True
 
     def _lose(self, stream: Any, error: BaseException) -> None:
-        """Detaches a stream that ended, once. What is left in it is for whoever hears of it."""
+        """Detaches a stream that ended. What is left in it is for whoever hears of it, who is asked first: it
+        sees that nobody overtakes that."""
         with self._lock:
-            attached = self._remove(stream)
+            self._losses += 1
+            attached = stream in self._attached
         if attached:
             self._on_lost(stream, error)
+            with self._lock:
+                self._remove(stream)
 
     def _watch(self, stream: Stream) -> None:
         fd = stream.fd
@@ -204,7 +209,9 @@ class Attachments:
         """From any thread: the stream may have something decoded."""
         with self._lock:
             if stream not in self._turns:
-                self._turns.append(stream)
+                # The rest of a lost peer comes before what it sends by its next connection.
+                ended = sum(map(is_ended, self._turns)) if is_ended(stream) else len(self._turns)
+                self._turns.insert(ended, stream)
             self._wake.set()
 
     # -- waking
@@ -276,7 +283,12 @@ class Attachments:
         """One call has waited for `_long_wait` ms."""
 
     def _on_lost(self, stream: Any, error: BaseException) -> None:
-        """The stream ended or failed; it is detached and not closed."""
+        """The stream ended or failed; it is not closed. It is detached when this returns, at the latest."""
+
+
+def is_ended(stream: Any) -> bool:
+    """Whether it is the rest of a lost peer."""
+    return bool(getattr(stream, "ended", False))
 
 
 def deadline_of(timeout: int) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from transports.errors import Again, Broken, ProtocolError, TransferError
 from transports.prefixes import Prefixes
-from transports.twin.attachment import Attachments, Found, deadline_of
+from transports.twin.attachment import Attachments, Found, deadline_of, is_ended
 from transports.twin.codec import CONTROL, copied, place
 from transports.twin.flusher import Flusher
 from transports.twin.pool import Pool
@@ -193,7 +193,7 @@ class Receiving(Attachments):
             self._check()
             return None
         if again:
-            self._turns.append(stream)
+            (self._turns.appendleft if is_ended(stream) else self._turns.append)(stream)
         return None if taken is None else (stream, *taken)
 
     def _take_from_foreign(self, stream: Any, sink: Sink | None) -> tuple[list[Frame], set[int]] | None:

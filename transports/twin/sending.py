@@ -36,6 +36,8 @@ class Sending(Attachments):
         self.messages_sent = self.bytes_sent = 0
         self.dropped_no_peer = 0
         self.blocked_ns = 0
+        #: what lost connections left goes first
+        self._behind = False
 
     def _send_frames(
         self,
@@ -47,8 +49,9 @@ class Sending(Attachments):
         hold: bool = False,
         released: Released | None = None,
         taken: Taken | None = None,
+        first: bool = False,
     ) -> Any:
-        return self._distribute(normalize(frames), timeout, stream, topic, hold, released, taken)
+        return self._distribute(normalize(frames), timeout, stream, topic, hold, released, taken, first)
 
     def _distribute(
         self,
@@ -59,6 +62,7 @@ class Sending(Attachments):
         hold: bool,
         released: Released | None,
         taken: Taken | None = None,
+        first: bool = False,
     ) -> Any:
         """`_send_frames` for frames that are normalized."""
         self._check()
@@ -66,16 +70,26 @@ class Sending(Attachments):
             return self._fan_out(frames, topic, hold, released)
         deadline = -1.0
         while True:
-            before = self._room_count
-            taker = self._offer(frames, stream, hold, released, taken)
+            before, losses = self._room_count, self._losses
+            taker = None
+            if stream is not None or first or self._may_go():
+                taker = self._offer(frames, stream, hold, released, taken, first)
             if taker is not None:
                 self.messages_sent += 1
                 for frame in frames:
                     self.bytes_sent += len(frame[4])
                 return taker
+            if losses != self._losses and not first:
+                continue
             if deadline < 0:
                 deadline = deadline_of(timeout)
             self._wait_room(before, deadline, stream)
+
+    def _may_go(self) -> bool:
+        """Whether nothing is left over of lost connections: that is offered first."""
+        if self._behind:
+            self._send_orphans()
+        return not self._behind
 
     # -- one stream takes it
 
@@ -86,8 +100,10 @@ class Sending(Attachments):
         hold: bool,
         released: Released | None,
         taken: Taken | None,
+        first: bool,
     ) -> Any:
-        """The stream that took the message, or None. Raises Broken for the one stream asked for."""
+        """The stream that took the message, or None: no room, or a stream was lost, and what was left in it
+        goes before this message. Raises Broken for the one stream asked for."""
         if stream is not None:
             try:
                 return stream if self._give(stream, frames, hold, released, taken) else None
@@ -95,12 +111,14 @@ class Sending(Attachments):
                 self._lose(stream, stream.broken or error)
                 raise
         with self._lock:
-            senders, first = list(self._senders), self._next_sender
+            senders, begin = list(self._senders), self._next_sender
         for step in range(len(senders)):
             # Every one is looked at, whatever other threads do to the turn: whoever is passed over
             # with room would never tell us.
-            position = (first + step) % len(senders)
+            position = (begin + step) % len(senders)
             candidate = senders[position]
+            if self._behind and not first:
+                return None
             if candidate not in self._attached:
                 continue  # another thread detached it
             try:
@@ -109,6 +127,7 @@ class Sending(Attachments):
                     return candidate
             except Broken as error:
                 self._lose(candidate, candidate.broken or error)
+                return None
         return None
 
     def _give(
@@ -182,7 +201,7 @@ class Sending(Attachments):
             return False
         if self._send_mode == FANOUT:
             return True
-        return any(self._takes(stream) for stream in list(self._senders))
+        return self._may_go() and any(self._takes(stream) for stream in list(self._senders))
 
     def _takes(self, stream: Any) -> bool:
         """A small message would not wait."""
@@ -204,6 +223,11 @@ class Sending(Attachments):
                 self._wait_room(before, deadline, None)
             except Again:
                 return False
+
+    # -- a hook
+
+    def _send_orphans(self) -> None:
+        """Offers what lost connections left, and sees to `_behind`."""
 
     def _wait_room(self, before: int, deadline: float, stream: Any) -> None:
         """Sleeps until a sender should look again. Raises Again, Closed."""

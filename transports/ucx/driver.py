@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from transports.config import ucx_driver, ucx_options
 from transports.errors import ForkedError, NotSupported, TransferError
+from transports.forking import undivided
 from transports.ucx.failures import translated
 from transports.ucx.installed import PACKAGES, bindings
 
@@ -199,7 +200,7 @@ def fabric() -> Fabric:
     """
     global _fabric
     if _fabric is None:
-        with _lock:
+        with undivided(), _lock:
             if _fabric is None:
                 _fabric = Fabric(_load())
     _fabric.check()

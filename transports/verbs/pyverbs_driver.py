@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from transports.errors import Broken, DeviceError
+from transports.forking import undivided
 from transports.verbs import failures
 from transports.verbs.driver import (
     Completion,
@@ -179,7 +180,7 @@ class _Region(MemoryRegion):
 
 class _Queue(CompletionQueue):
     def __init__(self, library: SimpleNamespace, context: Any, depth: int) -> None:
-        with lock:
+        with undivided(), lock:
             before = _channels()
             self._channel = opened(library.cq.CompChannel(context))
             fd = getattr(self._channel, "fd", None)

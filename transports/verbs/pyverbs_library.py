@@ -10,6 +10,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+from transports.forking import undivided
 from transports.verbs import failures
 
 _MODULES = ("device", "pd", "mr", "cq", "srq", "qp", "wr", "addr", "pyverbs_error")
@@ -52,7 +53,7 @@ def _keep_for_ever() -> None:
 def load_library() -> SimpleNamespace:
     """pyverbs' modules by name, `enums` too. Raises DeviceError."""
     global _library
-    with lock:
+    with undivided(), lock:
         if _library is None:
             root = logging.getLogger()
             handlers, level = list(root.handlers), root.level

@@ -1,0 +1,236 @@
+"""Messages of one sender to one receiver keep their order, also when the connection is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket as sockets
+import struct
+import threading
+import time
+
+import pytest
+
+import transfer
+import transfer.asyncio
+from transfer import DEALER, DONTWAIT, PAIR, POLLOUT, PULL, PUSH, ROUTER
+from transports.errors import Again
+
+from .helpers import PACE, Thread, eventually
+
+_NUMBER = struct.Struct("<Q")
+
+
+class Cutter:
+    """Passes one endpoint on, and cuts all connections when it is asked to."""
+
+    def __init__(self, endpoint):
+        self._target = ("127.0.0.1", int(endpoint.rsplit(":", 1)[1]))
+        self._listener = sockets.create_server(("127.0.0.1", 0))
+        self._open, self._all, self._threads = [], [self._listener], []
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._begin(self._accept)
+
+    def _begin(self, call, *arguments):
+        self._threads.append(threading.Thread(target=call, args=arguments, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                self._all.append(near)
+                far = sockets.create_connection(self._target, 10)
+                self._all.append(far)
+                far.settimeout(None)
+                self._open += [near, far]
+                self._begin(self._pass, near, far)
+                self._begin(self._pass, far, near)
+
+    @staticmethod
+    def _pass(source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        _shut(source, target)
+
+    def cut(self):
+        ends, self._open = self._open, []
+        _shut(*ends)
+
+    def close(self):
+        _shut(*self._all)
+        self._threads[0].join(20)
+        _shut(*self._all)
+        for thread in self._threads:
+            thread.join(20)
+        for end in self._all:
+            end.close()
+
+
+def _shut(*ends):
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.shutdown(sockets.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def cut_pair(core, sender, receiver, *, maker=transfer.Context, sender_binds=False, **options):
+    """(sender, receiver, cutter): two sockets over TCP, whose connection can be cut."""
+    with maker(core=core, protocol="tcp") as ours, transfer.Context(core=core, protocol="tcp") as theirs:
+        with ours.socket(sender, linger=0, **options) as near, theirs.socket(receiver, linger=0) as far:
+            bound, connected = (near, far) if sender_binds else (far, near)
+            bound.bind("tcp://127.0.0.1:0")
+            cutter = Cutter(bound.last_endpoint)
+            connected.reconnect_ivl = 10
+            connected.connect(cutter.endpoint)
+            try:
+                yield near, far, cutter
+            finally:
+                cutter.close()
+
+
+class Flood(threading.Thread):
+    """Sends numbers as fast as it can until it is stopped."""
+
+    def __init__(self, push):
+        super().__init__(daemon=True)
+        self._push, self._stop_it = push, threading.Event()
+        self.sent = 0
+        self.start()
+
+    def run(self):
+        while not self._stop_it.is_set():
+            with contextlib.suppress(Again):
+                self._push.send(_NUMBER.pack(self.sent))
+                self.sent += 1
+
+    def stop(self):
+        self._stop_it.set()
+        self.join(30)
+
+
+def backwards(pull, cutter, cuts, every, pause, twice=False):
+    """How many messages came behind a later one, in `cuts` cuts. twice: a message may come again."""
+    highest, wrong, count, seen = -1, 0, 0, set()
+    next_cut = time.monotonic() + every
+    while cuts >= 0:
+        if time.monotonic() >= next_cut:
+            cutter.cut()
+            cuts -= 1
+            next_cut = time.monotonic() + every
+        try:
+            number = _NUMBER.unpack(pull.recv_multipart()[-1])[0]
+        except Again:
+            continue
+        count += 1
+        if pause and count % 100 == 0:
+            time.sleep(pause)
+        if twice and number in seen:
+            continue
+        seen.add(number)
+        wrong += number <= highest
+        highest = max(highest, number)
+    assert count
+    return wrong
+
+
+CASES = [
+    (PUSH, PULL, {}),
+    (PUSH, PULL, {"immediate": False}),
+    (PUSH, PULL, {"resend": True, "sndhwm": 200}),
+    (PUSH, PULL, {"sender_binds": True}),
+    (DEALER, ROUTER, {}),
+    (PAIR, PAIR, {"immediate": False}),
+]
+
+
+def check_order(core, sender, receiver, options, cuts, every, pause):
+    with cut_pair(core, sender, receiver, sndtimeo=100, **options) as (push, pull, cutter):
+        pull.rcvtimeo = 200
+        flood = Flood(push)
+        try:
+            assert backwards(pull, cutter, cuts, every, pause, "resend" in options) == 0
+        finally:
+            flood.stop()
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.parametrize("pause", [0.0, 0.005])
+def test_what_is_sent_while_the_connection_is_cut_stays_in_order(core, case, pause):
+    check_order(core, *CASES[case], 4, 0.05, pause)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.parametrize("pause", [0.0, 0.005])
+def test_a_hundred_cuts_under_full_load_change_no_order(core, case, pause):
+    check_order(core, *CASES[case], 100, 0.3, pause)
+
+
+def left_over(push, cutter, pull):
+    """Fills a connection that nobody reads and cuts it: some messages are left; how many were sent."""
+    push.wait_for_peers()
+    sent = 0
+    with contextlib.suppress(Again):
+        while True:
+            push.send(_NUMBER.pack(sent) + bytes(20000), DONTWAIT)
+            sent += 1
+    cutter.cut()
+    return sent
+
+
+def test_a_send_behind_what_is_left_over_waits_or_says_again(core):
+    with cut_pair(core, PUSH, PULL, immediate=True, sndhwm=20) as (push, pull, cutter):
+        sent = left_over(push, cutter, pull)
+        cutter.close()  # nobody comes back
+        assert eventually(lambda: not push.peers() and push._links.orphans)
+        waiting = len(push._links.orphans)
+        assert not push.poll(0, POLLOUT)
+        with pytest.raises(Again):
+            push.send(b"newer", DONTWAIT)
+        push.sndtimeo = 50
+        with pytest.raises(Again):
+            push.send(b"newer")
+        assert push.close(0) == waiting
+        assert 0 < waiting <= sent
+
+
+def test_all_that_is_left_over_is_received_before_what_is_sent_later(core):
+    with cut_pair(core, PUSH, PULL, immediate=True, sndhwm=20) as (push, pull, cutter):
+        sent = left_over(push, cutter, pull)
+        push.sndtimeo = 20000
+        later = Thread(lambda: [push.send(_NUMBER.pack(sent + n)) for n in range(50)])
+        pull.rcvtimeo = 20000
+        numbers = [_NUMBER.unpack(pull.recv()[: _NUMBER.size])[0]]
+        while numbers[-1] < sent + 49:
+            numbers.append(_NUMBER.unpack(pull.recv()[: _NUMBER.size])[0])
+        later.join()
+        assert numbers == sorted(numbers)
+        assert numbers[-50:] == list(range(sent, sent + 50))
+
+
+def test_a_coroutine_sends_behind_what_is_left_over(core):
+    async def run():
+        with cut_pair(core, PUSH, PULL, maker=transfer.asyncio.Context) as (push, pull, cutter):
+            pull.rcvtimeo = 200
+            ending = threading.Event()
+
+            async def send():
+                for number in itertools.count():
+                    if ending.is_set():
+                        return
+                    await push.send(_NUMBER.pack(number))
+
+            def receive():
+                try:
+                    return backwards(pull, cutter, 4, 0.05, 0.005)
+                finally:
+                    ending.set()
+
+            _, wrong = await asyncio.gather(send(), asyncio.to_thread(receive))
+            return wrong
+
+    assert asyncio.run(asyncio.wait_for(run(), 60 * PACE)) == 0
