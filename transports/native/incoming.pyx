@@ -323,7 +323,9 @@ cdef class Incoming(Outgoing):
                     if count >= SLICE // 2 and self.large_size >= HUGE:
                         sched_yield()
             self.done_reading()
-            if self.large is not frame:
+            if self.large is not frame or self.link.closed:
+                self.large = None
+                self.large_hold = self.large_sink = None
                 self.ended_meanwhile()
             if self.large_done < self.large_size:
                 if count > 0 or (count < 0 and error == EAGAIN):
