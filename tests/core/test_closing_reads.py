@@ -83,4 +83,3 @@ def test_memory_that_a_thread_reads_into_is_not_given_away_by_a_close(kit: Any, 
         assert not thread.is_alive() and ends
     assert not any(view), "a closed stream read into memory of others"
     del view, lease, ends[:]
-    assert eventually(lambda: kit.pool.in_use == 0)
