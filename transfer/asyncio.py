@@ -23,6 +23,7 @@ from transfer.links.no_peer import LongWait
 from transfer.poller import Poller as _Poller
 from transfer.socket import SocketMethods, socket_of
 from transports.errors import Again
+from transports.owning import room_in
 
 T = TypeVar("T")
 
@@ -122,8 +123,8 @@ class AsyncMethods(SocketMethods):
 
     async def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
         """As `Socket.recv_into`."""
-        frame = await self.recv(flags, copy=False)
-        return self._pour(frame, buffer, nbytes)
+        target = room_in(buffer, nbytes)
+        return self._pour(await self.recv(flags, copy=False), target)
 
     async def recv_tensor(self, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
         """As `Socket.recv_tensor`."""

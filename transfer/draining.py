@@ -81,6 +81,15 @@ def finish(fds: Iterable[int], deadline: float) -> None:
         time.sleep(_LOOK)
 
 
+def unacknowledged(fd: int) -> int:
+    """Bytes that the peer's kernel does not have yet. A Unix socket's are in the peer's queue."""
+    try:
+        with sockets.socket(fileno=os.dup(fd)) as connection:
+            return 0 if connection.family == sockets.AF_UNIX else _ask(fd, _UNACKNOWLEDGED)
+    except OSError:  # there is none, or not any more
+        return 0
+
+
 def _shut(fd: int) -> bool:
     """False where there is nothing to wait for: a Unix socket's bytes are in the peer's queue."""
     with sockets.socket(fileno=os.dup(fd)) as connection:

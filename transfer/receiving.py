@@ -17,7 +17,7 @@ from transfer.constants import DONTWAIT
 from transfer.links import Links
 from transfer.turns import RECEIVING, Turns
 from transports.errors import Again, ProtocolError
-from transports.owning import pour
+from transports.owning import pour, room_in
 from transports.wire import Flag
 
 if TYPE_CHECKING:
@@ -98,16 +98,16 @@ class Receiving(Turns):
     def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
         """Receives one part into memory of the caller; returns its length in bytes.
 
-        What does not fit is cut off, as in pyzmq.
+        What does not fit is cut off, as in pyzmq. Raises UsageError before it receives, if the memory
+        cannot be written to in one piece.
         """
-        return self._pour(self.recv(flags, copy=False), buffer, nbytes)
+        target = room_in(buffer, nbytes)
+        return self._pour(self.recv(flags, copy=False), target)
 
     @staticmethod
-    def _pour(frame: Any, buffer: Any, nbytes: int) -> int:
-        target = memoryview(buffer).cast("B")
-        size = nbytes or target.nbytes
+    def _pour(frame: Any, target: memoryview) -> int:
         view = frame.buffer.cast("B")
-        length = min(size, view.nbytes)
+        length = min(target.nbytes, view.nbytes)
         pour(target[:length], view[:length])
         return int(view.nbytes)
 
@@ -356,8 +356,9 @@ class Receiving(Turns):
     def _parts(self, frames: Sequence[Any]) -> list[Any]:
         """A topic as the first part, nothing compressed."""
         first = frames[0]
+        left = self.largest_message
         if len(frames) == 1 and type(first) is not bytes and first.topic is None:
-            return [decompressed(first, self._frame, self.largest_message)]
+            return [decompressed(first, self._frame, left)]
         parts: list[Any] = []
         for frame in frames:
             if type(frame) is bytes:
@@ -365,7 +366,9 @@ class Receiving(Turns):
                 continue
             if frame.topic is not None:
                 parts.append(frame.topic)
-            parts.append(decompressed(frame, self._frame, self.largest_message))
+            whole = decompressed(frame, self._frame, left)
+            parts.append(whole)
+            left -= len(whole)  # the limit is for all that a message unfolds to
         return parts
 
     def _first(self, parts: list[Any], copy: bool) -> Any:

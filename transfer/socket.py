@@ -339,7 +339,7 @@ class SocketMethods(Strict, SocketOptions, Sending, Receiving, TensorMethods, Fo
 
     @property
     def largest_message(self) -> int:
-        """The limit of an arriving frame's data, in bytes."""
+        """The limit of an arriving message, in bytes."""
         value: int = self.maxmsgsize
         return MAX_DATA if value < 0 else value
 

@@ -66,6 +66,22 @@ class SocketConnector:
         """For people: waiting, connecting, shaking hands, connected, ended."""
         return self._state.value
 
+    def rarely(self, seconds: float) -> None:
+        """Pauses are up to so long from now on: another one tries for it, until `hurry`."""
+        with self._lock:
+            self._backoff = Backoff(seconds, seconds)
+
+    def hurry(self) -> None:
+        """The peer is there: tries at once, and in short pauses from now on."""
+        with self._lock:
+            self._backoff = Backoff(self._options.reconnect_first, self._options.reconnect_limit)
+            waits = self._state is _State.WAITING
+            if waits:
+                self._cancel_timer()
+        if waits:
+            with suppress(TransferError):  # the context ends
+                self._reactor.call_soon(self._begin)
+
     def lost(self) -> None:
         with self._lock:
             if self._state is not _State.CONNECTED:

@@ -241,7 +241,7 @@ class Stream:
         *,
         send_high_water: int = 1000,  # messages; 0 = no limit
         send_high_water_bytes: int = 64 << 20,  # bytes; 0 = no limit; one message is always taken
-        max_message: int = 16 << 30,  # limit of an arriving frame's data, bytes
+        max_message: int = 16 << 30,  # limit of an arriving message, bytes
         checksum: bool = False,
         credits: bool = False,  # send CREDIT frames (<BQ>: kind, messages consumed) every ~20 ms
         channel: TlsChannel | None = None,  # TLS between it and the descriptor, the handshake done

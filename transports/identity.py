@@ -71,7 +71,7 @@ def make_hello(
 ) -> Hello:
     """A hello of this process for one connection, with a nonce of its own.
 
-    max_message: the largest data of one frame that we take, in bytes.
+    max_message: the largest message that we take, in bytes.
     """
     return Hello(
         socket_type,

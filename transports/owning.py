@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
+from transports.errors import UsageError
+
 if TYPE_CHECKING:
     from transports.core_contract import OutFrame
 
@@ -33,6 +35,19 @@ def unsent(messages: Iterable[list[OutFrame]]) -> list[list[OutFrame]]:
         except TypeError:
             kept.clear()
     return kept
+
+
+def room_in(buffer: Any, nbytes: int = 0) -> memoryview:
+    """The first `nbytes` of memory to receive into; 0: all. Raises UsageError if it cannot take them."""
+    view = memoryview(buffer)
+    if view.readonly or not view.c_contiguous:
+        raise UsageError(
+            f"the memory to receive into is {'read-only' if view.readonly else 'not contiguous'}",
+            hint="receive into a bytearray or a contiguous array, or use recv()",
+        )
+    if not 0 <= nbytes <= view.nbytes:
+        raise UsageError(f"nbytes={nbytes}, and the memory to receive into has {view.nbytes} bytes")
+    return view.cast("B")[: nbytes or view.nbytes]
 
 
 def pour(target: memoryview, source: memoryview) -> None:

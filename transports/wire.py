@@ -27,7 +27,9 @@ EXTENDED_MAX = 4096
 CREDIT = struct.Struct("<BQ")
 MAX_TOPIC = 64 * 1024
 MAX_CONTROL = 64 * 1024
-#: default limit for one frame's data, in bytes
+#: frames of one message: each costs its receiver more than its bytes
+MAX_FRAMES = 1 << 17
+#: default limit for the data of one message, in bytes
 MAX_DATA = 16 << 30
 #: what stands for data that travels beside the connection: segment, way, offset, length in bytes
 REFERENCE = struct.Struct("<IIQQ")

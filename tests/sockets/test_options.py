@@ -115,6 +115,20 @@ def test_a_limit_on_arriving_messages(context):
     assert pull._links.counts["protocol:too_large"] == 1
 
 
+@pytest.mark.parametrize("options", [{}, {"compression": "lz4"}], ids=["plain", "lz4"])
+def test_the_limit_is_for_all_parts_together(context, options):
+    pull, push = pair_of(context, PULL, PUSH, bound_options={"maxmsgsize": 10_000}, **options)
+    monitor = pull.get_monitor()
+    push.send_multipart([b"x" * 5000, b"y" * 5000])
+    assert sum(map(len, pull.recv_multipart())) == 10_000
+    push.send_multipart([b"x" * 5000, b"y" * 5001])
+    pull.rcvtimeo = 300
+    with pytest.raises(Again):
+        pull.recv_multipart()
+    reason = "compression" if options else "too_large"
+    assert any(event.reason == reason for event in iter(lambda: monitor.recv(10), None))
+
+
 def test_no_limit_on_arriving_messages_is_too_large_to_connect(context):
     """The hello tells it, as a number that is exact in every JSON library."""
     pull, push = pair_of(context, PULL, PUSH, maxmsgsize=2**63 - 1)

@@ -13,7 +13,7 @@ import pytest
 
 import transfer.asyncio
 from transfer import DEALER, POLLIN, PULL, PUSH, REP, REQ, ROUTER
-from transports.errors import Again, StateError, TensorMismatch
+from transports.errors import Again, StateError, TensorMismatch, UsageError
 
 from .helpers import TCP, pair_of
 
@@ -112,3 +112,43 @@ def test_in_an_event_loop(core, options):
                 assert await pull.recv() == TEXT
 
     asyncio.run(main())
+
+
+UNFIT = {
+    "in pieces": (lambda: memoryview(bytearray(20))[::2], 0),
+    "in columns": (lambda: numpy.zeros((4, 5), order="F"), 0),
+    "a part of rows": (lambda: numpy.zeros((4, 5))[:, 1:], 0),
+    "read-only": (lambda: b"0123456789", 0),
+    "more bytes than there are": (lambda: bytearray(10), 11),
+    "less than none": (lambda: bytearray(10), -1),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_memory_that_cannot_take_a_message_leaves_it_unread(context, case):
+    make, nbytes = UNFIT[case]
+    pull, push = pair_of(context, PULL, PUSH)
+    push.send(b"abc")
+    assert pull.poll(5000)
+    with pytest.raises(UsageError):
+        pull.recv_into(make(), nbytes=nbytes)
+    assert pull.recv() == b"abc"
+
+
+def test_the_same_for_a_coroutine(core):
+    async def run():
+        with transfer.asyncio.Context(core=core) as context:
+            pull, push = context.socket(PULL), context.socket(PUSH)
+            pull.bind(TCP)
+            push.connect(pull.last_endpoint)
+            await push.send(b"abc")
+            for make, nbytes in UNFIT.values():
+                with pytest.raises(UsageError):
+                    await pull.recv_into(make(), nbytes=nbytes)
+            target = bytearray(3)
+            assert await pull.recv_into(target) == 3
+            assert target == b"abc"
+            pull.close()
+            push.close()
+
+    asyncio.run(run())

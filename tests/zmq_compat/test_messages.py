@@ -147,6 +147,11 @@ def test_recv_into(zmq, pair):
         right.recv_into(b"read-only")
     with pytest.raises(ValueError):
         right.recv_into(buffer, nbytes=-1)
+    left.send(b"kept")
+    for unfit in (memoryview(buffer)[::2], b"read-only"):
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            right.recv_into(unfit)
+    assert right.recv() == b"kept"
     left.send(b"discarded")
     assert right.recv_into(memoryview(buffer)[:0]) == 9
 

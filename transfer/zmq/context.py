@@ -13,6 +13,7 @@ import transfer.context
 from transfer import config
 from transfer.zmq.constants import ContextOption, Errno, SocketOption
 from transfer.zmq.error import ZMQError
+from transfer.zmq.heirs import Heirs
 from transfer.zmq.socket import Socket
 from transports.forking import undivided
 
@@ -65,7 +66,7 @@ class Context(transfer.context.Context):
         object.__setattr__(self, "_is_shadow", False)
         super().__init__(defaults=config.PYZMQ)
         self._options = {**_OPTIONS, ContextOption.IO_THREADS: int(io_threads)}
-        self._heirs: dict[threading.Thread, Any] = {}
+        self._heirs = Heirs()
         self._warns = False
         self._ending = False
         self.__dict__["sockopts"] = {}
@@ -196,10 +197,7 @@ class Context(transfer.context.Context):
                 if self._warns:
                     warnings.warn(f"unclosed {sock!r}", ResourceWarning, stacklevel=3, source=sock)
                 sock.close(linger)
-        for thread, heir in list(self._heirs.items()):
-            if linger is not None:
-                heir._values["linger"] = int(linger)  # it may be closed just now
-            thread.join()
+        self._heirs.settle(linger)
         return super().destroy(0)
 
     def __exit__(self, *exc: object) -> None:

@@ -213,6 +213,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
             room = nbytes or view.nbytes
             if not 0 <= nbytes <= view.nbytes:
                 raise ValueError(f"{nbytes} bytes do not fit into {view.nbytes}")
+            view.cast("B").release()  # raises TypeError here for memory in pieces, not for a message
         part = self.recv(flags, copy=False)
         length = min(room, len(part))
         if length:

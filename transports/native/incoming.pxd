@@ -1,5 +1,7 @@
 # The receiving half of a Stream. See incoming.pyx.
 
+from libc.stdint cimport uint64_t
+
 from transports.native.flusher cimport reader_t
 from transports.native.outgoing cimport Outgoing
 from transports.native.pool cimport Frame
@@ -11,6 +13,7 @@ cdef enum:
 
 cdef class Incoming(Outgoing):
     cdef list parts                 # frames of a message whose end is still to come
+    cdef uint64_t parts_size        # bytes of those: data, topics, tensor headers
     cdef bint hungry                # the kernel had no more, and a message is not complete
     # a partial frame that left the reader
     cdef char* saved
@@ -39,6 +42,8 @@ cdef class Incoming(Outgoing):
     cdef int took(self, reader_t* reader, ssize_t count, int error) except -1
     cdef int done_reading(self) except -1
     cdef int park(self, reader_t* reader) except -1
+    cdef int admit(self, uint64_t size) except -1
+    cdef int ended_meanwhile(self) except -1
     cdef int understands(self, const char* at, size_t available, size_t* head) except -1
     cdef Frame whole_frame(self, const char* at, size_t head, bint as_bytes, object sink)
     cdef object check(self, Frame frame, unsigned int checksum)

@@ -16,6 +16,7 @@ from libc.string cimport memcpy, memmove
 from posix.unistd cimport close as close_fd
 
 from transports.errors import Broken, InternalError, ProtocolError
+from transports.wire import MAX_FRAMES
 
 from transports.native.flusher cimport reader_t
 from transports.native.header cimport frame_of, head_size
@@ -35,7 +36,8 @@ cdef enum:
     TURN = 64 * 1024               # read-ahead of one stream among several
     PROBE = 128 * 1024             # of an expected payload, before its header was seen
     HUGE = 4 * 1024 * 1024
-    MAX_FRAMES = 1 << 20
+
+cdef Py_ssize_t MOST_FRAMES = MAX_FRAMES
 
 
 cdef class Incoming(Outgoing):
@@ -120,7 +122,22 @@ cdef class Incoming(Outgoing):
         return 0
 
     cdef int understands(self, const char* at, size_t available, size_t* head) except -1:
-        return head_size(at, available, head, self.link.max_message, self.carrier is not None)
+        cdef header_t* header = <header_t*>at
+        if not head_size(at, available, head, self.link.max_message, self.carrier is not None):
+            return 0
+        if self.parts is not None and not header.flags & F_CONTROL:
+            self.admit(header.data_length + head[0] - HEADER)
+        return 1
+
+    cdef int admit(self, uint64_t size) except -1:
+        """The limit is for all parts of a message together. Nothing was allocated for this one yet."""
+        if self.parts is not None:
+            size += self.parts_size
+        if size > self.link.max_message:
+            raise ProtocolError(
+                "too_large", f"a message of {size} bytes, the limit is {self.link.max_message}",
+                hint="raise `maxmsgsize` on the receiving socket")
+        return 0
 
     cdef Frame whole_frame(self, const char* at, size_t head, bint as_bytes, object sink):
         """A frame that lies in the reader whole."""
@@ -162,10 +179,7 @@ cdef class Incoming(Outgoing):
         self.check(frame, header.checksum)
         frame.flags &= ~F_CRC
         memcpy(&size, at + head + REFERENCE_SIZE - 8, 8)
-        if size > self.link.max_message:
-            raise ProtocolError(
-                "too_large", f"a payload of {size} bytes, the limit is {self.link.max_message}",
-                hint="raise `maxmsgsize` on the receiving socket")
+        self.admit(size)
         # The sink may refuse, and then the frame stays unread: nothing is fetched before.
         if sink is not None and not frame.flags & F_LZ4:
             target = sink(frame.meta, frame.topic, size)
@@ -272,12 +286,14 @@ cdef class Incoming(Outgoing):
 
     cdef int read_large(self, reader_t* reader) except -1:
         """1 when the payload is complete, 0 when the kernel has no more of it now. If a frame must follow,
-        its header is read along."""
+        its header is read along. The frame is held here: another thread may close the stream meanwhile."""
+        cdef Frame frame = self.large
+        cdef object _hold = self.large_hold
         cdef iovec vectors[2]
-        cdef ssize_t count = 0
+        cdef ssize_t count = -1
         cdef size_t left
         cdef size_t following = 0
-        cdef int error = 0
+        cdef int error = EAGAIN
         if self.large_done < self.large_size:
             if reader.start == reader.end:
                 reader.start = reader.end = 0
@@ -289,7 +305,7 @@ cdef class Incoming(Outgoing):
             vectors[1].iov_len = following
             self.link.reading = 1
             with nogil:
-                while self.large_done < self.large_size:
+                while self.large_done < self.large_size and not self.link.leaving and not self.link.closed:
                     left = self.large_size - self.large_done
                     vectors[0].iov_base = self.large_data + self.large_done
                     vectors[0].iov_len = slice_of(left, SLICE, SLICE)
@@ -307,8 +323,12 @@ cdef class Incoming(Outgoing):
                     if count >= SLICE // 2 and self.large_size >= HUGE:
                         sched_yield()
             self.done_reading()
+            if self.large is not frame or self.link.closed:
+                self.large = None
+                self.large_hold = self.large_sink = None
+                self.ended_meanwhile()
             if self.large_done < self.large_size:
-                if count < 0 and (error == EAGAIN):
+                if count > 0 or (count < 0 and error == EAGAIN):
                     return 0
                 self.large = None
                 self.large_hold = self.large_sink = None
@@ -411,6 +431,10 @@ cdef class Incoming(Outgoing):
         self.expect_size = 0
         return 1
 
+    cdef int ended_meanwhile(self) except -1:
+        """Another thread closed the stream while this one was in a read."""
+        raise self.failure if self.failure is not None else Broken("this end closed the stream")
+
     cdef int done_reading(self) except -1:
         self.link.reading = 0
         if self.link.closed and self.link.fd >= 0:
@@ -451,9 +475,11 @@ cdef object group(Incoming stream, Frame frame):
     if frame.flags & F_MORE:
         if stream.parts is None:
             stream.parts = []
-        if len(stream.parts) >= MAX_FRAMES:
-            raise ProtocolError("length", "a message of more than 2**20 frames")
+            stream.parts_size = 0
+        if len(stream.parts) >= MOST_FRAMES:
+            raise ProtocolError("length", f"a message of more than {MOST_FRAMES} frames")
         stream.parts.append(frame)
+        stream.parts_size += len(frame.data) + len(frame.topic or b"") + len(frame.meta or b"")
         return None
     if stream.parts is None:
         return [frame]

@@ -87,6 +87,7 @@ cdef struct link_t:
     tls_t* tls                # NULL: plain TCP, or a Unix socket
     int64_t sealed            # messages that are encrypted, of which the kernel lacks something
     int reading               # a thread reads without the GIL; close() leaves the descriptor to it
+    int leaving               # that thread is to stop between two reads: its stream is taken out
     uint64_t sent
     uint64_t sent_bytes
     uint64_t received

@@ -9,7 +9,8 @@ from libc.errno cimport EPROTO
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
-from transports.errors import Broken, ForkedError, InternalError, not_a_buffer
+from transports.errors import Broken, ForkedError, InternalError, UsageError, not_a_buffer
+from transports.wire import MAX_FRAMES
 
 from transports.native cimport link as native_link
 from transports.native.channel cimport TlsChannel
@@ -25,8 +26,9 @@ from transports.native.pool cimport HeldBuffer, Pool
 from transports.native.system cimport pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock
 
 cdef enum:
-    MAX_FRAMES = 1 << 20
     GATHERED = 256 * 1024      # a payload beside the connection that is no smaller goes out at once
+
+cdef Py_ssize_t MOST_FRAMES = MAX_FRAMES
 
 
 cdef bint any_large(frames) except -1:
@@ -332,8 +334,8 @@ cdef class Outgoing:
         cdef int answer
         cdef size_t total = 0
         cdef list owners = []
-        if count < 1 or count > MAX_FRAMES:
-            raise InternalError("a message has 1 to 2**20 frames")
+        if count < 1 or count > MOST_FRAMES:
+            raise UsageError(f"a message of {count} frames, it has 1 to {MOST_FRAMES}")
         if count > 1:
             out = <outgoing_t*>calloc(count, sizeof(outgoing_t))
             if out == NULL:

@@ -271,10 +271,14 @@ cdef class Receiving(Sending):
         cdef int steps = STEPS
         if self.generation == native_link.fork_generation:
             if self.inside_thread != PyThread_get_thread_ident():
+                if type(stream) is Stream and self.inside is stream:
+                    (<Stream>stream).link.leaving = 1
                 while self.inside is stream and steps:
                     steps -= 1
                     with nogil:
                         usleep(STEP_US)
+                if type(stream) is Stream and self.inside is not stream:
+                    (<Stream>stream).link.leaving = 0
         if self.inside is stream and steps == 0:
             return 0
         try:

@@ -10,6 +10,7 @@ from zlib import crc32
 from transports.errors import InternalError, ProtocolError, UsageError, not_a_buffer
 from transports.twin.frame import Frame
 from transports.twin.pool import HeldBuffer, Lease, Pool, copy_into, flat_view
+from transports.twin.size import Size
 from transports.wire import (
     BY_REFERENCE,
     EXTENDED_LENGTH,
@@ -19,6 +20,7 @@ from transports.wire import (
     HEADER_SIZE,
     MAGIC,
     MAX_CONTROL,
+    MAX_FRAMES,
     MAX_TOPIC,
     REFERENCE,
     REFERENCE_BIT,
@@ -71,6 +73,8 @@ def normalize(frames: Sequence[OutFrame]) -> list[OutFrame]:
     """The same frames with payloads that can be written. Raises UsageError for what cannot travel."""
     if not frames:
         raise UsageError("a message has at least one part")
+    if len(frames) > MAX_FRAMES:
+        raise UsageError(f"a message of {len(frames)} parts, it has 1 to {MAX_FRAMES}")
     result: list[OutFrame] = []
     for flags, sequence, topic, meta, data in frames:
         if topic is not None and len(topic) > MAX_TOPIC:
@@ -223,6 +227,7 @@ class Decoder:
         self.placed: set[int] = set()
         self._pool = pool
         self._parts: list[Frame] = []
+        self._size = Size()
         self._rest = b""
         self._body: Any = None
         self._view: memoryview | None = None
@@ -273,6 +278,8 @@ class Decoder:
             start += topic_length
             if end - start < length < DIRECT:
                 break
+            if not kind & REFERENCE_BIT:
+                self._size.add(flags, meta_size + topic_length + length, self.max_message)
             head = Head(flags, sequence, kind, length, checksum, meta, topic)
             if length >= LARGE or end - start < length:
                 self.head = head
@@ -303,6 +310,7 @@ class Decoder:
             raise ProtocolError(
                 "too_large", f"{size} bytes, the limit is {self.max_message}", hint="raise maxmsgsize"
             )
+        self._size.add(frame.flags, size, self.max_message)
         assert self.carrier is not None
         frame.data = self.carrier.fetch(reference)
         return frame

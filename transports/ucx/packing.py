@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from transports.core import Frame
 from transports.errors import ProtocolError
 from transports.twin.codec import Head, check_header, encode_head, meta_length
+from transports.twin.size import Size
 from transports.wire import (
     EXTENDED_MAX,
     HEADER,
@@ -81,6 +82,7 @@ class Unpacker:
         self.max_message = max_message
         self.messages: deque[list[Frame]] = deque()
         self.awaited: Awaited | None = None
+        self._size = Size()
         self._parts: list[Any] = []  # frames; an Awaited in the place of one without its data
         self._begun: deque[Awaited] = deque()
         self._behind: deque[list[Any]] = deque()  # messages with such, or behind one
@@ -152,6 +154,7 @@ class Unpacker:
         position += meta_size
         topic = bytes(batch[position : position + topic_size]) if flags & _TOPIC else None
         position += topic_size
+        self._size.add(flags, meta_size + topic_size + length, self.max_message)
         awaited = Awaited((flags, sequence, kind, length, checksum, meta, topic), self._parts)
         if length >= APART:
             self.awaited = awaited

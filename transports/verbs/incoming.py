@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from transports.core import Frame, Region
 from transports.errors import ProtocolError, TransferError
 from transports.twin import fork
+from transports.twin.size import Size
 from transports.verbs import beside, eager
 from transports.verbs.credits import ReceivingCredits
 from transports.verbs.driver import SUCCESS, QueuePair
@@ -58,6 +59,7 @@ class Incoming(Half):
         self._pair = pair
         self._grants = ReceivingCredits(GRANT)
         self._splitter = Splitter(max_message)
+        self._size = Size()
         self._announced = Announced(max_message)
         self._window = Window()
         self._chunks: dict[int, Chunk] = {}
@@ -168,11 +170,14 @@ class Incoming(Half):
         frame, message = unit.frame, self._building
         if frame.flags & _CONTROL:
             raise ProtocolError("control", "a control frame among the messages")
+        nbytes = len(frame)
         if unit.refers:
             announcement = self._announced.take(frame.bytes)
+            nbytes = announcement.length
             frame.flags &= ~_CRC  # it was that of the announcement
             message.missing += 1
             self._window.add(Reading(announcement, (message, frame)))
+        self._size.add(frame.flags, nbytes, self._splitter.max_message)
         message.frames.append(frame)
         if not frame.flags & _MORE:
             self._inbox.append(message)
