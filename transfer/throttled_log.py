@@ -19,17 +19,18 @@ class ThrottledLog:
         self._clock = clock
         self._periods: dict[Hashable, tuple[float, int]] = {}  # by kind: its begin, and lines in it
 
-    def say(self, level: int, kind: Hashable, text: str, *arguments: object) -> None:
-        """As `Logger.log`. The first line of a period says how many of the one before were left out."""
+    def say(self, level: int, kind: Hashable, text: str, *arguments: object, most: int = _MOST) -> None:
+        """As `Logger.log`, for at most `most` lines of the kind in a period. The first line of a period says
+        how many of the one before were left out."""
         if not self._log.isEnabledFor(level):
             return
         now = self._clock()
         begin, count = self._periods.get(kind, (now, 0))
         left_out = 0
         if now - begin >= _PERIOD:
-            left_out = max(0, count - _MOST)
+            left_out = max(0, count - most)
             begin, count = now, 0
         self._periods[kind] = begin, count + 1
-        if count < _MOST:
+        if count < most:
             more = f" ({left_out} more like it were left out)" if left_out else ""
             self._log.log(level, text + more, *arguments)

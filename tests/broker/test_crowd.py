@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 
+from transfer.broker import crowd as crowds
 from transfer.broker.crowd import Crowd
+from transports.pending import PendingConnections
 
 
 class Timer:
@@ -26,6 +29,13 @@ class Loop:
         timer = Timer()
         self.timers[guest] = (timer, lambda: what(guest, word))
         return timer
+
+
+@pytest.fixture(autouse=True, scope="module")
+def pending_of_their_own():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crowds, "PENDING", PendingConnections())
+        yield
 
 
 def crowd_of(most, late="late"):

@@ -11,6 +11,7 @@ import pytest
 
 from tests.broker.asking import ask
 from tests.broker.running import running
+from tests.security.conftest import TOKEN
 from transfer import scraping
 from transfer.broker.announced import AnnouncedLimits
 from transfer.broker.engine.registry import Limits as RegistryLimits
@@ -147,7 +148,7 @@ def test_a_handshake_without_end(pair, paper, core):
 def test_bytes_of_a_peer_that_does_not_say_who_it_is(pair, paper, core):
     ours, theirs = pair
     ours.setblocking(False)
-    channel = Credentials(paper.security(clients="token", token="a" * 32), core).channel(ours.fileno())
+    channel = Credentials(paper.security(clients="token", token=TOKEN), core).channel(ours.fileno())
     came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.create_default_context(cafile=paper.authority.path)
     peer = context.wrap_bio(came, goes, server_hostname="127.0.0.1")

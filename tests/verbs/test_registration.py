@@ -53,7 +53,7 @@ def test_it_ends_with_the_context(context) -> None:  # noqa: F811
         assert first.transports == ("rdma",)
     tensor.append(1)
     second = context.register(tensor)
-    for socket in context.kept:
+    for socket in context._kept:
         socket.close(0)
     context.destroy()
     assert second.closed and not second.transports

@@ -27,15 +27,15 @@ def context(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(domain.Domains.__init__, "__defaults__", (lambda: driver,))
         monkeypatch.setattr(probe, "probe", lambda name: probe.Probe(True) if name == "rdma" else seen(name))
     with transfer.Context(protocol="rdma", policy="require") as made:
-        made.kept = []
+        made._kept = []
         yield made
-        for socket in made.kept:
+        for socket in made._kept:
             socket.close(0)
 
 
 def pair(context: Any, one: Any, other: Any) -> tuple[Any, Any]:
     bound, connected = context.socket(other), context.socket(one)
-    context.kept += bound, connected
+    context._kept += bound, connected
     bound.bind("tcp://127.0.0.1:0")
     connected.connect(bound.last_endpoint)
     if one is transfer.SUB:
@@ -126,7 +126,7 @@ def test_heartbeats_go_on_while_nobody_receives(context) -> None:
     it says meanwhile that the peer lives."""
     options = {"heartbeat_ivl": 20, "heartbeat_timeout": 400, "frame_timeout": 100}
     bound, connected = context.socket(transfer.PULL, **options), context.socket(transfer.PUSH, **options)
-    context.kept += bound, connected
+    context._kept += bound, connected
     bound.rcvtimeo = 30_000
     bound.bind("tcp://127.0.0.1:0")
     connected.connect(bound.last_endpoint)

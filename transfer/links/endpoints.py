@@ -265,7 +265,7 @@ class Links(Arrivals):
         else:
             said = str(error).replace("\n  hint:", ";")
             text = "%s: a connection is not accepted: %s"
-            self._throttled.say(logging.WARNING, "accept", text, record.address, said)
+            self._throttled.say(logging.WARNING, "accept", text, record.address, said, most=1)
             self._count("accept_failed")
             self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
 
