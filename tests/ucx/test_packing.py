@@ -137,7 +137,7 @@ def test_payloads_that_are_begun_before_others_are_there(messages, data):
 def test_the_limit_of_a_message_is_for_all_its_parts(topic, sizes):
     limit = 2 * APART if APART in sizes else 100_000
     good = [(0, 0, None, None, bytes(limit // 2))] * 2
-    assert len(unpacked(batches([good, good]), limit)) == 2  # what the first had does not count for the second
+    assert len(unpacked(batches([good, good]), limit)) == 2  # each by itself
     with pytest.raises(ProtocolError) as caught:
         unpacked(batches([[(0, 0, topic, None, bytes(size)) for size in sizes]]), limit)
     assert caught.value.reason == "too_large"
