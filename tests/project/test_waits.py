@@ -65,7 +65,6 @@ ALLOWED = {
     ("transfer/spark/writing.py", "TaskContext.get()"): _NO_WAIT,
     ("transfer/zmq/asyncio.py", "Socket(_from_socket=thing).poll(None, bits)"): _CANCELLED,
     ("transfer/zmq/asyncio.py", "asyncio.wait({ready}, timeout=limit)"): _CANCELLED,
-    ("transfer/zmq/heirs.py", "thread.join()"): "pyzmq's term(): it waits for linger, endlessly by default",
     ("transfer/zmq/monitor.py", "self._thread.join()"): _ENDING,
     ("transfer/zmq/watch.py", "future.result()"): _NO_WAIT,
     ("transfer/zmq/proxy.py", "poller.poll()"): "pyzmq's proxy(): it ends with its context, or is told to",

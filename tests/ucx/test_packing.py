@@ -127,3 +127,17 @@ def test_payloads_that_are_begun_before_others_are_there(messages, data):
             found.append([bytes(frame.buffer) for frame in unpacker.messages.popleft()])
     assert found == [[frame[4] for frame in message] for message in messages]
     pool.close()
+
+
+@pytest.mark.parametrize(
+    ("topic", "sizes"),
+    [(None, [4000] * 26), (None, [APART, APART, 1]), (bytes(4000), [0] * 26)],
+    ids=["small", "apart", "topics"],
+)
+def test_the_limit_of_a_message_is_for_all_its_parts(topic, sizes):
+    limit = 2 * APART if APART in sizes else 100_000
+    good = [(0, 0, None, None, bytes(limit // 2))] * 2
+    assert len(unpacked(batches([good, good]), limit)) == 2  # each by itself
+    with pytest.raises(ProtocolError) as caught:
+        unpacked(batches([[(0, 0, topic, None, bytes(size)) for size in sizes]]), limit)
+    assert caught.value.reason == "too_large"

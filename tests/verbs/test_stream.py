@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.verbs.ends import World, meet
-from transports.errors import Broken, RegistrationError, UsageError
+from transports.errors import Broken, ProtocolError, RegistrationError, UsageError
 from transports.testing import carrying
 from transports.testing.ends import plain, receive, until
 from transports.verbs import port as port_module
@@ -330,3 +330,24 @@ def test_the_end_of_one_side_is_the_end_of_the_other(made: World) -> None:
             ends.accepting.receive()
         with pytest.raises(Broken):
             ends.accepting.send(plain(b"nobody"))
+
+
+def parts(*sizes: int, topic: bytes | None = None) -> list[tuple[int, int, bytes | None, None, bytes]]:
+    return [(0, 0, topic, None, bytes(size)) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [parts(*[4 << 10] * 26), parts(60_000, 60_000), parts(*[0] * 30, topic=bytes(4000))],
+    ids=["in buffers", "announced", "topics"],
+)
+def test_the_limit_of_a_message_is_for_all_its_parts(made: World, message: list) -> None:
+    limit = 100_000
+    with meet(made, max_message=limit) as ends:
+        for _ in range(2):  # what the first had does not count for the second
+            ends.connecting.send(parts(50_000, 40_000, 10_000))
+            assert sum(map(len, receive(ends.accepting))) == limit
+        ends.connecting.send(message)
+        with pytest.raises(ProtocolError) as caught:
+            receive(ends.accepting)
+        assert caught.value.reason == "too_large"

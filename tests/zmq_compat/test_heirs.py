@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import threading
+from textwrap import dedent
 
 import pytest
 
 import transfer.zmq
 from tests.ports import free_port
+from tests.sockets.processes import Program
 
 COUNT = 60
 
@@ -107,6 +109,86 @@ def test_term_waits_and_destroy_does_not(context):
     closed_with_something_unsent(other, f"tcp://127.0.0.1:{free_port()}", 3)
     other.destroy(0)
     assert not lingering()
+
+
+def test_what_the_linger_does_not_suffice_for_is_counted(context):
+    push = context.socket(transfer.zmq.PUSH)
+    push.connect(f"tcp://127.0.0.1:{free_port()}")
+    for _ in range(7):
+        push.send(b"lost")
+    push.close(100)
+    lingering()[0].join(20)
+    assert context.tally.ended()[("transfer_drops_total", ("PUSH", "unsent"))] == 7
+
+
+_PARENT = """
+    import os, sys, threading, warnings
+    import transfer.zmq as zmq
+
+    warnings.simplefilter("ignore")  # of Python: fork and threads
+    context = zmq.Context()
+    for number in range(5):
+        push = context.socket(zmq.PUSH)
+        push.connect(sys.argv[1])
+        push.send(b"%d" % number)
+        push.close()
+"""
+
+_FORKS = """
+    for _ in range(5):
+        child = os.fork()
+        if not child:
+            context.term()  # of the parent's there is nothing to wait for
+            own = zmq.Context()
+            pull, push = own.socket(zmq.PULL), own.socket(zmq.PUSH)
+            push.connect(f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}")
+            push.send(b"own")
+            push.close()
+            assert pull.recv() == b"own"
+            pull.close()
+            own.term()
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    print("forked", flush=True)
+    context.term()
+"""
+
+
+@pytest.mark.parametrize("core", ["twin", "native"])
+def test_children_of_fork_neither_wait_for_what_is_left_nor_send_it(context, core):
+    port = free_port()
+    with Program(dedent(_PARENT) + dedent(_FORKS), f"tcp://127.0.0.1:{port}", core=core) as program:
+        assert program.line() == "forked"
+        pull = context.socket(transfer.zmq.PULL)
+        pull.rcvtimeo = 20_000
+        pull.bind(f"tcp://127.0.0.1:{port}")
+        assert sorted(int(pull.recv()) for _ in range(5)) == list(range(5))
+        assert program.finish() == (0, "", "")
+        assert not pull.poll(100), "something came twice"
+        pull.close()
+
+
+def test_the_interpreter_ends_while_sockets_linger():
+    with Program(_PARENT, f"tcp://127.0.0.1:{free_port()}", TRANSFER_EXIT_LINGER="0.1") as program:
+        assert program.finish() == (0, "", "")
+
+
+_INTERRUPTED = """
+    import signal
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        context.term()
+    except KeyboardInterrupt:
+        assert not context.closed
+        context.destroy(0)
+        print(context.closed, "zmq-linger" in {thread.name for thread in threading.enumerate()}, flush=True)
+"""
+
+
+def test_term_that_was_interrupted_can_be_called_again():
+    source = dedent(_PARENT) + dedent(_INTERRUPTED)
+    with Program(source, f"tcp://127.0.0.1:{free_port()}") as program:
+        assert program.finish() == (0, "True False\n", "")
 
 
 @pytest.mark.slow

@@ -310,6 +310,7 @@ class Links(Arrivals):
             if orphan.tracker is not None:
                 orphan.tracker._fail(Closed("the socket was closed before the message found a peer"))
         unsent += self.end(peers, deadline)
+        self.pattern.drop("unsent", unsent)
         for kept in self.own.values():
             kept.close()
         with self._lock:

@@ -192,12 +192,16 @@ class Context(transfer.context.Context):
             if self._ending or self.forked:
                 return 0
             self._ending = True
-        for sock in self.sockets:
-            if isinstance(sock, Socket):
-                if self._warns:
-                    warnings.warn(f"unclosed {sock!r}", ResourceWarning, stacklevel=3, source=sock)
-                sock.close(linger)
-        self._heirs.settle(linger)
+        try:
+            for sock in self.sockets:
+                if isinstance(sock, Socket):
+                    if self._warns:
+                        warnings.warn(f"unclosed {sock!r}", ResourceWarning, stacklevel=3, source=sock)
+                    sock.close(linger)
+            self._heirs.settle(linger)
+        except BaseException:  # Ctrl-C: the caller may end it once more, as with libzmq
+            self._ending = False
+            raise
         return super().destroy(0)
 
     def __exit__(self, *exc: object) -> None:

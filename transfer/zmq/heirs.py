@@ -70,6 +70,7 @@ class Heirs:
         self._all: set[Debt] = set()
         self._touched: set[Debt] = set()
         self._thread: threading.Thread | None = None
+        self._settled = threading.Condition(self._lock)
         self._wake = -1
 
     def take(self, heir: Any) -> None:
@@ -101,8 +102,13 @@ class Heirs:
             if linger is not None:
                 debt.heir._values["linger"] = int(linger)  # it may be closed just now
             self.touch(debt)
-        if thread is not None:
-            thread.join()
+        if thread is None:
+            return
+        # Not by `join`: CPython 3.11 takes a thread for ended when Ctrl-C ends the wait for it.
+        with self._lock:
+            while self._thread is thread:
+                self._settled.wait(_RARELY)
+        thread.join(_FINISH)
 
     def _run(self) -> None:
         while (debts := self._next()) is not None:
@@ -134,6 +140,7 @@ class Heirs:
             if not self._all:
                 os.close(self._wake)
                 self._thread = None
+                self._settled.notify_all()
                 return None
             known = list(self._all)
         poll = select.poll()

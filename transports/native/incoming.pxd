@@ -41,9 +41,11 @@ cdef class Incoming(Outgoing):
     cdef int refill_expected(self, reader_t* reader, bint as_bytes) except -1
     cdef int took(self, reader_t* reader, ssize_t count, int error) except -1
     cdef int done_reading(self) except -1
+    cdef int end_reading(self) except -1
+    cdef int close_descriptor(self, int fd) except -1
+    cdef int drop_unread(self) except -1
     cdef int park(self, reader_t* reader) except -1
     cdef int admit(self, uint64_t size) except -1
-    cdef int ended_meanwhile(self) except -1
     cdef int understands(self, const char* at, size_t available, size_t* head) except -1
     cdef Frame whole_frame(self, const char* at, size_t head, bint as_bytes, object sink)
     cdef object check(self, Frame frame, unsigned int checksum)

@@ -27,7 +27,9 @@ from transports.native.link cimport (
 from transports.native.message cimport checksum_of
 from transports.native.pool cimport Frame, HeldBuffer, Lease, copy_bytes, fill, no_memory, room_for
 from transports.native.pool import copy_into
-from transports.native.system cimport MADV_HUGEPAGE, MSG_DONTWAIT, iovec, madvise, readv, recv, sched_yield
+from transports.native.system cimport (
+    EPOLL_CTL_DEL, MADV_HUGEPAGE, MSG_DONTWAIT, epoll_ctl, iovec, madvise, readv, recv, sched_yield,
+)
 from transports.native.tls cimport SPILL, tls_read
 
 cdef enum:
@@ -287,7 +289,7 @@ cdef class Incoming(Outgoing):
     cdef int read_large(self, reader_t* reader) except -1:
         """1 when the payload is complete, 0 when the kernel has no more of it now. If a frame must follow,
         its header is read along. The frame is held here: another thread may close the stream meanwhile."""
-        cdef Frame frame = self.large
+        cdef object _frame = self.large
         cdef object _hold = self.large_hold
         cdef iovec vectors[2]
         cdef ssize_t count = -1
@@ -303,6 +305,8 @@ cdef class Incoming(Outgoing):
                     following = self.expect_head
             vectors[1].iov_base = reader.data
             vectors[1].iov_len = following
+            if self.link.closed:
+                self.end_reading()
             self.link.reading = 1
             with nogil:
                 while self.large_done < self.large_size and not self.link.leaving and not self.link.closed:
@@ -323,10 +327,6 @@ cdef class Incoming(Outgoing):
                     if count >= SLICE // 2 and self.large_size >= HUGE:
                         sched_yield()
             self.done_reading()
-            if self.large is not frame or self.link.closed:
-                self.large = None
-                self.large_hold = self.large_sink = None
-                self.ended_meanwhile()
             if self.large_done < self.large_size:
                 if count > 0 or (count < 0 and error == EAGAIN):
                     return 0
@@ -348,6 +348,8 @@ cdef class Incoming(Outgoing):
             reader.drained = 0
             return 0
         reader.reads -= 1
+        if self.link.closed:
+            self.end_reading()
         if reader.start == reader.end:
             reader.start = reader.end = 0
             if (self.expect_size and sink is None and self.link.tls == NULL
@@ -431,15 +433,36 @@ cdef class Incoming(Outgoing):
         self.expect_size = 0
         return 1
 
-    cdef int ended_meanwhile(self) except -1:
-        """Another thread closed the stream while this one was in a read."""
-        raise self.failure if self.failure is not None else Broken("this end closed the stream")
-
     cdef int done_reading(self) except -1:
         self.link.reading = 0
-        if self.link.closed and self.link.fd >= 0:
-            close_fd(self.link.fd)
-            self.link.fd = -1
+        if self.link.closed:
+            self.end_reading()
+        return 0
+
+    cdef int end_reading(self) except -1:
+        """Another thread closed the stream, before a read or during it."""
+        cdef int fd = self.link.fd
+        self.link.fd = -1
+        self.close_descriptor(fd)
+        self.drop_unread()
+        raise (self.failure or Broken("this end closed the stream")).with_traceback(None)
+
+    cdef int close_descriptor(self, int fd) except -1:
+        if fd >= 0:
+            # Another process may share the descriptor, so closing alone would not end the watch.
+            epoll_ctl(self.flusher.state.epoll_fd, EPOLL_CTL_DEL, fd, NULL)
+            close_fd(fd)
+        return 0
+
+    cdef int drop_unread(self) except -1:
+        """The memory of what nobody will receive. A read that goes on holds what it writes to."""
+        free(self.saved)
+        self.saved = NULL
+        self.saved_size = 0
+        self.large = None
+        self.large_hold = self.large_sink = None
+        self.spare = None
+        self.parts = None
         return 0
 
     cdef int took(self, reader_t* reader, ssize_t count, int error) except -1:

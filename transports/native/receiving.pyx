@@ -422,6 +422,7 @@ cdef class Receiving(Sending):
         cdef int wait = LOOK_MS
         cdef int64_t begin = now_ns()
         cdef int64_t spin_until = begin + self.spin_us * 1000
+        self.check_usable()  # who closed it while we read has woken those who slept then
         if deadline >= 0:
             if begin >= deadline:
                 return False

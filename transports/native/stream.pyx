@@ -17,7 +17,7 @@ from transports.native.flusher cimport let_go, reader_t, release_segments
 from transports.native.incoming cimport STEP_US, STEPS, Incoming, group, prepare_reader
 from transports.native.link cimport F_CONTROL, flusher_t, link_bury, segment_t
 from transports.native.pool cimport Frame
-from transports.native.system cimport EPOLL_CTL_DEL, SHUT_RDWR, epoll_ctl, pthread_mutex_unlock, shutdown
+from transports.native.system cimport SHUT_RDWR, pthread_mutex_unlock, shutdown
 
 
 cdef class Stream(Incoming):
@@ -114,23 +114,14 @@ cdef class Stream(Incoming):
         self.link.queued = self.link.sealed = 0
         self.link.queued_bytes = self.link.queued_payload = 0
         pthread_mutex_unlock(&self.link.mutex)
-        if fd >= 0:
-            # Another process may share the descriptor, so closing alone would not end the watch.
-            epoll_ctl(self.flusher.state.epoll_fd, EPOLL_CTL_DEL, fd, NULL)
-            close_fd(fd)
+        self.close_descriptor(fd)
         self.let_go_copied()
         release_segments(left, Broken("the stream was closed before this message was sent"))
         if self.failure is None and not self.link.error:
             self.failure = Broken("this end closed the stream")
         if self.carrier is not None:
             self.carrier.close()
-        free(self.saved)
-        self.saved = NULL
-        self.saved_size = 0
-        self.large = None
-        self.large_hold = self.large_sink = None
-        self.spare = None
-        self.parts = None
+        self.drop_unread()
         return lost
 
     def __dealloc__(self):

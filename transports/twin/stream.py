@@ -6,6 +6,7 @@ import errno
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from transports.errors import Broken, ProtocolError
@@ -57,6 +58,7 @@ class Stream(Subscribable, Outgoing):
         self.checksum = checksum
         self.credits = credits
         self._closed = False
+        self._inside = self._left = False  # a thread is in a read; the descriptor is left to it
         self._prefixes = Prefixes()
         self._reading = threading.Lock()
         self._decoder = Decoder(pool, max_message)
@@ -137,7 +139,7 @@ class Stream(Subscribable, Outgoing):
         """The oldest decoded message and which of its frames a sink placed. Raises the end."""
         if not self._decoder.messages:
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.with_traceback(None)
             return None
         return self._decoder.take()
 
@@ -155,8 +157,8 @@ class Stream(Subscribable, Outgoing):
     def _pull(self, sink: Sink | None) -> None:
         """Reads until a message is whole or nothing is there. Only what the sink raises gets out, and
         that ends the stream if it is a ProtocolError."""
-        decoder = self._decoder
-        while not decoder.messages and self._failure is None:
+        decoder, owner = self._decoder, self._owner
+        while not decoder.messages and self._failure is None and self._owner is owner:
             try:
                 body = None if decoder.head is None else decoder.body(sink)
             except ProtocolError as error:  # so says the sink of the header, or there is no memory
@@ -173,7 +175,28 @@ class Stream(Subscribable, Outgoing):
             self._end(error.with_traceback(None))
 
     def _read(self, body: memoryview | None) -> bool:
-        """One read, decoded. False: nothing is there, or the end (see `_failure`)."""
+        """One read, decoded. False: nothing is there, or the end (see `_failure`). A stream that is closed
+        meanwhile leaves its descriptor to the reader: its number may be another's at once."""
+        with self._lock:
+            self._inside = not self._closed
+        try:
+            more = self._inside and self._read_once(body)
+        finally:
+            with self._lock:
+                self._inside = False
+                if self._left and self._socket is not None:
+                    self._socket.close()
+        if self._closed:
+            self._failure = self.broken
+            self._drop_unread()
+            return False
+        return more
+
+    def _drop_unread(self) -> None:
+        self._decoder.abandon()
+        self._decoder.messages.clear()
+
+    def _read_once(self, body: memoryview | None) -> bool:
         if self._socket is None:
             return False
         sock: Any = self._channel or self._socket
@@ -198,8 +221,6 @@ class Stream(Subscribable, Outgoing):
                 self._decoder.filled(min(count, len(body)))
             if data:
                 self._decoder.feed(data)
-            if self._closed:  # meanwhile, by another thread: nobody will take what was decoded
-                self._decoder.messages.clear()
             return True
         except BlockingIOError:
             return False
@@ -231,6 +252,17 @@ class Stream(Subscribable, Outgoing):
 
     # -- the end
 
+    def _close_descriptor(self) -> None:
+        with self._lock:
+            if self._socket is None:
+                return
+            if not self._inside:
+                self._socket.close()
+                return
+            self._left = True
+            with suppress(OSError):  # the peer was quicker
+                self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> int:
         """Idempotent, at once, no waiting. How many queued messages were lost."""
         if self._flusher.generation != fork.generation:
@@ -250,15 +282,16 @@ class Stream(Subscribable, Outgoing):
             while self._queue:
                 self._leave(self._queue.popleft(), self.broken)
             self._finished = [item for item in self._finished if item[0] not in unsent]
-        self._decoder.messages.clear()  # what nobody took lets go of its memory now
+        if self._reading.acquire(blocking=False):  # else whoever reads does it
+            self._drop_unread()
+            self._reading.release()
         if self.carrier is not None:
             self.carrier.close()
         self._flusher.forget(self)
         owner = self._owner
         if owner is not None:
             owner._closing(self)
-        if self._socket is not None:
-            self._socket.close()
+        self._close_descriptor()
         self._room = True
         self._settle()
         for message in unsent:

@@ -170,19 +170,19 @@ class Incoming(Half):
         frame, message = unit.frame, self._building
         if frame.flags & _CONTROL:
             raise ProtocolError("control", "a control frame among the messages")
-        nbytes = len(frame)
-        if unit.refers:
-            announcement = self._announced.take(frame.bytes)
-            nbytes = announcement.length
+        nbytes = len(frame.topic or b"") + len(frame.meta or b"")
+        announcement = self._announced.take(frame.bytes) if unit.refers else None
+        nbytes += len(frame) if announcement is None else announcement.length
+        self._size.add(frame.flags, nbytes, self._splitter.max_message)
+        if announcement is not None:
             frame.flags &= ~_CRC  # it was that of the announcement
             message.missing += 1
             self._window.add(Reading(announcement, (message, frame)))
-        self._size.add(frame.flags, nbytes, self._splitter.max_message)
         message.frames.append(frame)
         if not frame.flags & _MORE:
             self._inbox.append(message)
             self._building = _Message()
-        if unit.refers:
+        if announcement is not None:
             self._pump_reads()
 
     def _pump_reads(self) -> None:
