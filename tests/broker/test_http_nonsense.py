@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import logging
 
@@ -69,4 +70,22 @@ def test_who_goes_in_the_middle_of_a_body_is_not_logged(broker, caplog):
             with dial(broker, "http") as connection:
                 connection.sendall(POST + b"Content-Length: 50\r\n\r\n{")
         assert ask(broker.ports["http"], "/livez")[0] == 200
+    assert not caplog.records
+
+
+def test_an_expectation_that_is_no_text_is_refused_in_one_line(broker, caplog):
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert said(broker, "http", POST + b"Expect: \x80\r\n\r\n").split(b" ", 2)[1] in (b"417", b"500")
+    assert len(caplog.records) == 1
+    assert caplog.records[0].exc_info is None
+
+
+def test_a_request_that_is_cut_off_leaves_nothing_behind(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING), whole(tmp_path) as broker:
+        for _ in range(20):
+            with dial(broker, "http") as connection:
+                connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+                connection.recv(100)
+    gc.collect()
     assert not caplog.records

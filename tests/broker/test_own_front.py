@@ -171,6 +171,14 @@ def test_plain_requests_are_answered_when_they_are_kept(broker, sockets):
     assert "UTF-8" in json.loads(request.recv())["error"]
 
 
+def test_a_request_that_correlates_is_answered_with_its_number(broker, sockets):
+    request = sockets(transfer.REQ, broker.endpoints["requests"])
+    request.req_correlate = True
+    for parts, kept in (([b"plain", b"x"], True), ([b"one part only"], False)):
+        request.send_multipart(parts)
+        assert json.loads(request.recv())["kept"] is kept
+
+
 def test_subscriptions_are_prefixes(broker, client, sockets):
     listener = sockets(transfer.SUB, broker.endpoints["subscriptions"], b"sensors/")
     for topic in ("sensors/a", "other", "sensors", "sensors/b"):

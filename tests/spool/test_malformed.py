@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import transfer
+from tests.core.raw import eventually
 from transfer.peer_faults import PeerFaults
 from transfer.runs import Begin, End, Rows, to_meta
 from transfer.spool.link import Line, Link
@@ -198,6 +199,21 @@ def test_a_message_that_raises_while_it_is_received_is_dropped(tmp_path, monkeyp
                 while spool.faults.count == before:
                     pass
         assert push(spool.endpoint, "run", "job", 0, 0, 0, [1]).rows == 1
+
+
+@pytest.mark.parametrize("way", ["tensor", "words"])
+def test_what_only_a_peer_can_have_wrong_is_one_line_without_a_traceback(tmp_path, caplog, way):
+    with running(tmp_path) as spool, transfer.Context() as context:
+        bad = context.socket(transfer.PUSH)
+        bad.connect(spool.rows_endpoint)
+        bad.wait_for_peers(1, timeout=10)
+        if way == "tensor":
+            bad.send_tensor(np.zeros(3))
+        else:
+            bad.send_tensors({}, meta={"transfer.run": 1, "kind": "begin", "run": "x"})
+        eventually(lambda: spool.faults.count)
+    (record,) = (one for one in caplog.records if one.name == "transfer.spool" and one.levelno >= 30)
+    assert record.levelname == "WARNING" and record.exc_info is None
 
 
 def test_faults_are_logged_once_a_peer_and_counted(caplog):

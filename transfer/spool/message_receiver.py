@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import transfer
-from transports.errors import Again, Closed, NotSupported, TensorMismatch
+from transports.errors import Again, Closed, NotSupported, ProtocolError, TensorMismatch
 
 if TYPE_CHECKING:
     from transfer.peer_faults import PeerFaults
@@ -29,7 +29,10 @@ class MessageReceiver:
         except (Again, Closed):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a peer's bytes raise, others are served
-            self._faults.note("a message", error)
+            if isinstance(error, ProtocolError | TensorMismatch | NotSupported):
+                self._faults.warn("a message", error, "a peer")
+            else:
+                self._faults.note("a message", error)
             # These are still unread, and so is whatever raises twice in a row.
             unread = self._failed or isinstance(error, TensorMismatch | NotSupported)
             self._failed = not unread

@@ -235,6 +235,8 @@ class Spool:
                     self._take(message, received[0])
             except Closed:
                 return
+            except ProtocolError as error:
+                self.faults.warn("a message to the port for rows", error, "a peer")
             except Exception as error:  # noqa: BLE001 - of this message; the next one comes at once
                 self.faults.note("a message to the port for rows", error)
             finally:

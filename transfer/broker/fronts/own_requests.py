@@ -87,8 +87,11 @@ class Requests(Heard):
         if not rest:
             raise ProtocolError("parts", "a message without parts")
         first = rest[0]
-        if type(first) is bytes or not len(first.data):  # the delimiter that a REQ puts before its request
-            self._plain.take(identity, rest[1:])
+        if type(first) is bytes:  # the envelope of a REQ, with its request's number where it correlates
+            self._plain.take((identity, first), rest[2:] if first else rest[1:])
+            return
+        if not len(first.data):  # the delimiter of a DEALER that does as a REQ does
+            self._plain.take((identity, b""), rest[1:])
             return
         head = decode(bytes(first.data))
         if head.op is not Op.SEVERAL:

@@ -16,7 +16,12 @@ else:
     _Adapter = logging.LoggerAdapter
 
 #: what only a peer's bytes can raise
-PEERS_MISTAKES = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
+PEERS_MISTAKES = (
+    HttpProcessingError,
+    web.RequestPayloadError,
+    ConnectionError,
+    UnicodeEncodeError,  # a header that is no text, which aiohttp quotes in its refusal
+)
 
 
 class RequestLog(_Adapter):

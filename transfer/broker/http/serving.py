@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 from typing import TYPE_CHECKING
@@ -99,6 +100,16 @@ class HttpServer:
             self._listener.close()
         self._loop.run_until_complete(self._runner.cleanup())
         self._loop.run_until_complete(self._entrance.close())
+        self._loop.run_until_complete(_end_requests())
+
+
+async def _end_requests() -> None:
+    """Ends requests whose peers went in the middle of a body: aiohttp forgets their tasks. No other part of
+    the broker has tasks on this loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _told(error: AddressInUse | AddressError) -> AddressInUse | AddressError:

@@ -1,0 +1,144 @@
+"""`transfer broker` with all doors as a process, its good clients, and what it holds of the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.core.raw import eventually
+
+ROOT = Path(__file__).parents[2]
+HERE = "127.0.0.1"
+#: what strangers must not bring about in a log
+_WRONG = ("Traceback", " ERROR ", " CRITICAL ", "Exception ignored", "was destroyed", "never retrieved")
+#: seconds for a process to start or end
+_PATIENCE = 60
+DOORS = (
+    *("--ttp", "0", "--pybroker", "0", "--rqueue", "0", "--http", "0", "--spool", f"{HERE}:0"),
+    *("--requests", f"{HERE}:0", "--pushes", f"{HERE}:0", "--subscriptions", f"{HERE}:0"),
+    *("--abtp", f"tcp://{HERE}:0", "--abtp-pub", f"tcp://{HERE}:0"),
+)
+
+
+class Held:
+    """What a process holds at one moment. memory: bytes that are its own. sockets: descriptors of these."""
+
+    def __init__(self, pid: int) -> None:
+        status = Path(f"/proc/{pid}/status").read_text()
+        told = dict(line.split(":", 1) for line in status.splitlines())
+        self.memory = int(told["RssAnon"].split()[0]) * 1024
+        self.threads = int(told["Threads"])
+        self.sockets = 0
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                self.sockets += os.readlink(entry).startswith("socket:")
+            except OSError:
+                continue  # closed meanwhile
+
+    def __repr__(self) -> str:
+        return f"{self.memory >> 20} MiB, {self.threads} threads, {self.sockets} sockets"
+
+
+class Process:
+    """A program that says a line when it is there. Its errors go to a file."""
+
+    def __init__(self, log: Path, *words: str, **environment: str) -> None:
+        self.log = log
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, *words], cwd=ROOT, env=os.environ | environment, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+        self.pid = self.process.pid
+        self.first = self.line()
+
+    def line(self) -> str:
+        line = self.process.stdout.readline()
+        assert line, self.log.read_text()
+        return line
+
+    def asked(self) -> Any:
+        """What it answers to a line."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return json.loads(self.line())
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Its exit code."""
+        self.process.send_signal(number)
+        try:
+            return self.process.wait(_PATIENCE)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(_PATIENCE)
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class Serving:
+    """A broker and good clients at all of its doors."""
+
+    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
+        self.folder = folder
+        self.process = Process(
+            folder.with_suffix(".log"), "-m", "transfer", "broker", "--data", str(folder), "--json", *DOORS,
+            *options, TRANSFER_LOCAL="auto", **environment,
+        )  # fmt: skip
+        self.places = json.loads(self.process.first)
+        self._log_at = 0
+
+    def place(self, door: str) -> tuple[str, int]:
+        """Where the door of a talk is."""
+        name = door if door in self.places["endpoints"] else door.split()[0]
+        if name in self.places["ports"]:
+            return HERE, self.places["ports"][name]
+        return HERE, int(self.places["endpoints"][name].rpartition(":")[2])
+
+    def held(self) -> Held:
+        return Held(self.process.pid)
+
+    def errors(self) -> str:
+        """What it has logged since the last look, if there is an exception in it that is not foreseen."""
+        with self.process.log.open() as file:
+            file.seek(self._log_at)
+            said = file.read()
+            self._log_at = file.tell()
+        return said if any(word in said for word in _WRONG) else ""
+
+    def settled(self, before: Held, more_threads: int) -> Held:
+        """What it holds when strangers' connections are gone. more_threads: that its pools may begin."""
+        eventually(lambda: self.held().sockets <= before.sockets, 30)
+        eventually(lambda: self.held().threads <= before.threads + more_threads, 30)
+        return self.held()
+
+
+@contextmanager
+def serving(folder: Path, *options: str, **environment: str) -> Iterator[Serving]:
+    """A broker on a new folder; killed at the end, if it was not ended."""
+    broker = Serving(folder, *options, **environment)
+    try:
+        yield broker
+    finally:
+        broker.process.close()
+
+
+@contextmanager
+def good_clients(broker: Serving) -> Iterator[Process]:
+    """They go round in all doors meanwhile, and come in by this host's own way where there is one."""
+    log = broker.folder.with_suffix(".good.log")
+    process = Process(log, "-m", "tests.fuzz.good", json.dumps(broker.places), TRANSFER_LOCAL="auto")
+    try:
+        yield process
+    finally:
+        process.close()

@@ -1,0 +1,180 @@
+"""Strangers that speak in transfer's own frames to sockets of every type, on both cores, by seed.
+
+A good peer goes round at the same socket meanwhile. `make test` says a few; the slow test says fresh ones
+for FUZZ_SECONDS (300). Nothing but the core is started, so that it runs on a core with sanitizers as well.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import time
+
+import pytest
+
+import transfer
+from tests.fuzz import frames
+from tests.fuzz.mutations import disordered
+from tests.fuzz.stranger import Strangers
+from tests.sockets.conftest import KeepingContext, core_module
+from transports.errors import Again, TransferError
+from transports.wire import SocketType
+
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "300"))
+FEW = 15
+#: bytes of a message at most, and that the process may grow by
+LARGEST, MOST_MEMORY = 1 << 20, 256 << 20
+#: (the socket's type, its good peer's)
+PAIRS = (("PULL", "PUSH"), ("PUSH", "PULL"), ("REP", "REQ"), ("ROUTER", "DEALER"), ("DEALER", "DEALER"),
+         ("SUB", "PUB"), ("PUB", "SUB"), ("PAIR", "PAIR"))  # fmt: skip
+
+
+@pytest.fixture(params=["twin", "native"])
+def core(request):
+    return core_module(request.param)
+
+
+def most_memory():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Served:
+    """A socket that strangers come to, and a good peer of it."""
+
+    def __init__(self, context, kind, peer):
+        self.kind, self.peer_kind = kind, peer
+        self.socket = context.socket(getattr(transfer, kind), rcvtimeo=20_000, sndtimeo=20_000)
+        self.socket.maxmsgsize = LARGEST
+        self.socket.linger = 0
+        if kind == "SUB":
+            self.socket.subscribe(b"")
+        self.socket.bind("tcp://127.0.0.1:0")
+        host, _, port = self.socket.last_endpoint.removeprefix("tcp://").rpartition(":")
+        self.place = host, int(port)
+        self.number = 0
+        self.good = None
+        if kind != "PAIR":  # it has one peer, which a stranger may be
+            self.good = context.socket(getattr(transfer, peer), rcvtimeo=20_000, sndtimeo=20_000)
+            self.good.linger = 0
+            if kind == "ROUTER":
+                self.good.identity = b"good"
+            if peer == "SUB":
+                self.good.subscribe(b"good")
+            self.good.connect(self.socket.last_endpoint)
+            self.good.wait_for_peers(1, timeout=20)
+            if peer == "SUB" or kind == "SUB":
+                self._until_it_comes()
+
+    def _until_it_comes(self):
+        to, at = (self.good, self.socket) if self.kind == "SUB" else (self.socket, self.good)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            to.send(b"good begins")
+            at.rcvtimeo = 50
+            try:
+                at.recv()
+                break
+            except Again:
+                continue
+        at.rcvtimeo = 20_000
+
+    def drain(self):
+        """What strangers have sent is received, or refused, and harms no others. For PUSH, PUB: nothing."""
+        for _ in range(1000):
+            try:
+                got = self.socket.recv_multipart(transfer.DONTWAIT)
+                if self.kind == "REP":
+                    self.socket.send(b"answer", transfer.DONTWAIT)
+                assert got
+            except Again:
+                return
+            except TransferError:
+                if self.kind in ("PUSH", "PUB"):
+                    return
+
+    def round(self):
+        """The good peer's message arrives."""
+        if self.good is None:
+            return
+        self.number += 1
+        said = b"good %d" % self.number
+        if self.kind == "PUSH":
+            self._sent_round(said)
+        elif self.kind == "PUB":
+            self.socket.send(said)
+            self._until(self.good, said)
+        else:
+            self.good.send(said)
+            self._until(self.socket, said)
+
+    def _sent_round(self, said):
+        """Strangers are peers of this PUSH as well, and may get it."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            self.socket.send(said)
+            self.good.rcvtimeo = 100
+            try:
+                assert self.good.recv().startswith(b"good")
+                return
+            except Again:
+                continue
+        pytest.fail("the good peer gets nothing")
+
+    def _until(self, at, said):
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                got = at.recv_multipart()
+            except TransferError:
+                assert time.monotonic() < deadline
+                continue
+            if self.kind == "REP":
+                self.socket.send(got[-1])
+            if said in got:
+                break
+            assert time.monotonic() < deadline, "strangers' messages hide the good one's"
+        if self.kind == "REP":
+            assert self.good.recv() == said
+
+
+def attack(core, kind, peer, seeds, seconds=float("inf")):
+    context = KeepingContext(core=core)
+    until = time.monotonic() + seconds
+    try:
+        served = Served(context, kind, peer)
+        strangers = Strangers(served.place)
+        before = most_memory()
+        said = ()
+        try:
+            for seed in seeds:
+                if time.monotonic() > until:
+                    break
+                rng = random.Random(f"{kind} {seed}")
+                said = seed
+                strangers.come(disordered(rng, frames.talk(rng, SocketType[peer])), seed)
+                served.drain()
+                if seed % 10 == 0:
+                    served.round()
+            served.round()
+        except BaseException:
+            print(f"{kind}: the last seed was {said}")
+            raise
+        finally:
+            strangers.close()
+        assert most_memory() - before < MOST_MEMORY
+    finally:
+        context.destroy(0)
+
+
+@pytest.mark.parametrize(("kind", "peer"), PAIRS, ids=lambda kind: kind.lower())
+def test_a_few_strangers(core, kind, peer):
+    attack(core, kind, peer, range(FEW))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 120)
+@pytest.mark.parametrize(("kind", "peer"), PAIRS, ids=lambda kind: kind.lower())
+def test_strangers_for_minutes(core, kind, peer):
+    first = int(time.time() * 1000)
+    attack(core, kind, peer, range(first, first + (1 << 40)), SECONDS)
