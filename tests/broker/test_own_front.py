@@ -349,7 +349,7 @@ def test_too_large_a_message_ends_its_connection_only(tmp_path):
         with BrokerClient(endpoint, timeout=5) as other, BrokerClient(endpoint, timeout=5) as client:
             client.publish("t", bytes(1 << 19))
             with pytest.raises((Broken, Again)):
-                client.publish("t", bytes(1 << 21))
+                client.publish("t", bytes(1 << 22))
             other.publish("t", b"alive")
 
 

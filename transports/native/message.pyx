@@ -177,8 +177,10 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
             sequence = link.sent
         link_put_header(at, link.socket_type, out[i].flags, sequence, out[i].topic_size, out[i].size,
                         out[i].checksum)
-        memcpy(at + HEADER, out[i].meta, out[i].meta_size)
-        memcpy(at + HEADER + out[i].meta_size, out[i].topic, out[i].topic_size)
+        if out[i].meta_size:      # copying nothing from nowhere is undefined all the same
+            memcpy(at + HEADER, out[i].meta, out[i].meta_size)
+        if out[i].topic_size:
+            memcpy(at + HEADER + out[i].meta_size, out[i].topic, out[i].topic_size)
         if out[i].segment == NULL:
             memcpy(at + head, out[i].data, out[i].size)
         else:

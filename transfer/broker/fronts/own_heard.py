@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import transfer
 from transfer.broker.fronts.own_parts import message_of, topic_and_rest
 from transfer.peer_faults import PeerFaults
+from transfer.protocols.own_pieces import PIECE
 from transfer.throttled_log import ThrottledLog
 from transports.errors import Again, Closed, ProtocolError, TransferError
 from transports.wire import SocketType
@@ -23,6 +24,8 @@ _log = logging.getLogger("transfer.broker")
 
 #: messages that one socket is heard for before others come to their turn, and seconds
 _AT_ONCE, TURN_SECONDS = 256, 0.01
+#: bytes of a message's other frames: envelope, head, topic, tensor header
+_BESIDES = 256 << 10
 
 
 class Heard(ABC):
@@ -45,7 +48,7 @@ class Heard(ABC):
 
     def listen(self, endpoint: str, largest: int) -> str:
         """Binds; the endpoint with its real port."""
-        self.socket.maxmsgsize = largest
+        self.socket.maxmsgsize = max(largest, PIECE) + _BESIDES
         self.socket.bind(endpoint)
         self._loop.add_reader(self.socket.fd, self._hear)
         return str(self.socket.last_endpoint)
