@@ -62,6 +62,7 @@ class Peer:
         "foreign",
         "heartbeat",
         "retained",
+        "settled",
         "since_ns",
         "socket_type",
         "source",
@@ -96,6 +97,8 @@ class Peer:
         self.trackers: deque[tuple[int, Tracker]] = deque()
         #: (number, message) not confirmed yet, for the option `resend`
         self.retained: deque[tuple[int, list[OutFrame]]] = deque()
+        #: the peer is lost, and what is numbered so or higher had not left for it; None: it is there
+        self.settled: int | None = None
         self._confirming = threading.Lock()
 
     @property

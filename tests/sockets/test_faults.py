@@ -94,6 +94,31 @@ def test_what_was_not_written_goes_to_another_peer(context):
     assert 1 + push._links.counts["unconfirmed"] + moved >= 300
 
 
+def test_with_resend_a_peer_that_goes_between_a_send_and_its_note_loses_nothing(context, monkeypatch):
+    push, first, second = context.socket(PUSH, resend=True), context.socket(PULL), context.socket(PULL)
+    for pull in (first, second):
+        pull.bind(TCP)
+        push.connect(pull.last_endpoint)
+    push.wait_for_peers(2, 10)
+    links, late = push._links, []
+    with monkeypatch.context() as patch:
+        patch.setattr(links, "note", lambda *found, **options: late.append((found, options)))
+        push.send(b"x", track=True)
+    ((noted, options),) = late
+    frames, tracker, stream, number = noted
+    assert links.lost(stream, Broken("cut"))
+    links.note(frames, tracker, stream, number, **options)
+    assert links.counts["resent"] == 1
+    received = []
+    until = time.monotonic() + 10
+    while len(received) < 2 and time.monotonic() < until:  # the lost one may have had it, too
+        for pull in (first, second):
+            with suppress(Again):
+                received.append(pull.recv(transfer.DONTWAIT))
+        time.sleep(0.005)
+    assert received == [b"x", b"x"]
+
+
 def test_with_resend_everything_arrives_at_least_once(context):
     push = context.socket(PUSH, sndbuf=65536, resend=True)
     push.bind(TCP)

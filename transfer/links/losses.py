@@ -133,6 +133,8 @@ class Losses(NoPeer):
 
         `unsent` are the last ones of the stream, their numbers begin with `first`.
         """
+        with self._lock:
+            peer.settled = first
         trackers = dict(peer.trackers)
         left = []
         kept = self.pattern.send_mode is SendMode.ROUND_ROBIN
@@ -344,16 +346,33 @@ class Losses(NoPeer):
         peer = self.peers.get(stream)
         if tracker is not None and not again:
             tracker._taken(1)
+        socket = self._socket()
+        if socket is not None and socket.resend and self._retain(frames, tracker, stream, number):
+            return
         if peer is None:
             if tracker is not None:
                 tracker._fail(Broken("the peer went at once"))
             return
-        socket = self._socket()
-        if socket is not None and socket.resend:
-            peer.retained.append((number, list(frames)))
         if tracker is not None:
             if peer.confirms or peer.pending or isinstance(self.pattern, Requester):
                 peer.trackers.append((number, tracker))
             else:
                 tracker._not_confirmable()
         peer.confirm(stream.confirmed)  # its credit may have come before this was noted
+
+    def _retain(self, frames: Sequence[OutFrame], tracker: Tracker | None, stream: Any, number: int) -> bool:
+        """Keeps the message until the peer confirms it. True: the peer was lost between the send and this
+        call, what it had was offered to others already, and so is this message now."""
+        peer = stream.peer
+        with self._lock:
+            if peer.settled is None:
+                peer.retained.append((number, list(frames)))
+                return False
+        kept = self.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self.pattern, Requester)
+        if number >= peer.settled or not kept:  # it had not left, and others get it already
+            return False
+        with self._in_order(), self._lock:
+            self.orphans.appendleft(Orphan(list(frames), tracker))
+        self._count("resent")
+        self.give_orphans()
+        return True
