@@ -4,8 +4,8 @@
     python -m tests.sanitizers.run asan tests/core -k close  what pytest is asked for instead
 
 The packages and tests are copied into build/asan or build/tsan, and the core is built there. A report fails
-the run. Reports of undefined behaviour go to the standard error, which pytest captures: what shows is that the
-process dies. In a child whose exit status no test looks at, such a report goes unnoticed.
+the run. Reports of undefined behaviour go to the standard error, which pytest captures: what shows is that
+the process dies. In a child whose exit status no test looks at, such a report goes unnoticed.
 
 ThreadSanitizer's build exists, and no test has run on it yet.
 
