@@ -5,6 +5,7 @@
 #   make test     the tests (`make test ARGS="tests/cli -k push"`; the slow ones: `make test-slow`),
 #                 all of them in two processes (`make test PROCS=0`: in one)
 #   make test-rdma   the tests on real verbs, in a virtual machine (`make test` does it too)
+#   make test-asan   the compiled core's tests on a build with address and undefined-behaviour sanitizers
 #   make check    ruff, mypy, import-linter, cython-lint, codespell
 #   make bench    the benchmarks (`make bench ARGS="--case push_pull --size 64"`)
 #   make build    the compiled core again, if its sources changed
@@ -29,7 +30,7 @@ CORE_SOURCES := $(wildcard transports/native/*.pyx transports/native/*.pxd trans
 # -qq: warnings about the machine's own pip settings are not ours.
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: setup java demo test test-slow test-rdma check format bench build clean
+.PHONY: setup java demo test test-slow test-rdma test-asan check format bench build clean
 .DELETE_ON_ERROR:
 
 setup: $(SETUP_DONE) $(CORE_DONE)
@@ -85,6 +86,10 @@ test-slow: setup
 # Needs no InfiniBand: the machine's kernel brings Soft-RoCE. `python -m tests.rdma.vm --help`
 test-rdma: setup
 	@$(PY) -m tests.rdma.vm $(if $(ARGS),-- $(ARGS))
+
+# Of what ARGS chooses, or of the core's tests.
+test-asan: setup
+	@$(PY) -m tests.sanitizers.run asan $(if $(ARGS),$(ARGS),tests/core)
 
 check: setup
 	$(BIN)/ruff check .

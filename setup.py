@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent
 NATIVE = Path("transports/native")
 #: set to 1 to install the Python twin only
 SWITCH = "TRANSFER_NO_NATIVE"
+#: the compiler's flags; those of the sanitizers take their place (tests/sanitizers)
+FLAGS = os.environ.get("TRANSFER_CORE_FLAGS", "-O3 -g0").split()
 
 
 def warn(reason: str) -> None:
@@ -69,7 +71,7 @@ def extensions() -> list[Any]:
             [str(source.relative_to(ROOT))],
             include_dirs=[str(NATIVE)],
             depends=headers,
-            extra_compile_args=["-O3", "-g0", "-fvisibility=hidden", "-Wno-unused-function"],
+            extra_compile_args=[*FLAGS, "-fvisibility=hidden", "-Wno-unused-function"],
             extra_link_args=["-pthread"],
         )
         for source in sources
