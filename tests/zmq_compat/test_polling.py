@@ -8,6 +8,9 @@ import threading
 
 import pytest
 
+from transfer import zmq as transfer_zmq
+from transfer.zmq.proxy import _Flow
+
 from .conftest import PATIENCE
 
 pytestmark = pytest.mark.timeout(30)
@@ -182,6 +185,20 @@ def test_proxy(zmq):
     context.term()
     thread.join(PATIENCE / 1000)
     assert ended == [True]
+
+
+def test_a_proxy_whose_context_ends_between_two_calls():
+    context = transfer_zmq.Context()
+    frontend, backend = context.socket(transfer_zmq.PULL), context.socket(transfer_zmq.PUSH)
+
+    class Target:
+        def poll(self, timeout, flags):
+            context.term()
+            return flags
+
+    with pytest.raises(transfer_zmq.ContextTerminated):
+        _Flow(frontend, Target()).carry(None)
+    assert frontend.closed and backend.closed
 
 
 def test_proxy_with_capture(zmq):

@@ -7,7 +7,7 @@ from typing import Any
 
 from transfer.zmq.constants import DeviceType, PollEvent, SocketType
 from transfer.zmq.poll import Poller
-from transports.errors import Again, NotSupported, StateError
+from transports.errors import Again, Closed, NotSupported, StateError
 
 __all__ = ["device", "proxy", "proxy_steerable"]
 
@@ -32,7 +32,13 @@ class _Flow:
         return self.source.type not in _SENDS_ONLY and self.target.type not in _RECEIVES_ONLY
 
     def carry(self, capture: Any) -> None:
-        """Carries what is there and what the target has room for, up to a burst."""
+        """Carries what is there and what the target has room for, up to a burst. Raises ContextTerminated."""
+        try:
+            self._carry(capture)
+        except Closed as error:  # the context may end between any two calls
+            raise self.source._ended(error) from None
+
+    def _carry(self, capture: Any) -> None:
         for _ in range(_BURST):
             if not self.target.poll(0, PollEvent.POLLOUT):
                 return
