@@ -2,7 +2,7 @@
 
     python besieged.py FOLDER IDENTITIES DESCRIPTORS
 
-Prints its places as JSON by name, then serves until its input ends; then how many messages were not kept.
+Prints its places as JSON by name, then serves until its input ends.
 """
 
 from __future__ import annotations

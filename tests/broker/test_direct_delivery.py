@@ -277,6 +277,7 @@ def test_consumers_that_register_meanwhile_do_not_look_at_each_message_that_wait
             broker.direct.desk, "admit", lambda facts, *a, **b: looked.append(facts) or admit(facts, *a, **b)
         )
         with AbtpConsumer("other", ["other"], broker.endpoints["abtp router"]):
+            eventually(lambda: len(looked) >= 2)
             assert len(looked) == 2  # one of each topic
             with consumer(broker, subscriptions=("orders.*", "bills")) as worker:
                 maker.confirm(10)

@@ -27,6 +27,7 @@ from transfer.spool.message_receiver import MessageReceiver
 from transfer.spool.protocol import from_meta as request_of, refusal
 from transfer.spool.store import Store
 from transfer.spool.writer_requests import no_room
+from transfer.tensors.arrival import take_bundle, take_bundle_from
 from transports.errors import (
     Again,
     Closed,
@@ -102,7 +103,7 @@ class Spool:
             self._asked = self.context.socket(transfer.ROUTER)
             # The desk bounds what is on its way to each reader; here an answer would be dropped.
             self._asked.sndhwm = self._asked.sndhwm_bytes = 0
-            self._requests = MessageReceiver(self._asked, self._asked.recv_tensors_from, self.faults)
+            self._requests = MessageReceiver(self._asked, take_bundle_from, self.faults)
             self._asked.bind(endpoint)
             self.endpoint: str = self._asked.last_endpoint
             self._pushed = self.context.socket(transfer.PULL)
@@ -220,7 +221,7 @@ class Spool:
     # -- rows ------------------------------------------------------------------------------------------------
 
     def _receive_rows(self) -> None:
-        receiver = MessageReceiver(self._pushed, self._pushed.recv_tensors, self.faults)
+        receiver = MessageReceiver(self._pushed, take_bundle, self.faults)
         while not self._closing.is_set():
             try:
                 received = receiver.next()

@@ -180,14 +180,28 @@ def receive_bundle_from(socket: _Receiver, flags: int, builder: Builder) -> tupl
     arrival = BundleArrival(builder, None)
     frames = socket._recv_frames(flags, arrival.sink)
     try:
-        if type(frames[0]) is not bytes or len(frames) < 2:
-            raise TensorMismatch(
-                "a message without a sender", hint="only a ROUTER knows them: recv_tensors()"
-            )
-        return frames[0], *arrival.finish(frames[1:])
+        return _with_sender(arrival, frames)
     except TensorMismatch:
         socket._unreceive(frames)
         raise
+
+
+def take_bundle(socket: _Receiver, flags: int, builder: Builder) -> tuple[dict[str, Any], Any]:
+    """As `receive_bundle` without `out`; a message that is no such dict is taken all the same."""
+    frames = socket._recv_frames(flags, None)
+    return BundleArrival(builder, None).finish(frames)
+
+
+def take_bundle_from(socket: _Receiver, flags: int, builder: Builder) -> tuple[bytes, dict[str, Any], Any]:
+    """As `receive_bundle_from`; a message that is no such dict is taken all the same."""
+    frames = socket._recv_frames(flags, None)
+    return _with_sender(BundleArrival(builder, None), frames)
+
+
+def _with_sender(arrival: BundleArrival, frames: list[Any]) -> tuple[bytes, dict[str, Any], Any]:
+    if type(frames[0]) is not bytes or len(frames) < 2:
+        raise TensorMismatch("a message without a sender", hint="only a ROUTER knows them: recv_tensors()")
+    return frames[0], *arrival.finish(frames[1:])
 
 
 class BundleArrival:
