@@ -1,4 +1,4 @@
-"""The wall clock of a broker goes a day forward and back: nothing is lost, and nobody waits longer for it.
+"""The wall clock of a broker goes a day forward and back: nothing is lost, and no client waits longer for it.
 
 A small library shifts CLOCK_REALTIME of the broker's process by what a shared file says. Waits use clocks
 that only run on.
@@ -46,9 +46,9 @@ def rounds(good):
     good.asked()
     seen = {}
     for _ in range(400):
-        for name, told in good.asked().items():
-            assert not told["error"], (name, told["error"])
-            seen[name] = seen.get(name, 0) + told["rounds"]
+        for name, report in good.asked().items():
+            assert not report["error"], (name, report["error"])
+            seen[name] = seen.get(name, 0) + report["rounds"]
         time.sleep(0.02)
         if all(seen.values()):
             return
@@ -59,10 +59,10 @@ def test_the_shift_is_seen_by_the_wall_clock_alone(tmp_path):
     wall = Wall(tmp_path)
     wall.shift(DAY)
     program = "import time; print(time.time(), time.monotonic())"
-    told = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | wall.environment, capture_output=True, check=True
     )
-    there, running = map(float, told.stdout.split())
+    there, running = map(float, shown.stdout.split())
     assert there - time.time() > DAY / 2
     assert abs(running - time.monotonic()) < DAY / 2
 

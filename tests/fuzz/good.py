@@ -141,7 +141,7 @@ class Door(threading.Thread):
         except Exception as error:  # noqa: BLE001 - whatever it is, the door did not serve
             self.error = f"{type(error).__name__}: {error}"
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         times, self._times = sorted(self._times), []
         last = len(times) - 1
         return {
@@ -166,7 +166,7 @@ def main() -> int:
             time.sleep(0.01)
         print("ready", flush=True)
         for _ in sys.stdin:
-            print(json.dumps({door.name: door.told() for door in doors}), flush=True)
+            print(json.dumps({door.name: door.report() for door in doors}), flush=True)
     return 0
 
 

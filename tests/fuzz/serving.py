@@ -32,9 +32,9 @@ class Held:
 
     def __init__(self, pid: int) -> None:
         status = Path(f"/proc/{pid}/status").read_text()
-        told = dict(line.split(":", 1) for line in status.splitlines())
-        self.memory = int(told["RssAnon"].split()[0]) * 1024
-        self.threads = int(told["Threads"])
+        fields = dict(line.split(":", 1) for line in status.splitlines())
+        self.memory = int(fields["RssAnon"].split()[0]) * 1024
+        self.threads = int(fields["Threads"])
         self.sockets = 0
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             try:

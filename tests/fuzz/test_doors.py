@@ -2,7 +2,7 @@
 
 `make test` takes kept talks and a few by fixed seeds. The slow test says fresh ones at each door for
 FUZZ_SECONDS (300) and prints how long good clients waited. A talk that breaks something is saved as JSON
-beside the broker's folder; mended, it moves to `kept/`, named DOOR-WHAT.json, and is said for ever.
+next to the broker's folder; mended, it moves to `kept/`, named DOOR-WHAT.json, and the quick tests replay it.
 
 What is asserted is that every good client is answered, within its patience. That 99 of 100 rounds take
 less than 100 ms is asserted by the slow test alone, where FUZZ_QUIET says that nothing else runs here.
@@ -70,11 +70,11 @@ class Attack:
         rounds = dict.fromkeys(self.slowest, 0)
         while not rounds or not all(rounds.values()):
             assert time.monotonic() < deadline, rounds
-            for name, told in self.good.asked().items():
-                assert not told["error"], f"{name} during {what}: {told['error']}"
-                rounds[name] = rounds.get(name, 0) + told["rounds"]
-                if told["rounds"]:
-                    self.slowest.setdefault(name, []).append((told["99 %"], told["slowest"]))
+            for name, report in self.good.asked().items():
+                assert not report["error"], f"{name} during {what}: {report['error']}"
+                rounds[name] = rounds.get(name, 0) + report["rounds"]
+                if report["rounds"]:
+                    self.slowest.setdefault(name, []).append((report["99 %"], report["slowest"]))
             time.sleep(0.02)
 
     def ended(self):
@@ -93,7 +93,7 @@ def attack(tmp_path_factory):
             made = Attack(broker, good)
             yield made
             made.ended()
-            numbers = {name: told["numbers"] for name, told in good.asked().items()}
+            numbers = {name: report["numbers"] for name, report in good.asked().items()}
         check_kept(broker.places, numbers)
         assert broker.process.end() == 0
         assert not broker.errors()
@@ -142,8 +142,8 @@ def test_strangers_for_minutes(attack, door):
     attack.slowest.clear()
     first = int(time.time() * 1000)
     attack.at(door, range(first, first + (1 << 40)), time.monotonic() + SECONDS)
-    told = {name: max(times) for name, times in attack.slowest.items()}
+    report = {name: max(times) for name, times in attack.slowest.items()}
     print(f"\n{door}: {attack.ended()}; 99 % and slowest, ms:", end=" ")
-    print({name: [round(one * 1000) for one in times] for name, times in told.items()})
+    print({name: [round(one * 1000) for one in times] for name, times in report.items()})
     if "FUZZ_QUIET" in os.environ:
-        assert all(most <= 0.1 for most, _ in told.values()), told
+        assert all(most <= 0.1 for most, _ in report.values()), report

@@ -73,8 +73,8 @@ class Group:
             if rank in own:
                 given, least = run.share(self.origin, position, rank, self.world), position
                 if reader is not None:
-                    reader.back |= reader.told is not None and position < reader.told
-                    reader.told = position
+                    reader.back |= reader.confirmed is not None and position < reader.confirmed
+                    reader.confirmed = position
             elif reader is not None:
                 given, least = self._given(reader), None if reader.back else self._reached(reader)
             else:
@@ -98,11 +98,11 @@ class Group:
     def _given(self, reader):
         """All that its shard has: before it began too, by what the state says that it began with. Nothing of
         that is known of a reader that was sent nothing and has said nothing."""
-        sent, told = reader.link.delivered, set()
+        sent, confirmed = reader.link.delivered, set()
         before = reader.run.share(self.origin, reader.began, reader.rank, self.world)
-        if reader.told is not None and not reader.back:
-            told = reader.run.share(self.origin, reader.told, reader.rank, self.world)
-        return told | (sent | before if sent else set())
+        if reader.confirmed is not None and not reader.back:
+            confirmed = reader.run.share(self.origin, reader.confirmed, reader.rank, self.world)
+        return confirmed | (sent | before if sent else set())
 
     def _reached(self, reader):
         """The position behind the last row that it was sent. None: nothing."""

@@ -87,9 +87,9 @@ def test_the_runs_that_are_whole_are_served_and_the_other_is_named(folder, tmp_p
         for name in ("one", "three"):
             assert rows_of(spool.endpoint, name) == list(range(32))
         found = run.invoke(app, ["verify", spool.endpoint.replace("tcp://", ""), "--json"])
-        told = {one["name"]: one for one in map(json.loads, found.output.splitlines())}
+        shown = {one["name"]: one for one in map(json.loads, found.output.splitlines())}
         assert found.exit_code == 1
-        assert {name: bool(one["damage"]) for name, one in told.items()} == {
+        assert {name: bool(one["damage"]) for name, one in shown.items()} == {
             "one": False, "two": True, "three": False
         }  # fmt: skip
         assert states(spool.endpoint) == {"one": WHOLE, "two": ("damaged", True), "three": WHOLE}
@@ -125,9 +125,9 @@ def test_who_comes_upon_the_damage_is_answered_as_all_are_later(folder, lost):
     with Spool(folder) as spool:
         answers = []
         for _ in range(2):
-            with pytest.raises(LogDamaged, match="run two is damaged") as told:
+            with pytest.raises(LogDamaged, match="run two is damaged") as raised:
                 ask(spool.endpoint, Read(run="two", begin=0, end=100))
-            answers.append((str(told.value), told.value.hint))
+            answers.append((str(raised.value), raised.value.hint))
         assert answers[0] == answers[1] and "transfer runs salvage" in answers[0][1]
 
 
@@ -171,14 +171,14 @@ def test_verify_changes_nothing_in_a_folder_that_a_crash_left(folder, tmp_path):
     end = max(one.end for one in scan(memoryview(last.read_bytes()), int(last.stem)))
     overwrite(last, end, b"torn" * 9)
     found = verified(left, "--json")
-    told = {one["name"]: (one["rows"], one["damage"]) for one in map(json.loads, found.output.splitlines())}
+    shown = {one["name"]: (one["rows"], one["damage"]) for one in map(json.loads, found.output.splitlines())}
     assert found.exit_code == 0, found.output
-    assert told == {"one": (32, ""), "two": (32, ""), "three": (32, ""), "four": (16, "")}
+    assert shown == {"one": (32, ""), "two": (32, ""), "three": (32, ""), "four": (16, "")}
     damage(left, "rows")
     found = verified(left, "--json")
-    told = {one["name"]: bool(one["damage"]) for one in map(json.loads, found.output.splitlines())}
+    shown = {one["name"]: bool(one["damage"]) for one in map(json.loads, found.output.splitlines())}
     assert found.exit_code == 1
-    assert told == {"one": False, "two": True, "three": False, "four": False}
+    assert shown == {"one": False, "two": True, "three": False, "four": False}
 
 
 @pytest.mark.parametrize("command", [["verify"], ["salvage", "--out", "new"]], ids=lambda one: one[0])
@@ -210,9 +210,9 @@ def test_a_run_whose_staged_rows_are_damaged_is_left_out(folder, tmp_path):
     overwrite(blobs, len(blobs.read_bytes().rstrip(b"\0")) - 1000, b"damaged")
     for command in (["verify", folder], ["salvage", folder, "--out", tmp_path / "new"]):
         found = CliRunner().invoke(app, [*map(str, command), "--json"])
-        told = {one["name"]: bool(one["damage"]) for one in map(json.loads, found.output.splitlines())}
+        shown = {one["name"]: bool(one["damage"]) for one in map(json.loads, found.output.splitlines())}
         assert found.exit_code == 1, found.exception
-        assert told == {"one": False, "two": False, "three": False, "four": True}
+        assert shown == {"one": False, "two": False, "three": False, "four": True}
     assert verified(tmp_path / "new").exit_code == 0
 
 

@@ -54,7 +54,7 @@ class Reader:
         self.at = self.began = position_of(stream)
         self.link = stream._source._link
         self.took = self.back = False
-        self.told = None
+        self.confirmed = None
         self.saved = []
 
     @property

@@ -26,19 +26,19 @@ MAX_SHARDS = 1 << 16
 class Shard:
     """What a shard has done with, and what it was given since. None: nothing.
 
-    read: a reader has it now. told: what that one has acknowledged.
+    read: a reader has it now. confirmed: what that one has acknowledged.
     """
 
     acknowledged: Position | None = None
     delivered: Position | None = None
     read: bool = False
-    told: Position | None = None
+    confirmed: Position | None = None
 
     def acknowledge(self, position: Position, kept: Position) -> None:
         """Its own reader, or who speaks for that one, has done with all before this position."""
-        before = self.told if self.read else self.acknowledged
+        before = self.confirmed if self.read else self.acknowledged
         self.acknowledged = _most(position, _least(self.acknowledged, kept))
-        self.told = position
+        self.confirmed = position
         # What it was sent behind that is on its way to a training loop, unless it goes back.
         back = before is not None and position < before
         self.delivered = self.acknowledged if back else _most(position, self.delivered)
@@ -106,7 +106,7 @@ class Group:
                 one.delivered = one.acknowledged
         position = self.acknowledged
         one = self.positions.setdefault(shard, Shard(self.begun))
-        one.delivered, one.read, one.told = position, True, None
+        one.delivered, one.read, one.confirmed = position, True, None
         return changed
 
     def rejoin(self, shard: int, shards: int, delivered: Position | None) -> bool:
@@ -116,7 +116,7 @@ class Group:
         if changed:
             self.begun, self.shards, self.positions = self.acknowledged, shards, {}
         one = self.positions.setdefault(shard, Shard(self.begun))
-        one.delivered, one.read, one.told = _most(one.delivered, delivered), True, None
+        one.delivered, one.read, one.confirmed = _most(one.delivered, delivered), True, None
         return changed
 
     def deliver(self, shard: int, fetch: Fetch, visible: int, *, over: bool) -> bool:
@@ -193,20 +193,20 @@ def group_to_json(group: Group) -> bytes:
 
 def group_from_json(value: bytes) -> Group:
     """Raises LogDamaged: a later release wrote it."""
-    told: Mapping[str, Any] = json.loads(value)
-    version = told.get("version", 1)
+    fields: Mapping[str, Any] = json.loads(value)
+    version = fields.get("version", 1)
     if version > GROUP_VERSION:
         raise LogDamaged("a group was kept by a later release", hint="serve this folder with that release")
     if version == 1:
-        return Group(_position(told["acknowledged"]), _position(told["delivered"]))
-    positions = {int(n): _shard(*one) for n, one in told["positions"].items()}
+        return Group(_position(fields["acknowledged"]), _position(fields["delivered"]))
+    positions = {int(n): _shard(*one) for n, one in fields["positions"].items()}
     return Group(
-        _position(told["begun"]),
-        _position(told["delivered"]),
-        told["shards"],
+        _position(fields["begun"]),
+        _position(fields["delivered"]),
+        fields["shards"],
         positions,
-        used=told.get("used", 0.0),
-        given_up=told.get("given_up", False),
+        used=fields.get("used", 0.0),
+        given_up=fields.get("given_up", False),
     )
 
 
