@@ -27,7 +27,7 @@ MOONCAKES = frozenset(["RPC_PROTOCOL", "RPC_POLICY", "RDMA_DEVICES", "IB_PORT", 
 #: (which checks them itself), and what building and testing this project reads
 _OTHERS = re.compile(
     r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)\Z"
-    r"|BROKER__|TEST_|SPARK_|SPARK\Z|VM_|VM\Z|KILLS\Z|CRASH_|NO_NATIVE\Z|NEED_NATIVE\Z|CORE_FLAGS\Z"
+    r"|BROKER__|TEST_|NO_NATIVE\Z|NEED_NATIVE\Z|CORE_FLAGS\Z"
 )
 #: how much of a name has to agree with a known one to be that one, misspelt
 _NEAR, _NEAR_MOONCAKES = 0.8, 0.85

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 SOURCE = Path(__file__).with_name("recorder.c")
 #: the environment variable that says where the compiled recorder is
-LIBRARY = "TRANSFER_CRASH_RECORDER"
+LIBRARY = "TRANSFER_TEST_CRASH_RECORDER"
 _RECORD = struct.Struct("=IIQQQQ")
 #: a mark with this number names the place in the code that syncs next
 _SITE = (1 << 64) - 1

@@ -61,7 +61,7 @@ def test_more_suites_on_real_verbs() -> None:
 @pytest.mark.timeout(7200)
 def test_a_hundred_kills_in_each_phase() -> None:
     """Takes most of an hour where the machine is emulated."""
-    command = "TRANSFER_KILLS=100 " + vm.pytest_command(("tests/rdma/inside/test_killed.py", "-s"))
+    command = "TRANSFER_TEST_KILLS=100 " + vm.pytest_command(("tests/rdma/inside/test_killed.py", "-s"))
     ran = vm.run(command, tools=tools_or_skip(), timeout=7000)
     assert ran.status == 0 and "500 kills" in ran.output, ran.output[-8000:] + ran.console[-3000:]
 

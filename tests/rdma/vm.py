@@ -6,7 +6,7 @@
 
 The machine sees this file system read-only, as it is, and writes to one directory for results. Times in
 it are never those of RDMA; ratios in one machine are fair. Hardware virtualization is used where it works
-(TRANSFER_VM_KVM=on or off decides it), else QEMU's emulation.
+(TRANSFER_TEST_VM_KVM=on or off decides it), else QEMU's emulation.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ ip link set lo up
 {network}mkdir /tmp/fast && tar -xf {bundle} -C /tmp/fast || exit 97
 export PATH=/tmp/fast/python/bin:$PATH PYTHONHOME=/tmp/fast/python PYTHONPATH=/tmp/fast/site HOME=/tmp
 export PYTHONDONTWRITEBYTECODE=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 HOST_SITE={packages}
-export TRANSFER_VM=yes RESULTS={results}
+export TRANSFER_TEST_VM=yes RESULTS={results}
 cd /tmp/fast/project || exit 97
 at ready
 """
@@ -298,7 +298,7 @@ def _boot(tools: Tools, results: Path, memory: str, options: Sequence[str]) -> s
 def has_kvm(kernel: Path) -> bool:
     """Whether a guest really runs on /dev/kvm: inside of another virtual machine it may hang although the
     device answers. A kernel without a disk panics and reboots, which ends QEMU, in two seconds or never."""
-    asked = os.environ.get("TRANSFER_VM_KVM", "auto")
+    asked = os.environ.get("TRANSFER_TEST_VM_KVM", "auto")
     if asked in ("on", "off"):
         return asked == "on"
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):

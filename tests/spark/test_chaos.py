@@ -1,6 +1,6 @@
 """Whole runs on a cluster, with speculation, while everything is killed that can be: each row once.
 
-`TRANSFER_SPARK_SEEDS=0,17,23` runs these seeds; by default 30.
+`TRANSFER_TEST_SPARK_SEEDS=0,17,23` runs these seeds; by default 30.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.spark.test_executors import cluster, settings_for  # noqa: F401 - a f
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(800)]
 
-SEEDS = [int(seed) for seed in os.environ.get("TRANSFER_SPARK_SEEDS", "").split(",") if seed] or range(30)
+SEEDS = [int(seed) for seed in os.environ.get("TRANSFER_TEST_SPARK_SEEDS", "").split(",") if seed] or range(30)
 _TRIES = 6
 
 

@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def python():
-    return named_by("TRANSFER_SPARK_CONNECT", "4.3[connect]")
+    return named_by("TRANSFER_TEST_SPARK_CONNECT", "4.3[connect]")
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def version(request):
 
 @pytest.fixture(scope="module")
 def python(version):
-    return named_by(f"TRANSFER_SPARK{version.replace('.', '')}", version)
+    return named_by(f"TRANSFER_TEST_SPARK{version.replace('.', '')}", version)
 
 
 @pytest.fixture(scope="module")

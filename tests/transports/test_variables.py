@@ -53,6 +53,21 @@ def test_the_documented_ones_are_in_the_list():
             assert name in OURS or variables._OTHERS.match(name), f"{page.name}: {name}"
 
 
+def test_what_builds_and_tests_this_project_is_known(caplog):
+    """Else each command that a test starts warns of what the run itself has set."""
+    read = [path.read_text() for path in (ROOT / ".ci" / "run", ROOT / "Makefile", ROOT / "setup.py")]
+    read += [
+        line
+        for path in (ROOT / "tests").rglob("*.py")
+        for line in path.read_text().splitlines()
+        if "environ" in line or "export " in line
+    ]
+    names = set(re.findall(r"\bTRANSFER_[A-Z0-9_]*[A-Z0-9]\b", "\n".join(read)))
+    assert {"TRANSFER_TEST_SPARK35", "TRANSFER_NO_NATIVE", "TRANSFER_TEST_VM"} <= names
+    check_names(dict.fromkeys(names - {"TRANSFER_OF_MY_OWN"}, "x"))
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("given", "meant"),
     [

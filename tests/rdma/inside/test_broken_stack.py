@@ -19,7 +19,7 @@ from transports.verbs.probe import probe
 
 # They break the machine's stack, and mend it: that is for a machine that is thrown away.
 pytestmark = pytest.mark.skipif(
-    "TRANSFER_VM" not in os.environ, reason="only in the virtual machine: `make test-rdma`"
+    "TRANSFER_TEST_VM" not in os.environ, reason="only in the virtual machine: `make test-rdma`"
 )
 
 # All is imported before the rights go: the interpreter may lie where only root reads.

@@ -17,7 +17,7 @@ from transports.testing.ends import plain, receive, until
 
 pytestmark = pytest.mark.skipif(not devices(), reason="no RDMA device here: `make test-rdma` brings one")
 #: kills in each phase; `test_vm.py` has a slow test with 100
-TIMES = int(os.environ.get("TRANSFER_KILLS", "1"))
+TIMES = int(os.environ.get("TRANSFER_TEST_KILLS", "1"))
 SIZE = 4 << 20
 PHASES = ("idle", "announced to us", "read by us", "announced to it", "read by it")
 
