@@ -122,11 +122,14 @@ def runs_of(spool):
 
 
 class SpoolProcess:
-    """A spool in a process of its own, at one address as often as it is started. harm: see `main`."""
+    """A spool in a process of its own, at one address as often as it is started. harm: see `main`.
+
+    The address is of this test's own: no other program takes its port while the process is gone.
+    """
 
     def __init__(self, folder, harm=""):
         self.folder = folder
-        self.endpoint = "tcp://127.0.0.1:0"
+        self.endpoint = "tcp://127.{}.{}.1:0".format(*os.urandom(2))
         self.start(harm)
 
     def start(self, harm=""):
