@@ -24,7 +24,8 @@ from tests.spark.test_executors import cluster, settings_for  # noqa: F401 - a f
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(800)]
 
-SEEDS = [int(seed) for seed in os.environ.get("TRANSFER_TEST_SPARK_SEEDS", "").split(",") if seed] or range(30)
+_GIVEN = os.environ.get("TRANSFER_TEST_SPARK_SEEDS", "")
+SEEDS = [int(seed) for seed in _GIVEN.split(",") if seed] or range(30)
 _TRIES = 6
 
 
