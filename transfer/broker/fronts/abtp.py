@@ -153,6 +153,7 @@ class AbtpFront:
             socket.setsockopt(zmq.MAXMSGSIZE, settings.largest + _ENVELOPE_ROOM)
             socket.setsockopt(zmq.HEARTBEAT_IVL, 10_000)  # a peer whose machine is gone is noticed
             socket.setsockopt(zmq.LINGER, _LINGER)
+            socket.setsockopt(zmq.BACKLOG, 1024)  # as our own listeners
             try:
                 socket.bind(endpoint)
             except zmq.ZMQError as error:

@@ -77,7 +77,12 @@ class HttpServer:
         asks = "optional" if security.asks_certificates else "none"
         entrance = self._entrance
         self.accepted = broker.doors.entry(
-            "http", entrance.accepted, lambda: entrance.connections, PROTOCOL, clients=asks
+            "http",
+            entrance.accepted,
+            lambda: entrance.connections,
+            PROTOCOL,
+            clients=asks,
+            crowd=entrance.crowd,
         )
         app.middlewares.insert(0, self._entrance.middleware())
         self._listener: Listener | None = None
