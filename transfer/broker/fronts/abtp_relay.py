@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from transfer.broker.line import Line
 from transports.address import format_host, parse
+from transports.descriptors import is_reserved
 from transports.errors import InternalError, ProtocolError
+from transports.pending import PENDING
 
 if TYPE_CHECKING:
     from transfer.broker.doors import Doors
@@ -73,12 +75,19 @@ class Relay:
 
     def reach(self, outer: _Outer) -> None:
         """Connects it to the socket inside. Raises ProtocolError."""
-        inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as error:
+            raise _busy(error.strerror or str(error)) from error
+        if is_reserved(inside.fileno()):
+            inside.close()
+            PENDING.make_room()
+            raise _busy("the last descriptors are kept for files")
         try:
             inside.connect(self._path)
         except OSError as error:
             inside.close()
-            raise ProtocolError("busy", f"abtp takes no connection now: {error.strerror or error}") from error
+            raise _busy(error.strerror or str(error)) from error
         outer.other = inner = _End(self, self._lines, inside, outer.peer)
         inner.other = outer
 
@@ -86,6 +95,10 @@ class Relay:
         """Ends all connections. Idempotent."""
         for end in list(self.ends):
             end.close("the broker ends")
+
+
+def _busy(why: str) -> ProtocolError:
+    return ProtocolError("busy", f"abtp takes no connection now: {why}")
 
 
 class _End(Line):
