@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import resource
+import socket
 import threading
 from contextlib import ExitStack
 
 import pytest
 
 from tests.broker.everything import HERE, dial, place, whole, zmtp
-from tests.broker.secure_peers import is_put_out, refused, until
+from tests.broker.secure_peers import OWN_TOKEN, dial as dial_tls, is_put_out, refused, secure, until
 from transfer.clients.abtp import AbtpProducer
 from transfer.clients.pybroker import PyBrokerClient
 from transfer.clients.rqueue import RqueueClient
@@ -143,3 +144,29 @@ def test_a_client_that_was_put_out_loses_no_message_in_silence(tmp_path, client,
                 until(lambda: refused(broker, front) == {"crowded": 1})
                 with pytest.raises(Broken, match="has closed the connection"):
                     idle.publish("news", b"lost otherwise")
+
+
+def test_a_drain_takes_no_new_connection_at_any_port(tmp_path):
+    with whole(tmp_path) as broker:
+        places = {port: place(broker, port) for port in BEGINNINGS if port != "http"}
+        broker.drain()
+        assert broker.drained.wait(10)
+        for port, where in places.items():
+            with pytest.raises(ConnectionRefusedError), socket.create_connection(where, 10):
+                raise AssertionError(port)
+
+
+def test_tls_without_a_certificate_is_unfinished_until_the_first_frame(tmp_path, identities):
+    few = identities.of_broker(clients="token", token=OWN_TOKEN, connections=2)
+    with (
+        secure(tmp_path, identities, security=few, tokenless=True, own=None, http=None) as broker,
+        ExitStack() as stack,
+    ):
+        crowd = [stack.enter_context(dial_tls(broker, "rqueue", identities, None)) for _ in range(3)]
+        assert is_put_out(crowd[0])
+        for end in crowd[1:]:
+            end.sendall(encode_subscribe("news"))
+        until(lambda: not broker.doors.unfinished)
+        with dial_tls(broker, "rqueue", identities, None) as late:
+            assert is_put_out(late)
+        assert refused(broker, "rqueue") == {"crowded": 2}

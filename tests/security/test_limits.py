@@ -68,6 +68,7 @@ VALUES = {
     ("each port", "connections"): number(Security().connections),
     ("each port", "bytes of a TLS"): size(tls._MAX_HANDSHAKE),
     ("each port", "bytes inside"): size(tls._MAX_STRANGE),
+    ("ports of a broker that", "connections"): number(Security().unfinished),
     ("ports of a broker", "time"): seconds(Settings().handshake),
     ("own sockets", "bytes of a hello"): size(hello.MAX_HELLO),
     ("own sockets", "bytes of a step"): size(upgrade.MAX_STEP),
