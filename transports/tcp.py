@@ -46,7 +46,7 @@ class TcpTransport(Transport):
         self._turn = itertools.count()
 
     def listen(self, address: Address, *, backlog: int = 1024) -> Listener:
-        family, where = _bind_address(address)
+        family, where = bind_address(address)
         listener = new_socket(family, self.options)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -191,7 +191,7 @@ def describe(where: Any) -> str:
 # --- hosts ------------------------------------------------------------------------------------
 
 
-def _bind_address(address: Address) -> tuple[int, _SocketAddress]:
+def bind_address(address: Address) -> tuple[int, _SocketAddress]:
     """(family, what to bind). Names are tried as interfaces first, as libzmq does."""
     if address.host == "*":
         return socket.AF_INET, ("0.0.0.0", address.port)

@@ -10,7 +10,9 @@ from contextlib import ExitStack
 import pytest
 
 from tests.broker.everything import HERE, dial, place, whole, zmtp
+from tests.broker.running import running
 from tests.broker.secure_peers import OWN_TOKEN, dial as dial_tls, is_put_out, refused, secure, until
+from transfer.broker.settings import AbtpEndpoints
 from transfer.clients.abtp import AbtpProducer
 from transfer.clients.pybroker import PyBrokerClient
 from transfer.clients.rqueue import RqueueClient
@@ -170,3 +172,11 @@ def test_tls_without_a_certificate_is_unfinished_until_the_first_frame(tmp_path,
         with dial_tls(broker, "rqueue", identities, None) as late:
             assert is_put_out(late)
         assert refused(broker, "rqueue") == {"crowded": 2}
+
+
+@pytest.mark.parametrize("router", ["tcp://lo:0", "tcp://localhost:*", "tcp://*:0"])
+def test_abtp_listens_where_libzmq_would(tmp_path, router):
+    anyone = Security(unauthenticated=True)
+    with running(tmp_path, abtp=AbtpEndpoints(router, "tcp://lo:*"), security=anyone) as broker:
+        with AbtpProducer(f"tcp://{HERE}:{place(broker, 'abtp router')[1]}", timeout=10) as client:
+            client.publish("good", b"kept")

@@ -17,6 +17,7 @@ from transports.address import format_host, parse
 from transports.descriptors import is_reserved
 from transports.errors import InternalError, ProtocolError
 from transports.pending import PENDING
+from transports.tcp import bind_address
 
 if TYPE_CHECKING:
     from transfer.broker.doors import Doors
@@ -182,8 +183,8 @@ def relayed(doors: Doors, lines: Lines, where: Mapping[str, str], inside: Mappin
         relay = Relay(lines, inside[name])
         relays.append(relay)
         entry = doors.entry("abtp", relay.connected, partial(getattr, relay, "connections"))
-        host = "0.0.0.0" if address.host == "*" else address.host
-        listener = doors.listen(f"abtp {name}", host, address.port, entry)
+        host, port = bind_address(address)[1][:2]
+        listener = doors.listen(f"abtp {name}", str(host), int(port), entry)
         endpoints[name] = f"tcp://{format_host(listener.host)}:{listener.port}"
     return Relays(endpoints, relays)
 
