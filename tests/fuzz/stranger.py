@@ -123,8 +123,8 @@ class _Drip:
 
 
 class Drips:
-    """Many slow ones at a time, on a thread of their own, for as long as the block lasts. Each that is put out
-    is followed by another.
+    """Many slow ones at a time, on a thread of their own, for as long as the block lasts. Each that is put
+    out is followed by another.
 
     talk: by seed. ended: how many the other side has ended. failed: what ended the thread too early.
     """

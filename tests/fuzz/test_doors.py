@@ -1,9 +1,9 @@
 """Strangers at every door of a running broker, by seed, while good clients go round in each.
 
 `make test` takes kept talks and a few by fixed seeds. The slow test says fresh ones at each door for
-FUZZ_SECONDS (300), with slow ones at the same time, and prints how long good clients waited. A talk that breaks
-something is saved as JSON next to the broker's folder; mended, it moves to `kept/`, named DOOR-WHAT.json, and the
-quick tests replay it.
+FUZZ_SECONDS (300), with slow ones at the same time, and prints how long good clients waited. A talk that
+breaks something is saved as JSON next to the broker's folder; mended, it moves to `kept/`, named
+DOOR-WHAT.json, and the quick tests replay it.
 
 What is asserted is that every good client is answered, within its patience. That 99 of 100 rounds take
 less than 100 ms is asserted by the slow test alone, where FUZZ_QUIET says that nothing else runs here.

@@ -1,5 +1,7 @@
-"""Strangers at the doors of a broker with certificates and a token: before TLS, inside it, and in the exchange of the
-token. As test_doors.py."""
+"""Strangers at the doors of a broker with certificates and a token: before TLS, inside it, and in the proof.
+
+As test_doors.py.
+"""
 
 from __future__ import annotations
 

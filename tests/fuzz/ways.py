@@ -222,8 +222,8 @@ def _descriptor(rng: random.Random) -> int:
 
 
 def _driven(handshake: Handshake, peer: Any, mutating: random.Random | None) -> Any:
-    """The connection after its handshake; with `mutating`, what goes out is changed now and then, and the end of it
-    may be a refusal. Raises OSError, TransferError."""
+    """The connection after its handshake; with `mutating`, what goes out is changed now and then, and a
+    refusal ends it as well. Raises OSError, TransferError."""
     peer.settimeout(_PATIENCE if mutating is None else _BRIEFLY)
     try:
         handshake.begin()
