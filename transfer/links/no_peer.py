@@ -29,7 +29,8 @@ _LASTING = _OF_ACCEPTED | {"flags", "length", "version", "hello", "no_hello", "s
 class NoPeer(LinkState):
     """Says what is known of endpoints without a connection."""
 
-    _warned = False
+    #: the log has a warning of its wait, or needs none
+    warned = False
     #: reasons of failed handshakes that the log has a warning of
     _said: frozenset[str] = frozenset()
 
@@ -88,9 +89,9 @@ class NoPeer(LinkState):
         """A call waits: one warning for a socket, if it has no peer. Who only listens waits rightly."""
         listens = all(e.connector is None for e in list(self.endpoints)) and bool(self.endpoints)
         matters = not listens if self.alone else self.deaf
-        if self._warned or self.closing or not matters:
+        if self.warned or self.closing or not matters:
             return
-        self._warned = True
+        self.warned = True
         logger.warning("a %s waits: %s", self.pattern.socket_type.name, _line(self.nobody()))
 
     def warn_of(self, where: str, error: TransferError, outgoing: bool) -> bool:
@@ -108,7 +109,7 @@ class NoPeer(LinkState):
 
         def look() -> None:
             queue = record.queue
-            if queue is not None and not self._warned:
+            if queue is not None and not self.warned:
                 if queue.stream.queued:
                     self.long_wait()
                 self.watch_queue(record, seconds)
