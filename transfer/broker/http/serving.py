@@ -54,7 +54,7 @@ class HttpServer:
                 token,
                 https,
                 lambda request: self._entrance.is_certified(request),  # noqa: PLW0108 the entrance is made below
-                here=broker.settings.tokenless or not skips_token(security),
+                here=not skips_token(security),
             ),
             live=partial(live_problems, broker),
             ready=partial(ready_problems, broker),
