@@ -17,6 +17,7 @@
 | TRANSFER_TLS_SERVER_NAME | name | what certificates of peers have to name, instead of the endpoint's host |
 | TRANSFER_TOKEN, TRANSFER_TOKEN_FILE | text, file | a secret that peers prove to know; a file has several |
 | TRANSFER_UNAUTHENTICATED | allow | strangers may come in beyond loopback |
+| TRANSFER_TOKENLESS | allow | what cannot ask for the token listens on this machine although there is one |
 | TRANSFER_ENCRYPT | tcp, all | all: nothing goes by rdma or ucx, which do not encrypt |
 | TRANSFER_LIBSSL | file | an OpenSSL for the compiled core, newer and quicker than the one of Python |
 | TRANSFER_ADVERTISE | host | the host that is announced to a registry |
@@ -107,6 +108,7 @@ def security(environ: Mapping[str, str] | None = None, *, given: Mapping[str, An
         "token": said("TOKEN"),
         "token_file": said("TOKEN_FILE"),
         "unauthenticated": _choice(environ, ("TRANSFER_UNAUTHENTICATED",), ("", "allow"))[0] == "allow",
+        "tokenless": _choice(environ, ("TRANSFER_TOKENLESS",), ("", "allow"))[0] == "allow",
         "encrypt": _choice(environ, ("TRANSFER_ENCRYPT",), ENCRYPT)[0],
     }
     return Security(**fields | dict(given or {}))

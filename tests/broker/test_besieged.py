@@ -33,6 +33,8 @@ from transports.testing.ends import until
 from transports.wire import SocketType
 
 _HERE = Path(__file__).parent
+#: bytes of the broker's memory
+MOST_OF_A_HANDSHAKE = 64 << 10
 #: processes that the strangers are in
 _CROWDS = 4
 
@@ -185,7 +187,7 @@ def test_an_unfinished_handshake_takes_little_memory(tmp_path, door):
             assert end.recv(1), "the broker's part of the handshake"
         each = (resident(broker.pid) - before) / count
     print(f"an unfinished handshake at {door} takes {each / 1024:.0f} KiB")
-    assert each <= 64 << 10
+    assert each <= MOST_OF_A_HANDSHAKE
 
 
 @pytest.mark.slow

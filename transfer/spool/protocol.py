@@ -12,7 +12,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from transfer.runs import MAX_NAME, MAX_NUMBER
-from transfer.tensors.bundle import MAX_NAME as MAX_ARRAY_NAME, MAX_TENSORS
+from transfer.tensors.bundle import (
+    MAX_INDEX,
+    MAX_METADATA,
+    MAX_NAME as MAX_ARRAY_NAME,
+    MAX_TENSORS,
+)
 from transports import errors
 from transports.errors import ProtocolError, TransferError, UsageError
 
@@ -21,6 +26,8 @@ VERSION = 1
 MAX_TIMES, MAX_ROWS = 1 << 16, 1 << 24
 #: bytes that the rows of one answer have at most, unless it is one row; each counts as a few bytes at least
 MAX_ANSWER, MIN_ROW_BYTES = 1 << 30, 8
+#: bytes of a request: words alone, and those that a bundle takes for them at most
+MAX_REQUEST = MAX_INDEX + MAX_METADATA
 #: rows that are explained at a time
 MAX_EXPLAINED = 1 << 18
 
