@@ -482,7 +482,7 @@ cdef class Incoming(Outgoing):
             return 0
         if count == 0 and (reader == NULL or reader.end != reader.start or self.parts is not None):
             raise ProtocolError("truncated", "the connection ended inside a message")
-        if self.link.tls != NULL and self.link.tls.failed:
+        if self.link.tls != NULL and load_int(&self.link.tls.failed):
             raise ProtocolError("tls", "what came is no good TLS: somebody changed it on the way")
         failure = Broken("the peer closed the connection" if count == 0 else "the connection broke")
         if count < 0:

@@ -33,7 +33,7 @@ cdef class Stream(Incoming):
             raise InternalError("this stream was opened before")
         if channel is not None:
             tls = channel.give()
-        # With the GIL held, so that nobody closes it meanwhile. Who sees the one sees the other.
+        # With the GIL held, so that no thread closes it meanwhile. Who sees the one sees the other.
         pthread_mutex_lock(&self.link.mutex)
         self.link.tls = tls
         self.link.fd = fd
@@ -135,8 +135,8 @@ cdef class Stream(Incoming):
         return lost
 
     cdef void end_unclosed(self) noexcept:
-        """Nobody closed it. The flusher may write from its queue at this moment; in a forked child there is
-        none, and the mutex may be held for ever."""
+        """It dies without a close. The flusher may write from its queue at this moment; a forked child has none,
+        and there the mutex may be held for ever."""
         cdef bint alone = self.link.flusher.generation != native_link.fork_generation
         cdef segment_t* left
         cdef int fd
