@@ -5,7 +5,8 @@
 #   make test     the tests (`make test ARGS="tests/cli -k push"`; the slow ones: `make test-slow`),
 #                 all of them in two processes (`make test PROCS=0`: in one)
 #   make test-rdma   the tests on real verbs, in a virtual machine (`make test` does it too)
-#   make test-asan   the compiled core's tests on a build with address and undefined-behaviour sanitizers
+#   make test-asan   tests of the compiled core built with the address and undefined-behaviour sanitizers
+#   make test-tsan   the same with the thread sanitizer
 #   make check    ruff, mypy, import-linter, cython-lint, codespell
 #   make bench    the benchmarks (`make bench ARGS="--case push_pull --size 64"`)
 #   make build    the compiled core again, if its sources changed
@@ -30,7 +31,7 @@ CORE_SOURCES := $(wildcard transports/native/*.pyx transports/native/*.pxd trans
 # -qq: warnings about the machine's own pip settings are not ours.
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: setup java demo test test-slow test-rdma test-asan check format bench build clean
+.PHONY: setup java demo test test-slow test-rdma test-asan test-tsan check format bench build clean
 .DELETE_ON_ERROR:
 
 setup: $(SETUP_DONE) $(CORE_DONE)
@@ -87,9 +88,9 @@ test-slow: setup
 test-rdma: setup
 	@$(PY) -m tests.rdma.vm $(if $(ARGS),-- $(ARGS))
 
-# Of what ARGS chooses, or of the core's tests.
-test-asan: setup
-	@$(PY) -m tests.sanitizers.run asan $(if $(ARGS),$(ARGS),tests/core)
+# Of what ARGS chooses, `make test-tsan ARGS=sockets`; else the usual groups: tests/sanitizers/groups.py.
+test-asan test-tsan: setup
+	@$(PY) -m tests.sanitizers.run $(@:test-%=%) $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .

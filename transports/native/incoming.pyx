@@ -18,6 +18,7 @@ from posix.unistd cimport close as close_fd
 from transports.errors import Broken, InternalError, ProtocolError
 from transports.wire import MAX_FRAMES
 
+from transports.native.atomic cimport add, load_int, store_int, store_signed
 from transports.native.flusher cimport reader_t
 from transports.native.header cimport frame_of, head_size
 from transports.native.link cimport (
@@ -28,7 +29,8 @@ from transports.native.message cimport checksum_of
 from transports.native.pool cimport Frame, HeldBuffer, Lease, copy_bytes, fill, no_memory, room_for
 from transports.native.pool import copy_into
 from transports.native.system cimport (
-    EPOLL_CTL_DEL, MADV_HUGEPAGE, MSG_DONTWAIT, epoll_ctl, iovec, madvise, readv, recv, sched_yield,
+    EPOLL_CTL_DEL, MADV_HUGEPAGE, MSG_DONTWAIT, epoll_ctl, iovec, madvise, pthread_mutex_unlock, readv,
+    recv, sched_yield,
 )
 from transports.native.tls cimport SPILL, tls_read
 
@@ -53,8 +55,8 @@ cdef class Incoming(Outgoing):
         cdef Frame frame
         for frame in message:
             self.link.received_bytes += len(frame.data)
-        self.link.received += 1
-        if self.link.credits and not self.link.credit_armed:
+        add(&self.link.received, 1)
+        if self.link.credits and not load_int(&self.link.credit_armed):
             link_arm_credit(self.link)
         return 0
 
@@ -309,7 +311,8 @@ cdef class Incoming(Outgoing):
                 self.end_reading()
             self.link.reading = 1
             with nogil:
-                while self.large_done < self.large_size and not self.link.leaving and not self.link.closed:
+                while (self.large_done < self.large_size and not load_int(&self.link.leaving)
+                       and not load_int(&self.link.closed)):
                     left = self.large_size - self.large_done
                     vectors[0].iov_base = self.large_data + self.large_done
                     vectors[0].iov_len = slice_of(left, SLICE, SLICE)
@@ -323,7 +326,7 @@ cdef class Incoming(Outgoing):
                         reader.end = count - left
                         count = left
                     self.large_done += count
-                    self.link.last_received = now_ns()   # who looks for signs of life sees them
+                    store_signed(&self.link.last_received, now_ns())   # who looks for signs of life sees them
                     if count >= SLICE // 2 and self.large_size >= HUGE:
                         sched_yield()
             self.done_reading()
@@ -333,7 +336,7 @@ cdef class Incoming(Outgoing):
                 self.large = None
                 self.large_hold = self.large_sink = None
                 self.took(NULL, count, error)
-        self.link.turn = 1
+        store_int(&self.link.turn, 1)
         self.hungry = False
         return 1
 
@@ -441,8 +444,11 @@ cdef class Incoming(Outgoing):
 
     cdef int end_reading(self) except -1:
         """Another thread closed the stream, before a read or during it."""
-        cdef int fd = self.link.fd
+        cdef int fd
+        self.take_mutex()
+        fd = self.link.fd
         self.link.fd = -1
+        pthread_mutex_unlock(&self.link.mutex)
         self.close_descriptor(fd)
         self.drop_unread()
         raise (self.failure or Broken("this end closed the stream")).with_traceback(None)
@@ -468,15 +474,15 @@ cdef class Incoming(Outgoing):
     cdef int took(self, reader_t* reader, ssize_t count, int error) except -1:
         """What a read's result means: 1 something came, 0 nothing there; raises at the end."""
         if count > 0:
-            self.link.last_received = now_ns()
-            self.link.turn = 1
+            store_signed(&self.link.last_received, now_ns())
+            store_int(&self.link.turn, 1)
             self.hungry = False
             return 1
         if count < 0 and (error == EAGAIN or error == EINTR):
             return 0
         if count == 0 and (reader == NULL or reader.end != reader.start or self.parts is not None):
             raise ProtocolError("truncated", "the connection ended inside a message")
-        if self.link.tls != NULL and self.link.tls.failed:
+        if self.link.tls != NULL and load_int(&self.link.tls.failed):
             raise ProtocolError("tls", "what came is no good TLS: somebody changed it on the way")
         failure = Broken("the peer closed the connection" if count == 0 else "the connection broke")
         if count < 0:

@@ -131,6 +131,11 @@ cdef struct flusher_t:
     link_t* dead
     segment_t* finished
 
+# A segment's place as in atomic.pxd.
+cdef extern from *:
+    segment_t* load_segment "RELAXED_LOAD" (segment_t** at) nogil
+    void store_segment "RELAXED_STORE" (segment_t** at, segment_t* value) nogil
+
 cdef int fork_generation
 
 cdef int64_t now_ns() noexcept nogil

@@ -14,6 +14,7 @@ from libc.string cimport memcpy, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport write
 
+from transports.native.atomic cimport add, add_signed, load_int, load_signed, store_int, store_signed
 from transports.native.pool cimport allocate
 from transports.native.system cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sched_yield, sendmsg
 from transports.native.tls cimport SEAL, tls_free, tls_push, tls_seal, tls_unsent
@@ -98,7 +99,7 @@ cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil:
     if tail.size == 0:
         tail.starts_inside = inside
     tail.size += size
-    link.queued_bytes += size
+    add_signed(&link.queued_bytes, size)
     return tail.data + tail.size - size
 
 
@@ -122,9 +123,12 @@ cdef void link_put_header(char* at, int socket_type, int flags, uint64_t sequenc
 
 cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
     """Whether the high-water marks refuse one more message of so many bytes."""
-    return ((link.high_water and link.queued + link.sealed >= link.high_water)
-            or (link.high_water_bytes and link.queued
-                and link.queued_payload + <int64_t>payload > link.high_water_bytes))
+    cdef int64_t high_water = load_signed(&link.high_water)
+    cdef int64_t high_water_bytes = load_signed(&link.high_water_bytes)
+    cdef int64_t queued = load_signed(&link.queued)
+    return ((high_water and queued + load_signed(&link.sealed) >= high_water)
+            or (high_water_bytes and queued
+                and load_signed(&link.queued_payload) + <int64_t>payload > high_water_bytes))
 
 
 cdef int link_room(link_t* link, size_t payload) noexcept nogil:
@@ -151,7 +155,7 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
     cdef int64_t before = link.queued_bytes
     cdef int answer
     cdef char* at
-    if link.error or link.closed:
+    if load_int(&link.error) or link.closed:
         return BROKEN
     if link_is_full(link, size):
         answer = link_room(link, size)
@@ -160,10 +164,10 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
     at = link_reserve(link, HEADER + size, 0)
     if at == NULL:
         return NO_MEMORY
-    link.sent += 1
-    link.sent_bytes += size
-    link.queued += 1
-    link.queued_payload += size
+    add(&link.sent, 1)
+    add(&link.sent_bytes, size)
+    add_signed(&link.queued, 1)
+    add_signed(&link.queued_payload, size)
     link.tail.messages += 1
     link.tail.payloads += size
     put_header(at, link.socket_type, 0, sequence if sequence else link.sent, 0, size, 0)
@@ -172,18 +176,18 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
         return OK
     if link.queued_bytes >= COALESCE:
         return WOULD_BLOCK
-    if link.turn:
-        link.turn = 0
+    if load_int(&link.turn):
+        store_int(&link.turn, 0)
         link_write(link)
         return OK
     # The clock is read for the first message after a write only: it costs as much as the rest.
     if before == 0:
         now = now_ns()
         if now - link.last_sent > PAUSE_NS and now - link.last_write > PAUSE_NS:
-            link.last_sent = now
+            store_signed(&link.last_sent, now)
             link_write(link)
             return OK
-        link.last_sent = now
+        store_signed(&link.last_sent, now)
     if not link.armed:
         link_arm(link)
     return OK
@@ -194,9 +198,9 @@ cdef bint link_gathers(link_t* link) noexcept nogil:
     burst, and if nobody waits for its answer. Its turn and time are noted."""
     cdef int64_t now = now_ns()
     cdef bint burst = now - link.last_sent <= BURST_NS or now - link.last_write <= BURST_NS
-    cdef bint turn = link.turn
-    link.turn = 0
-    link.last_sent = now
+    cdef bint turn = load_int(&link.turn)
+    store_int(&link.turn, 0)
+    store_signed(&link.last_sent, now)
     return burst and not turn and link.queued_bytes < COALESCE
 
 
@@ -215,15 +219,15 @@ cdef int link_write(link_t* link) noexcept nogil:
             if errno == EAGAIN:
                 link.kernel_full = 1
                 return leave_rest(link)
-            if link.error == 0:
-                link.error = errno
+            if load_int(&link.error) == 0:
+                store_int(&link.error, errno)
                 link_give_up_begun(link)
             return BROKEN
         done += written
         if done >= ROUND and link.queued_bytes > 0:
             # A receiver as fast as we are would keep us here until the end of a very large message.
             return leave_rest(link)
-        if link.waiters and link.queued_bytes >= YIELD and written >= SLICE // 2:
+        if load_int(&link.waiters) and link.queued_bytes >= YIELD and written >= SLICE // 2:
             # A long copy in the kernel must not hold up the small message of another thread.
             sched_yield()
     link.kernel_full = 0
@@ -272,13 +276,13 @@ cdef ssize_t write_sealed(link_t* link) noexcept nogil:
             return -1
         messages = link.queued
         retire(link, written)
-        link.sealed = messages - link.queued
-        link.queued_bytes += tls_unsent(link.tls)
+        store_signed(&link.sealed, messages - link.queued)
+        add_signed(&link.queued_bytes, tls_unsent(link.tls))
     written = tls_push(link.tls)
     if written > 0:
-        link.queued_bytes -= written
+        add_signed(&link.queued_bytes, -written)
         if tls_unsent(link.tls) == 0:
-            link.sealed = 0
+            store_signed(&link.sealed, 0)
     return written
 
 
@@ -288,7 +292,7 @@ cdef size_t slice_of(size_t left, size_t room, size_t slice) noexcept nogil:
 
 
 cdef int leave_rest(link_t* link) noexcept nogil:
-    if not link.armed and not link.wants_output and not link.waiters:
+    if not link.armed and not link.wants_output and not load_int(&link.waiters):
         link_arm(link)
     return WOULD_BLOCK
 
@@ -305,8 +309,8 @@ cdef void retire(link_t* link, size_t written) noexcept nogil:
 cdef void drop_written(link_t* link, size_t written) noexcept nogil:
     cdef segment_t* segment
     cdef size_t part
-    link.queued_bytes -= written
-    link.written += written
+    add_signed(&link.queued_bytes, -written)
+    add(&link.written, written)
     link.kernel_full = 0
     while link.head != NULL:
         segment = link.head
@@ -316,8 +320,8 @@ cdef void drop_written(link_t* link, size_t written) noexcept nogil:
             return
         written -= part
         segment.done = segment.size
-        link.queued -= segment.messages
-        link.queued_payload -= segment.payloads
+        add_signed(&link.queued, -segment.messages)
+        add_signed(&link.queued_payload, -segment.payloads)
         if (segment.capacity and segment.next == NULL and not segment.payload
                 and segment.capacity <= CHUNK):
             # The last chunk stays for the next message.
@@ -333,7 +337,7 @@ cdef void drop_written(link_t* link, size_t written) noexcept nogil:
             segment.capacity = 0
         if segment.owner != NULL or segment.released != NULL:
             segment.next = link.finished
-            link.finished = segment
+            store_segment(&link.finished, segment)
         else:
             free(segment)
 
@@ -346,13 +350,13 @@ cdef void link_give_up_begun(link_t* link) noexcept nogil:
     link.head = segment.next
     if link.head == NULL:
         link.tail = NULL
-    link.queued -= segment.messages
-    link.queued_payload -= segment.payloads
-    link.queued_bytes -= segment.size - segment.done
+    add_signed(&link.queued, -segment.messages)
+    add_signed(&link.queued_payload, -segment.payloads)
+    add_signed(&link.queued_bytes, -(segment.size - segment.done))
     link.borrowed -= segment.borrowed
     segment.failed = 1
     segment.next = link.finished
-    link.finished = segment
+    store_segment(&link.finished, segment)
 
 
 cdef int link_settle(link_t* link) noexcept nogil:
@@ -392,7 +396,7 @@ cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
         at -= part
         memcpy(copy + at - first, data + at, part)
         if at > segment.done:
-            if not link.error and not link.closed:
+            if not load_int(&link.error) and not link.closed:
                 link_write(link)
             pthread_mutex_unlock(&link.mutex)
             sched_yield()
@@ -403,7 +407,7 @@ cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
                 return OK
     husk.owner = segment.owner
     husk.next = link.finished
-    link.finished = husk
+    store_segment(&link.finished, husk)
     segment.owner = NULL
     segment.borrowed = 0
     link.borrowed -= 1
@@ -448,8 +452,8 @@ cdef void link_arm_credit(link_t* link) noexcept nogil:
     cdef uint64_t one = 1
     cdef int asleep = 0
     pthread_mutex_lock(&flusher.mutex)
-    link.credit_armed = 1
-    if not link.credit_listed and not link.closed:
+    store_int(&link.credit_armed, 1)
+    if not link.credit_listed and not load_int(&link.closed):
         if not flusher.running:
             flusher.start(flusher)
         link.credit_listed = 1
@@ -482,8 +486,7 @@ cdef void link_bury(link_t* link) noexcept nogil:
         link.next_dead = flusher.dead
         flusher.dead = link
         flusher.asleep = 0
+        write(flusher.wake_fd, &one, 8)    # with the mutex, since flusher_stop closes it
     pthread_mutex_unlock(&flusher.mutex)
-    if running:
-        write(flusher.wake_fd, &one, 8)
-    else:
+    if not running:
         link_free(link)

@@ -16,6 +16,7 @@ from libc.string cimport memcpy
 from transports.errors import InternalError
 from transports.wire import MAX_TOPIC
 
+from transports.native.atomic cimport add, add_signed, load_int
 from transports.native.link cimport (
     BROKEN, BY_REFERENCE, F_CONTROL, F_CRC, F_EXTENDED, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE,
     NO_MEMORY, OK, REFERENCE_BIT, header_t, link_append, link_put_header, link_reserve, link_room,
@@ -158,14 +159,14 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
     cdef uint64_t sequence
     cdef size_t head
     cdef char* at
-    if link.error or link.closed:
+    if load_int(&link.error) or link.closed:
         return BROKEN
     if not force:
         answer = link_room(link, total)
         if answer != OK:
             return answer
     if not control:
-        link.sent += 1
+        add(&link.sent, 1)
     out[0].number = link.sent
     for i in range(count):
         head = HEADER + out[i].meta_size + out[i].topic_size
@@ -185,14 +186,14 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
             memcpy(at + head, out[i].data, out[i].size)
         else:
             link_append(link, out[i].segment)
-            link.queued_bytes += out[i].size
+            add_signed(&link.queued_bytes, out[i].size)
             link.borrowed += out[i].segment.borrowed
             out[i].segment = NULL
         if not control:
-            link.sent_bytes += out[i].size
+            add(&link.sent_bytes, out[i].size)
     if not control:
-        link.queued += 1
-        link.queued_payload += total
+        add_signed(&link.queued, 1)
+        add_signed(&link.queued_payload, total)
         link.tail.messages += 1
         link.tail.payloads += total
     return OK

@@ -33,6 +33,7 @@ cdef class Outgoing:
     cdef int own_all(self) except -1
     cdef int check_process(self) except -1
     cdef int take_mutex(self) except -1
+    cdef int tell_of_room(self, int fd) except -1
     cdef int reap(self) except -1
     cdef object raise_broken(self)
     cdef int fail(self, object error) except -1

@@ -13,11 +13,12 @@ from transports.errors import Broken, ForkedError, InternalError, UsageError, no
 from transports.wire import MAX_FRAMES
 
 from transports.native cimport link as native_link
+from transports.native.atomic cimport add, load, load_int, load_signed, store_int, store_signed
 from transports.native.channel cimport TlsChannel
 from transports.native.flusher cimport Flusher, release_segments
 from transports.native.link cimport (
     BROKEN, FULL, LARGE, NO_MEMORY, OK, link_give_up_begun, link_is_full, link_new, link_settle,
-    link_write, segment_t,
+    link_write, load_segment, segment_t, store_segment,
 )
 from transports.native.message cimport (
     add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_messages,
@@ -133,19 +134,19 @@ cdef class Outgoing:
 
     @property
     def sent(self):
-        return self.link.sent
+        return load(&self.link.sent)
 
     @property
     def sent_bytes(self):
-        return self.link.sent_bytes
+        return load(&self.link.sent_bytes)
 
     @property
     def queued(self):
-        return self.link.queued + self.link.sealed
+        return load_signed(&self.link.queued) + load_signed(&self.link.sealed)
 
     @property
     def queued_bytes(self):
-        return self.link.queued_payload
+        return load_signed(&self.link.queued_payload)
 
     @property
     def received(self):
@@ -185,11 +186,11 @@ cdef class Outgoing:
 
     @property
     def last_received_ns(self):
-        return self.link.last_received
+        return load_signed(&self.link.last_received)
 
     @property
     def last_sent_ns(self):
-        return self.link.last_sent
+        return load_signed(&self.link.last_sent)
 
     @property
     def send_high_water(self):
@@ -197,7 +198,7 @@ cdef class Outgoing:
 
     @send_high_water.setter
     def send_high_water(self, long long value):
-        self.link.high_water = value
+        store_signed(&self.link.high_water, value)
 
     @property
     def send_high_water_bytes(self):
@@ -205,7 +206,7 @@ cdef class Outgoing:
 
     @send_high_water_bytes.setter
     def send_high_water_bytes(self, long long value):
-        self.link.high_water_bytes = value
+        store_signed(&self.link.high_water_bytes, value)
 
     @property
     def max_message(self):
@@ -234,9 +235,10 @@ cdef class Outgoing:
     @property
     def broken(self):
         """Why this stream takes no more, or None."""
-        if self.failure is None and self.link.error:
+        cdef int error = load_int(&self.link.error)
+        if self.failure is None and error:
             self.failure = Broken("the connection ended")
-            self.failure.__cause__ = OSError(self.link.error, os.strerror(self.link.error))
+            self.failure.__cause__ = OSError(error, os.strerror(error))
         return self.failure
 
     # --- subscriptions of the peer ------------------------------------------------------------
@@ -291,7 +293,7 @@ cdef class Outgoing:
     def flush(self):
         """Writes what the kernel takes; True when nothing is queued."""
         self.write_out(True)
-        return self.link.queued_bytes == 0
+        return load_signed(&self.link.queued_bytes) == 0
 
     cdef int offer(self, object frames, bint force, bint hold, object released, list lent,
                    uint64_t* number) except -1:
@@ -321,7 +323,9 @@ cdef class Outgoing:
         except BaseException:
             self.carrier.take_back(placed)
             raise
-        self.link.sent_bytes += <uint64_t>saved
+        self.take_mutex()
+        add(&self.link.sent_bytes, <uint64_t>saved)
+        pthread_mutex_unlock(&self.link.mutex)
         return OK
 
     cdef int put(self, object frames, bint force, bint hold, object released, list lent,
@@ -364,7 +368,7 @@ cdef class Outgoing:
             self.raise_broken()
         if answer == NO_MEMORY:
             raise InternalError("no memory to queue a message", hint="lower the high-water marks")
-        if self.link.finished != NULL:
+        if load_segment(&self.link.finished) != NULL:
             self.reap()
         if answer != OK:
             return answer
@@ -391,6 +395,15 @@ cdef class Outgoing:
                 pthread_mutex_lock(&self.link.mutex)
         return 0
 
+    cdef int tell_of_room(self, int fd) except -1:
+        """Which eventfd hears of room; -1: none. From then on the one before is not written to: its number
+        may become another's. In a forked child there is no thread that would."""
+        if self.link.flusher.generation == native_link.fork_generation:
+            self.take_mutex()
+            self.link.notify_fd = fd
+            pthread_mutex_unlock(&self.link.mutex)
+        return 0
+
     cdef int write_out(self, bint no_gil) except -1:
         """1 when nothing is queued any more, else 0; finished Python objects are let go."""
         cdef int answer
@@ -402,7 +415,7 @@ cdef class Outgoing:
         else:
             answer = link_write(self.link) if not self.link.closed else BROKEN
             pthread_mutex_unlock(&self.link.mutex)
-        if self.link.finished != NULL:
+        if load_segment(&self.link.finished) != NULL:
             self.reap()
         return answer == OK
 
@@ -410,7 +423,7 @@ cdef class Outgoing:
         cdef segment_t* finished
         self.take_mutex()
         finished = self.link.finished
-        self.link.finished = NULL
+        store_segment(&self.link.finished, NULL)
         pthread_mutex_unlock(&self.link.mutex)
         release_segments(finished, None)
         return 0
@@ -431,8 +444,9 @@ cdef class Outgoing:
         self.own_all()
         segment = self.link.head
         self.link.head = self.link.tail = NULL
-        self.link.queued = 0
-        self.link.queued_bytes = self.link.queued_payload = 0
+        store_signed(&self.link.queued, 0)
+        store_signed(&self.link.queued_bytes, 0)
+        store_signed(&self.link.queued_payload, 0)
         self.link.borrowed = 0
         pthread_mutex_unlock(&self.link.mutex)
         first = segment
@@ -463,7 +477,7 @@ cdef class Outgoing:
         cdef int answer = OK
         self.take_mutex()
         while answer == OK:
-            if self.link.error:
+            if load_int(&self.link.error):
                 link_give_up_begun(self.link)
             segment = self.link.head
             while segment != NULL:
@@ -482,6 +496,6 @@ cdef class Outgoing:
         """No more goes through this stream; the first reason stays."""
         if self.failure is None:
             self.failure = error
-        if self.link.error == 0:
-            self.link.error = EPROTO
+        if load_int(&self.link.error) == 0:
+            store_int(&self.link.error, EPROTO)
         return 0

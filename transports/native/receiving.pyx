@@ -11,6 +11,7 @@ from posix.unistd cimport write as write_fd
 from transports.errors import Again, Broken, Closed, ProtocolError, TransferError
 
 from transports.native cimport link as native_link
+from transports.native.atomic cimport store_int
 from transports.native.incoming cimport STEP_US, STEPS, group, prepare_reader
 from transports.native.link cimport F_CONTROL, F_LZ4, now_ns
 from transports.native.pool cimport Frame, fill
@@ -272,13 +273,13 @@ cdef class Receiving(Sending):
         if self.generation == native_link.fork_generation:
             if self.inside_thread != PyThread_get_thread_ident():
                 if type(stream) is Stream and self.inside is stream:
-                    (<Stream>stream).link.leaving = 1
+                    store_int(&(<Stream>stream).link.leaving, 1)
                 while self.inside is stream and steps:
                     steps -= 1
                     with nogil:
                         usleep(STEP_US)
                 if type(stream) is Stream and self.inside is not stream:
-                    (<Stream>stream).link.leaving = 0
+                    store_int(&(<Stream>stream).link.leaving, 0)
         if self.inside is stream and steps == 0:
             return 0
         try:

@@ -10,9 +10,10 @@ from posix.unistd cimport read as read_fd
 from transports.errors import Again, Broken, Closed, ForkedError, InternalError, UsageError
 
 from transports.native cimport link as native_link
+from transports.native.atomic cimport add_int, load, load_int, load_signed, store_int
 from transports.native.link cimport (
     BROKEN, FULL, LARGE, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_give_up_begun, link_is_full,
-    link_push, link_settle, link_t, link_write, now_ns,
+    link_push, link_settle, link_t, link_write, load_segment, now_ns,
 )
 from transports.native.outgoing cimport payload_size, release_exports
 from transports.native.stream cimport Stream
@@ -91,7 +92,7 @@ cdef class Sending:
             with nogil:
                 pthread_mutex_lock(&link.mutex)
         if sequence:
-            link.turn = 1         # somebody waits for it: no company
+            store_int(&link.turn, 1)         # somebody waits for it: no company
         answer = link_push(link, PyBytes_AS_STRING(data), size, sequence)
         if answer == WOULD_BLOCK:
             # Enough has gathered: worth a system call without the GIL.
@@ -103,7 +104,7 @@ cdef class Sending:
             pthread_mutex_unlock(&link.mutex)
         if answer == NO_MEMORY:
             raise InternalError("no memory to queue a message", hint="lower the high-water marks")
-        if link.finished != NULL:
+        if load_segment(&link.finished) != NULL:
             stream.reap()
         return answer
 
@@ -293,23 +294,23 @@ cdef class Sending:
         cdef uint64_t target
         cdef int answer = 0
         cdef int64_t begin
-        if link.queued_bytes == 0:
+        if load_signed(&link.queued_bytes) == 0:
             if not hold:
                 release_exports(lent)
             return 0
-        target = link.written + link.queued_bytes
         begin = now_ns()
         stream.take_mutex()
-        link.waiters += 1
+        target = link.written + link.queued_bytes
+        add_int(&link.waiters, 1)
         pthread_mutex_unlock(&link.mutex)
         try:
-            while not at_once and link.written < target and link.queued_bytes:
-                if link.fd < 0 or link.error or link.closed:
+            while not at_once and load(&link.written) < target and load_signed(&link.queued_bytes):
+                if link.fd < 0 or load_int(&link.error) or link.closed:
                     break
                 PyErr_CheckSignals()
+                room.fd = link.fd
+                room.events = POLLOUT
                 with nogil:
-                    room.fd = link.fd
-                    room.events = POLLOUT
                     answer = poll(&room, 1, PATIENCE_MS)
                     if answer > 0:
                         pthread_mutex_lock(&link.mutex)
@@ -332,20 +333,20 @@ cdef class Sending:
                 stream.check_process()
                 with nogil:  # gigabytes may be left
                     pthread_mutex_lock(&link.mutex)
-                    if link.error:
+                    if load_int(&link.error):
                         link_give_up_begun(link)
                     if link.borrowed:
                         answer = link_settle(link)
                     pthread_mutex_unlock(&link.mutex)
             stream.take_mutex()
-            link.waiters -= 1
-            if link.error:
+            add_int(&link.waiters, -1)
+            if load_int(&link.error):
                 link_give_up_begun(link)
             if link.queued_bytes and not link.wants_output and link.fd >= 0:
                 link_arm(link)
             pthread_mutex_unlock(&link.mutex)
             link.blocked_ns += now_ns() - begin
-            if link.finished != NULL:
+            if load_segment(&link.finished) != NULL:
                 stream.reap()
             if not hold and answer == OK:
                 release_exports(lent)
@@ -385,7 +386,7 @@ cdef class Sending:
                     return True
                 continue
             stream = <Stream>candidate
-            if stream.link.error or stream.link.closed or not link_is_full(stream.link, 0):
+            if load_int(&stream.link.error) or stream.link.closed or not link_is_full(stream.link, 0):
                 return True
             stream.write_out(False)
             if not link_is_full(stream.link, 0):
@@ -415,7 +416,7 @@ cdef class Sending:
             if type(candidate) is Stream and count < MAX_POLLED and (<Stream>candidate).link.fd >= 0:
                 stream = <Stream>candidate
                 streams.append(stream)
-                stream.link.waiters += 1
+                add_int(&stream.link.waiters, 1)
                 watched[count].fd = stream.link.fd
                 # One that waits for company only has room already.
                 watched[count].events = POLLOUT
@@ -423,7 +424,7 @@ cdef class Sending:
                 count += 1
             elif type(candidate) is Stream:
                 # More than one poll takes: the flusher drains these and tells.
-                (<Stream>candidate).link.notify_fd = self.send_event
+                (<Stream>candidate).tell_of_room(self.send_event)
         self.waiting += 1
         try:
             PyErr_CheckSignals()
@@ -433,14 +434,14 @@ cdef class Sending:
         finally:
             self.waiting -= 1
             for stream in streams:
-                stream.link.waiters -= 1
+                add_int(&stream.link.waiters, -1)
         if answer > 0 and watched[0].revents:
             read_fd(self.send_event, &drained, 8)
         count = 1
         for stream in streams:
             if answer > 0 and watched[count].revents:
                 stream.write_out(True)
-            elif stream.link.queued_bytes:
+            elif load_signed(&stream.link.queued_bytes):
                 stream.take_mutex()
                 if not stream.link.wants_output and stream.link.fd >= 0:
                     link_arm(stream.link)

@@ -12,10 +12,10 @@ cdef extern from *:
     """
     /* What the other process wrote before it changed a state is seen after the state was. */
     static inline void slot_set(char* at, char state) { __atomic_store_n(at, state, __ATOMIC_RELEASE); }
-    static inline void slot_seen(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+    static inline char slot_state(char* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
     """
     void slot_set(char* at, char state) nogil
-    void slot_seen() nogil
+    char slot_state(char* at) nogil
 
 cdef enum:
     MOST = 64
@@ -53,9 +53,9 @@ cdef class Slots:
     def take(self):
         """The first free slot, used from now on; -1: there is none."""
         cdef char* found = <char*>memchr(self.states, FREE, self.count)
-        if found == NULL:
+        # It stays free, since this side alone takes slots; what the peer did there before is seen from here on.
+        if found == NULL or slot_state(found) != FREE:
             return -1
-        slot_seen()
         slot_set(found, USED)
         return found - self.states
 
@@ -97,9 +97,8 @@ cdef class Slots:
         """Whether every slot is free."""
         cdef Py_ssize_t index
         for index in range(self.count):
-            if self.states[index] != FREE:
+            if slot_state(self.states + index) != FREE:
                 return False
-        slot_seen()
         return True
 
 

@@ -17,6 +17,7 @@ from transports.descriptors import descriptor_hint
 from transports.errors import Again, Broken, InternalError, NotSupported, OutOfDescriptors
 
 from transports.native cimport link as native_link
+from transports.native.atomic cimport add, load_int
 from transports.native.flusher cimport Flusher
 from transports.native.known cimport known_frame, note_header
 from transports.native.link cimport (
@@ -388,7 +389,7 @@ cdef class SocketBase(Receiving):
             self.take_out(stream)
             return
         (<Stream>stream).socket = None
-        (<Stream>stream).link.notify_fd = -1
+        (<Stream>stream).tell_of_room(-1)
         if self.by_fd.get((<Stream>stream).link.fd) is stream:
             numbers = [(<Stream>stream).link.fd]
         else:  # closed before, or never watched
@@ -474,11 +475,11 @@ cdef class SocketBase(Receiving):
 
 cdef inline void count_one(SocketBase self, Stream stream, size_t size) noexcept:
     cdef link_t* link = stream.link
-    link.received += 1
+    add(&link.received, 1)
     link.received_bytes += size
     self.messages_received += 1
     self.bytes_received += size
-    if link.credits and not link.credit_armed:
+    if link.credits and not load_int(&link.credit_armed):
         link_arm_credit(link)
 
 

@@ -12,12 +12,14 @@ from posix.unistd cimport usleep
 from transports.errors import Broken, InternalError, ProtocolError
 
 from transports.native cimport link as native_link
+from transports.native.atomic cimport load_int, store_int, store_signed
 from transports.native.channel cimport TlsChannel
 from transports.native.flusher cimport let_go, reader_t, release_segments
 from transports.native.incoming cimport STEP_US, STEPS, Incoming, group, prepare_reader
 from transports.native.link cimport F_CONTROL, flusher_t, link_bury, segment_t
 from transports.native.pool cimport Frame
-from transports.native.system cimport SHUT_RDWR, pthread_mutex_unlock, shutdown
+from transports.native.system cimport SHUT_RDWR, pthread_mutex_lock, pthread_mutex_unlock, shutdown
+from transports.native.tls cimport tls_t
 
 
 cdef class Stream(Incoming):
@@ -25,11 +27,17 @@ cdef class Stream(Incoming):
 
     def open(self, int fd, TlsChannel channel=None):
         """Gives a stream that was made without one its descriptor; what is queued goes out."""
+        cdef tls_t* tls = NULL
+        self.check_process()
         if self.link.fd >= 0 or self.link.closed:
             raise InternalError("this stream was opened before")
         if channel is not None:
-            self.link.tls = channel.give()
+            tls = channel.give()
+        # With the GIL held, so that no thread closes it meanwhile. Who sees the one sees the other.
+        pthread_mutex_lock(&self.link.mutex)
+        self.link.tls = tls
         self.link.fd = fd
+        pthread_mutex_unlock(&self.link.mutex)
         if self.socket is not None:
             self.socket._opened(self)
         self.write_out(True)
@@ -96,11 +104,11 @@ cdef class Stream(Incoming):
         if self.link == NULL or self.link.closed:
             return 0
         if self.flusher.state.generation != native_link.fork_generation:
-            self.link.closed = 1
+            store_int(&self.link.closed, 1)
             close_fd(self.link.fd)
             return 0
         self.take_mutex()
-        self.link.closed = 1
+        store_int(&self.link.closed, 1)
         fd = self.link.fd
         if self.link.reading:
             # A thread is in recv: its descriptor must not become somebody else's under it.
@@ -111,30 +119,46 @@ cdef class Stream(Incoming):
         lost = self.link.queued + self.link.sealed
         left = self.link.head
         self.link.head = self.link.tail = NULL
-        self.link.queued = self.link.sealed = 0
-        self.link.queued_bytes = self.link.queued_payload = 0
+        store_signed(&self.link.queued, 0)
+        store_signed(&self.link.sealed, 0)
+        store_signed(&self.link.queued_bytes, 0)
+        store_signed(&self.link.queued_payload, 0)
         pthread_mutex_unlock(&self.link.mutex)
         self.close_descriptor(fd)
         self.let_go_copied()
         release_segments(left, Broken("the stream was closed before this message was sent"))
-        if self.failure is None and not self.link.error:
+        if self.failure is None and not load_int(&self.link.error):
             self.failure = Broken("this end closed the stream")
         if self.carrier is not None:
             self.carrier.close()
         self.drop_unread()
         return lost
 
+    cdef void end_unclosed(self) noexcept:
+        """It dies without a close. The flusher may write from its queue at this moment; a forked child has none,
+        and there the mutex may be held for ever."""
+        cdef bint alone = self.link.flusher.generation != native_link.fork_generation
+        cdef segment_t* left
+        cdef int fd
+        if not alone:
+            pthread_mutex_lock(&self.link.mutex)
+        store_int(&self.link.closed, 1)
+        fd = self.link.fd
+        self.link.fd = -1
+        left = self.link.head
+        self.link.head = self.link.tail = NULL
+        if not alone:
+            pthread_mutex_unlock(&self.link.mutex)
+        if fd >= 0:
+            close_fd(fd)
+        release_segments(left, None)
+
     def __dealloc__(self):
         cdef flusher_t* state
         if self.link == NULL:
             return
         if not self.link.closed:
-            self.link.closed = 1
-            if self.link.fd >= 0:
-                close_fd(self.link.fd)
-                self.link.fd = -1
-            release_segments(self.link.head, None)
-            self.link.head = self.link.tail = NULL
+            self.end_unclosed()
         release_segments(self.link.finished, None)
         self.link.finished = NULL
         free(self.saved)

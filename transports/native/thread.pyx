@@ -11,9 +11,10 @@ from libc.string cimport memcpy
 from posix.time cimport timespec
 from posix.unistd cimport close, read, write
 
+from transports.native.atomic cimport load, load_int, store_int
 from transports.native.link cimport (
     CREDIT_KIND, CREDIT_NS, F_CONTROL, HEADER, WOULD_BLOCK, flusher_t, link_free, link_put_header,
-    link_reserve, link_t, link_write, now_ns, segment_t,
+    link_reserve, link_t, link_write, now_ns, segment_t, store_segment,
 )
 from transports.native.system cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLLONESHOT, EPOLLOUT,
@@ -108,9 +109,12 @@ cdef void flusher_stop(flusher_t* flusher) noexcept nogil:
     if running:
         write(flusher.wake_fd, &one, 8)
         pthread_join(flusher.thread, NULL)
-        flusher.running = 0
+    # Streams of other threads may end meanwhile: see link_bury.
+    pthread_mutex_lock(&flusher.mutex)
+    flusher.running = 0
     free_dead(flusher)
     close_descriptors(flusher)
+    pthread_mutex_unlock(&flusher.mutex)
 
 
 cdef void* flusher_main(void* argument) noexcept nogil:
@@ -132,7 +136,7 @@ cdef void* flusher_main(void* argument) noexcept nogil:
 
 
 cdef void free_dead(flusher_t* flusher) noexcept nogil:
-    """Takes closed links off all lists and frees them. Mutex held (or no thread left)."""
+    """Takes closed links off all lists and frees them. Mutex held."""
     cdef link_t* dead = flusher.dead
     cdef link_t** place
     cdef link_t* last
@@ -142,14 +146,14 @@ cdef void free_dead(flusher_t* flusher) noexcept nogil:
         return
     place = &flusher.pending
     while place[0] != NULL:
-        if place[0].closed:
+        if load_int(&place[0].closed):
             place[0] = place[0].next_pending
         else:
             place = &place[0].next_pending
     place = &flusher.credit_head
     last = NULL
     while place[0] != NULL:
-        if place[0].closed:
+        if load_int(&place[0].closed):
             place[0] = place[0].next_credit
         else:
             last = place[0]
@@ -219,7 +223,7 @@ cdef void write_and_watch(flusher_t* flusher, link_t* link) noexcept nogil:
     link.wants_output = 1      # link_write must not arm: this is the flusher already
     answer = link_write(link)
     link.wants_output = 0
-    if answer == WOULD_BLOCK and not link.waiters:
+    if answer == WOULD_BLOCK and not load_int(&link.waiters):
         event.events = EPOLLOUT | EPOLLONESHOT
         event.data.ptr = link
         if epoll_ctl(flusher.epoll_fd, EPOLL_CTL_MOD, link.fd, &event) != 0:
@@ -240,7 +244,7 @@ cdef void hand_over_finished(flusher_t* flusher, link_t* link) noexcept nogil:
     last.next = flusher.finished
     flusher.finished = link.finished
     pthread_mutex_unlock(&flusher.mutex)
-    link.finished = NULL
+    store_segment(&link.finished, NULL)
     write(flusher.reap_fd, &one, 8)
 
 
@@ -266,7 +270,7 @@ cdef int flush_pending(flusher_t* flusher) noexcept nogil:
             continue
         following = link.next_pending
         link.armed = 0
-        if not link.closed and link.fd >= 0 and not link.error and not link.wants_output:
+        if not link.closed and link.fd >= 0 and not load_int(&link.error) and not link.wants_output:
             write_and_watch(flusher, link)
         pthread_mutex_unlock(&link.mutex)
         link = following
@@ -293,13 +297,13 @@ cdef int send_due_credits(flusher_t* flusher) noexcept nogil:
         if flusher.credit_head == NULL:
             flusher.credit_tail = NULL
         again = link.credit_armed
-        link.credit_armed = 0
+        store_int(&link.credit_armed, 0)
         pthread_mutex_unlock(&flusher.mutex)
         full_fence()
         count += 1
         again = credit_one(flusher, link) or again
         pthread_mutex_lock(&flusher.mutex)
-        if (again or link.credit_armed) and not link.closed:
+        if (again or link.credit_armed) and not load_int(&link.closed):
             link.credit_due = now + CREDIT_NS
             link.next_credit = NULL
             if flusher.credit_tail == NULL:
@@ -317,7 +321,8 @@ cdef int credit_one(flusher_t* flusher, link_t* link) noexcept nogil:
     cdef int found = 0
     if pthread_mutex_trylock(&link.mutex) != 0:
         return 1           # somebody writes there: a credit would be late, and others must not wait
-    if not link.closed and link.fd >= 0 and not link.error and link.received != link.credited:
+    if (not link.closed and link.fd >= 0 and not load_int(&link.error)
+            and load(&link.received) != link.credited):
         found = 1
         if link.queued_bytes == 0:
             put_credit(link)
@@ -328,7 +333,7 @@ cdef int credit_one(flusher_t* flusher, link_t* link) noexcept nogil:
 
 cdef void put_credit(link_t* link) noexcept nogil:
     cdef char* at = link_reserve(link, HEADER + 9, 0)
-    cdef uint64_t consumed = link.received
+    cdef uint64_t consumed = load(&link.received)
     if at == NULL:
         return
     link_put_header(at, link.socket_type, F_CONTROL, 0, 0, 9, 0)

@@ -28,7 +28,7 @@ cdef struct tls_t:
     int exact                 # nothing behind the record at hand is taken from the kernel
     int drained               # the last read met an empty kernel buffer
     int ended                 # the peer said that nothing follows
-    int failed                # what came is no good TLS
+    int failed                # what came is no good TLS, or nothing can be encrypted; see atomic.pxd
 
 cdef tls_t* tls_new(ptr context, int fd, int server) noexcept nogil
 cdef void tls_free(tls_t* tls) noexcept nogil

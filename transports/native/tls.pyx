@@ -11,6 +11,7 @@ from libc.errno cimport EAGAIN, EINTR, ENOMEM, EPROTO, errno
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove
 
+from transports.native.atomic cimport load_int, store_int
 from transports.native.openssl cimport openssl
 from transports.native.system cimport (
     MSG_DONTWAIT, MSG_NOSIGNAL, iovec, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock,
@@ -179,11 +180,11 @@ cdef int tls_fill(tls_t* tls, size_t most) noexcept nogil:
     cdef ssize_t count
     if need == <size_t>-1:
         errno_is(EPROTO)
-        tls.failed = 1
+        store_int(&tls.failed, 1)
         return -1
     if tls.exact and tls.taken > STRANGE:
         errno_is(EPROTO)
-        tls.failed = 1
+        store_int(&tls.failed, 1)
         return -1
     wanted = need if tls.exact or most < need else most
     if not room_in(&tls.came, wanted):
@@ -206,21 +207,23 @@ cdef int decrypt(tls_t* tls, char* data, size_t size, size_t* got) noexcept nogi
     """One call of OpenSSL. 1: plain bytes. 0: it wants more. -1: it has ended, or failed."""
     cdef int answer
     cdef int why
+    cdef size_t owed
     pthread_mutex_lock(&tls.mutex)
     tls.reading = 1
     openssl.ERR_clear_error()
     answer = openssl.SSL_read_ex(tls.ssl, data, size, got)
     why = 0 if answer else openssl.SSL_get_error(tls.ssl, answer)
     tls.reading = 0
+    owed = held(&tls.aside)
     pthread_mutex_unlock(&tls.mutex)
     if answer:
         return 1
-    if why == SSL_ERROR_WANT_READ and held(&tls.aside) <= ASIDE:
+    if why == SSL_ERROR_WANT_READ and owed <= ASIDE:
         return 0
     if why == SSL_ERROR_ZERO_RETURN:
         tls.ended = 1
     else:
-        tls.failed = 1
+        store_int(&tls.failed, 1)
     return -1
 
 
@@ -236,7 +239,7 @@ cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
     cdef int answer
     for answer in range(count):
         room += vectors[answer].iov_len
-    if tls.failed:
+    if load_int(&tls.failed):
         errno_is(EPROTO)
         return -1
     tls.drained = 0
@@ -253,7 +256,7 @@ cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
                 at += got
                 done += got
                 room -= got
-        if tls.failed:
+        if load_int(&tls.failed):
             if done:
                 break                # it is told with the next read
             errno_is(EPROTO)
@@ -281,7 +284,7 @@ cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
         empty(&tls.came)
     if done or tls.ended:
         return done
-    errno_is(EPROTO if tls.failed else EAGAIN)
+    errno_is(EPROTO if load_int(&tls.failed) else EAGAIN)
     return -1
 
 
@@ -336,7 +339,7 @@ cdef ssize_t tls_seal(tls_t* tls, iovec* vectors, int count) noexcept nogil:
     free(staging)
     if good:
         return total
-    tls.failed = 1
+    store_int(&tls.failed, 1)
     errno_is(EPROTO)
     return -1
 
