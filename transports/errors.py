@@ -131,7 +131,7 @@ class NotATensor(UsageError, TypeError):
 
 
 class TensorMismatch(UsageError, ValueError):
-    """`out=` or `like=` does not fit the tensor that arrived; the message is still unread."""
+    """`out=` or `like=` does not fit the tensor that arrived. The next receive gives that message."""
 
 
 class Unroutable(UsageError):

@@ -49,7 +49,7 @@ class FrameReceiver(Protocol):
     `_recv_frames`: one whole message, envelope stripped, the pattern's state advanced. The sink is
     not asked for compressed frames, and these come out still compressed. If the sink raises
     ProtocolError, the connection ends as after any other, and the wait goes on; if it raises
-    something else, the message stays unread and that comes out.
+    something else, that comes out when the message is whole, and the next call receives it.
 
     `_unreceive`: what `_recv_frames` gave just now is received again by the next call.
 
@@ -103,9 +103,9 @@ class TensorMethods:
         numpy array, a torch tensor, plain writable memory) the bytes are read straight into it if
         the order of axes allows, and `out` is returned.
 
-        Raises TensorMismatch, before anything is read, when the next message is no tensor or does
-        not fit `out`; it is then still unread. Raises Again after `rcvtimeo`. If the connection
-        breaks in the middle, `out` may be overwritten in part.
+        Raises TensorMismatch, before `out` is changed, when the next message is no tensor or does
+        not fit `out`; the next receive of any kind gives that message. Raises Again after `rcvtimeo`.
+        If the connection breaks in the middle, `out` may be overwritten in part.
         """
         if out is not None:
             return self._sound(receive_into, self, flags, target_for(out))
@@ -137,7 +137,7 @@ class TensorMethods:
         tensors of one message share one piece of memory, which lives as long as any of them.
 
         Raises TensorMismatch when the next message is no such dict, or when names, dtypes or shapes
-        differ from `out`; it is then still unread.
+        differ from `out`; the next receive of any kind gives that message.
         """
         targets = None if out is None else {name: target_for(memory) for name, memory in out.items()}
         return self._sound(receive_bundle, self, flags, builder_for(like), targets)
