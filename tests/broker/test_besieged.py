@@ -125,13 +125,15 @@ def besiege(tmp_path, descriptors, strangers, *, plain=False):
         context = stack.enter_context(transfer.Context(security=good_one))
         requests = f"tcp://127.0.0.1:{doors['requests']}"
         good = stack.enter_context(BrokerClient(requests, context=context))
+        crowds = [
+            stack.enter_context(child(_HERE / "strangers.py", strangers // _CROWDS, *doors.values()))
+            for _ in range(_CROWDS)
+        ]
+        for crowd in crowds:  # their start would hold up the good peer, which is in this process
+            assert crowd.stdout.readline() == "ready\n"
         publishing = Publishing(good)
         publishing.start()
         try:
-            crowds = [
-                stack.enter_context(child(_HERE / "strangers.py", strangers // _CROWDS, *doors.values()))
-                for _ in range(_CROWDS)
-            ]
             for crowd in crowds:
                 crowd.stdin.write(",".join(begin.hex() for begin in begins(plain)) + "\n")
                 crowd.stdin.flush()

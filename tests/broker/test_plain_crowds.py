@@ -101,17 +101,19 @@ def test_who_has_sent_a_frame_does_not_go_for_a_newcomer(tmp_path):
         assert refused(broker, "rqueue") == {"crowded": 1}
 
 
-def test_a_frame_that_is_there_already_is_read_before_its_connection_would_go(tmp_path):
+def test_a_frame_that_is_there_already_is_read_before_its_connection_would_go(tmp_path, monkeypatch):
     with whole(tmp_path, security=Security(connections=1)) as broker, ExitStack() as stack:
         front = broker.fronts["rqueue"]
         first, *_ = fill(stack, broker, "rqueue", 1)
         until(lambda: front.connections == 1)
 
         def at_once():
-            """In one turn of the loop, so that nothing is read in between."""
+            """In one turn of the loop, so that nothing is read in between, and that turn has no time left."""
+            monkeypatch.setattr(broker._lines, "may_read", lambda line: False)
             first.sendall(encode_publish("news", 4) + b"kept")
             crowd, *_ = (crowd for crowd in broker.doors._silent if len(crowd))
             assert not crowd.put_out_oldest()
+            monkeypatch.undo()
 
         done = []
         broker.call(lambda: done.append(at_once()))

@@ -127,7 +127,7 @@ class Line(ABC):
 
     def put_out(self) -> bool:
         """Makes room, unless a whole frame is there; False: it stays."""
-        self.read()
+        self.read(at_once=True)
         if self._crowd is None:
             return self.closed
         self.close("it made room for others before its first frame")
@@ -174,11 +174,11 @@ class Line(ABC):
         """Nothing is read at the moment."""
         return self._paused > 0
 
-    def read(self) -> None:
-        """Reads what is there, if this turn of the loop has time for it."""
+    def read(self, *, at_once: bool = False) -> None:
+        """Reads what is there, if this turn of the loop has time for it, or `at_once`."""
         left = _TURN
         self.turn_ends = monotonic() + _TURN_SECONDS
-        while left > 0 and not self._paused and not self.closed and self._lines.may_read(self):
+        while left > 0 and not self._paused and not self.closed and (at_once or self._lines.may_read(self)):
             try:
                 data, more = self._receive()
             except (BlockingIOError, InterruptedError):
