@@ -97,7 +97,7 @@ class NoSuchAttribute(NotSupported, AttributeError):
 
 
 class ArgumentError(UsageError, TypeError):
-    """An argument of a type that the call cannot take."""
+    """An argument that the call cannot take: of another type, or no such number."""
 
 
 class OptionError(UsageError, ValueError):
