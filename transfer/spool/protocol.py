@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
-
 from transfer.runs import MAX_NAME, MAX_NUMBER
 from transfer.tensors.bundle import MAX_NAME as MAX_ARRAY_NAME, MAX_TENSORS
 from transports import errors
-from transports.errors import ProtocolError, TransferError, UsageError
+from transports.errors import ProtocolError, TransferError, UsageError, comes_with
+
+with comes_with("spool", __name__):
+    import msgspec
 
 VERSION = 1
 #: ranges that one fetch may ask for, and the rows of all of them together
