@@ -81,6 +81,9 @@ def load(
     it does not know, and for a misspelt variable."""
     environ = os.environ if environ is None else environ
     check_names(environ)
+    for name, value in (("protocol", protocol), ("policy", policy)):
+        if not (value is None or isinstance(value, str)):
+            raise OptionError(f"{name} cannot be {value!r:.40}", hint="text, or None")
     if protocol is not None:
         environ = {**environ, ARGUMENT_PROTOCOL: protocol}
     if policy is not None:

@@ -8,13 +8,14 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from transfer.links.no_peer import Said
 from transfer.runs import fits
 from transfer.spool.protocol import Ask, raised, to_meta
-from transports.errors import Again, Broken, Closed, HandshakeError, ProtocolError, TensorMismatch
+from transports.errors import Again, Broken, Closed, HandshakeError, ProtocolError, TensorMismatch, comes_with
 from transports.identity import one_time_identity
+
+with comes_with("spool", __name__):
+    import msgspec
 
 if TYPE_CHECKING:
     from transfer.rows import Array, Arrays

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
-
 from transfer.runs import MAX_NAME, MAX_NUMBER
 from transfer.tensors.bundle import (
     MAX_INDEX,
@@ -19,7 +17,10 @@ from transfer.tensors.bundle import (
     MAX_TENSORS,
 )
 from transports import errors
-from transports.errors import ProtocolError, TransferError, UsageError
+from transports.errors import ProtocolError, TransferError, UsageError, comes_with
+
+with comes_with("spool", __name__):
+    import msgspec
 
 VERSION = 1
 #: ranges that one fetch may ask for, and the rows of all of them together

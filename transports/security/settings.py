@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from transports.errors import SecurityError
+from transports.arguments import text, whole, wrong
+from transports.errors import ArgumentError, SecurityError
 from transports.security.strength import is_strong
 
 #: what a peer that connects has to show
@@ -45,8 +46,7 @@ class Security:
     unfinished: int = 4096
 
     def __post_init__(self) -> None:
-        for name in ("certificate", "key", "authority", "token_file"):  # a Path is welcome
-            object.__setattr__(self, name, os.fspath(getattr(self, name)))
+        self._check_kinds()
         if self.server_name.startswith(".") or not self.server_name.isprintable():
             raise SecurityError(f"no certificate names {self.server_name!r}", hint="a host, or its number")
         if bool(self.certificate) != bool(self.key):
@@ -70,6 +70,22 @@ class Security:
             raise SecurityError("a token and a file of tokens", hint="give one of them")
         if self.token:
             check_token(self.token, "the token")
+
+    def _check_kinds(self) -> None:
+        """Raises ArgumentError, and makes text of a Path. The token is in no error."""
+        for name in ("certificate", "key", "authority", "token_file"):
+            try:
+                object.__setattr__(self, name, text(os.fspath(getattr(self, name)), name))
+            except TypeError:
+                raise wrong(name, getattr(self, name), "the path of a file") from None
+        for name in ("clients", "server_name", "encrypt"):
+            text(getattr(self, name), name)
+        if not isinstance(self.token, str):
+            raise ArgumentError("a token is text", hint=MAKE_TOKEN)
+        if not isinstance(self.unauthenticated, bool):
+            raise wrong("unauthenticated", self.unauthenticated, "True or False")
+        for name in ("connections", "unfinished"):
+            whole(getattr(self, name), name, 1)
 
     @property
     def tls(self) -> bool:
