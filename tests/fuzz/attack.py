@@ -22,8 +22,9 @@ from transports.config import security as read_security
 from transports.local import door as unix_door
 from transports.wire import SocketType
 
-#: bytes that a broker may grow by under strangers
-MOST_MEMORY = 256 << 20
+#: bytes that a broker may have more when strangers are gone: its pool keeps 256 MiB of buffers for reuse, and
+#: what the allocator keeps in between is as much again
+MOST_MEMORY = 512 << 20
 #: threads that its pools begin when they are first asked for something
 MOST_THREADS = 16
 #: slow ones at a time, beside those that come one after the other
