@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
+#: what sockets load later, in whichever thread needs it first
+_LOADED_WITH = (
+    "transfer.socket", "transfer.poller", "transfer.callback", "transfer.compress",
+    "transports.acceptor", "transports.connector",
+)  # fmt: skip
 _live: weakref.WeakSet[Context] = weakref.WeakSet()
 #: contexts of the parent in a forked child: kept, since to free them would touch what the parent uses
 _inherited: list[Any] = []
@@ -76,8 +81,8 @@ class Context(Strict):
 
             core = default_core
         with undivided():  # what sockets need, too: else a thread may load it while another one forks
-            importlib.import_module("transfer.socket")
-            importlib.import_module("transfer.poller")
+            for name in _LOADED_WITH:
+                importlib.import_module(name)
         self.core: Any = core
         self.defaults = defaults
         self.transport_config = load(protocol=protocol, policy=policy)

@@ -22,6 +22,7 @@ from transports.errors import (
     InternalError,
     TransferError,
 )
+from transports.forking import undivided
 
 #: a peer that was gone before we took it; Linux also reports network errors of the new connection here
 _NOBODY = frozenset(
@@ -220,7 +221,8 @@ def _interface_address(name: str) -> str | None:
     """The IPv4 number of an interface of this machine, or None if there is no such interface."""
     if name not in {known for _, known in socket.if_nameindex()}:
         return None
-    import fcntl  # not everywhere
+    with undivided():
+        import fcntl  # not everywhere
 
     request = struct.pack("256s", name.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
