@@ -1,4 +1,4 @@
-"""A wrong argument in `transfer.zmq` is a TypeError as in pyzmq, and an error of ours that says what to do."""
+"""A wrong argument in `transfer.zmq` is a TypeError as in pyzmq, and an error of ours with what to do."""
 
 from __future__ import annotations
 
