@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -200,3 +201,21 @@ def test_little_locked_memory_matters_only_where_it_is_enforced(monkeypatch):
         check = {check.name: check for check in machine.limits()}["locked memory"]
         assert (check.status, bool(check.hint)) == (status, not lifted)
         assert ("CAP_IPC_LOCK" in check.detail) == lifted
+
+
+ODD_OUTPUTS = {
+    "a reader that leaves": ("doctor | head -1", 0, ""),
+    "a reader that is gone": ("doctor --json | true", 0, ""),
+    "a full disk": ("version > /dev/full", 1, "transfer: the output: No space left on device\n"),
+    "closed": ("version >&-", 0, ""),
+    "ASCII": ("doctor", 0, ""),
+}
+
+
+@pytest.mark.parametrize("case", ODD_OUTPUTS)
+def test_output_that_cannot_take_all(case):
+    arguments, code, complaint = ODD_OUTPUTS[case]
+    command = f"set -o pipefail; {sys.executable} -W ignore -m transfer {arguments}"
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii" if case == "ASCII" else "utf-8"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environ, timeout=120)
+    assert (done.returncode, done.stderr) == (code, complaint)

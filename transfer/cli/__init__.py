@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -24,6 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # A container's first process. The kernel drops signals that it has no handler for, so that SIGTERM
         # would do nothing. It is Ctrl-C here, unless the command has an end of its own.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # `transfer ... >&-`
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a ✓ where only ASCII is
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -41,12 +45,16 @@ def run(arguments: Sequence[str]) -> int:
         return _complain("stopped by Ctrl-C", EXIT_INTERRUPTED)
     except errors.Again as error:
         return _complain(str(error) or "timed out", EXIT_TIMEOUT)
-    except errors.SecurityError as error:
+    except (errors.SecurityError, errors.MissingLibrary) as error:
         return _complain(str(error), EXIT_ERROR)
     except errors.UsageError as error:
         return _complain(str(error), EXIT_USAGE)
-    except (errors.TransferError, OSError) as error:
+    except errors.TransferError as error:
         return _complain(str(error), EXIT_ERROR)
+    except OSError as error:
+        where = error.filename or ("the output" if error.errno == errno.ENOSPC else "")
+        reason = error.strerror or str(error)
+        return _complain(f"{where}: {reason}" if where else reason, EXIT_ERROR)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("transfer", "transports", "patterns"):
             raise

@@ -20,11 +20,21 @@ if TYPE_CHECKING:
 
 
 class _Commands(typer.core.TyperGroup):
-    """Click would call a Ctrl-C that comes while a command is still loading an abort, with exit code 1."""
+    """Click would call a Ctrl-C that comes while a command is still loading an abort, with exit code 1, and
+    end with 1 when the reader of our output has left (`transfer doctor | head -1`), which is no error."""
 
     def invoke(self, context: Any) -> Any:
         try:
-            return super().invoke(context)
+            try:
+                result = super().invoke(context)
+            except typer.Exit:
+                _flush_output()
+                raise
+            _flush_output()
+            return result
+        except BrokenPipeError:
+            _silence_output()
+            raise typer.Exit(0) from None
         except KeyboardInterrupt:
             print("transfer: stopped by Ctrl-C", file=sys.stderr)
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -50,6 +60,11 @@ app.add_typer(topics.app, name="topics")
 
 def _report_bound(endpoint: str) -> None:
     print(f"bound to {endpoint}", file=sys.stderr, flush=True)
+
+
+def _flush_output() -> None:
+    if sys.stdout is not None:  # closed: `transfer version >&-`
+        sys.stdout.flush()
 
 
 def _silence_output() -> None:

@@ -39,7 +39,8 @@ class Inputs:
         """Raises UsageError for files that are not there, before anything is sent."""
         for path in self.files:
             if path != STDIN and not path.is_file():
-                raise UsageError(f"there is no file {path}")
+                what = f"{path} is no file" if path.exists() else f"there is no file {path}"
+                raise UsageError(what, hint="name files, or - for standard input")
         sources = tuple(self.files) or (() if self.texts else (STDIN,))
         if self.repeat > 1 and STDIN in sources:
             raise UsageError(

@@ -115,7 +115,12 @@ def _show(checks: list[Any]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True)
+    class Shown(Console):
+        def on_broken_pipe(self) -> None:
+            """The reader has left: `transfer` says what that means, not rich, which ends with 1."""
+            raise BrokenPipeError
+
+    console = Shown(highlight=False, soft_wrap=True)
     group = ""
     for check in checks:
         if check.group != group:

@@ -7,6 +7,7 @@ from typing import Any
 from transfer.poller import Poller as OurPoller, descriptor, wait
 from transfer.zmq.constants import PollEvent
 from transports.arguments import events_of, seconds, sequence, wrong
+from transports.errors import ArgumentError
 
 __all__ = ["Poller", "select", "zmq_poll"]
 
@@ -26,7 +27,9 @@ def zmq_poll(sockets: list[tuple[Any, int]], timeout: float | None = -1) -> list
     """(socket or descriptor, bits) of what is ready. `timeout` in milliseconds, negative: endless."""
     try:
         entries = [(_known(thing), events_of(bits)) for thing, bits in sockets]
-    except ValueError:
+    except ArgumentError:
+        raise
+    except (TypeError, ValueError):
         raise wrong("sockets", sockets, "a list of (socket, flags)") from None
     return wait(entries, timeout)
 
