@@ -7,6 +7,8 @@ from hypothesis import given, settings, strategies as st
 
 from tests.broker.heart import EVERYTHING, Ear, heart
 from transfer.broker.engine.grammar import Kind, pattern
+from transfer.broker.message import Front
+from transfer.broker.stream_passage import Streamed
 from transfer.broker.subscriber import Overflow
 from transfer.log import Retention
 
@@ -34,6 +36,16 @@ def test_several_patterns_are_one_message(beating):
     beating.publish("a", b"2")
     beating.publish("b", b"3")
     assert ear.heard == [b"1", b"2"]
+
+
+def test_a_stream_that_was_told_holds_no_subscriber(beating):
+    """It is held for groups when its subscribers' connections have long ended."""
+    ear = listen(beating)
+    message = Streamed("a", (b"1",), Front.TTP)
+    message.given = frozenset({ear})
+    beating.hub.publish(message, None)
+    beating.publish("a", b"2")
+    assert ear.heard == [b"2"] and not message.given
 
 
 def test_a_message_larger_than_the_limit_goes_if_nothing_waits(beating):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket as sockets
 import threading
@@ -417,3 +418,27 @@ def test_a_socket_is_closed_while_a_connection_begins(context, monkeypatch, capl
     push.connect(pull.last_endpoint)
     assert closed.wait(20)
     assert "cannot be used" not in caplog.text
+
+
+def test_a_connection_of_which_no_stream_can_be_made_is_dropped(context, monkeypatch, caplog):
+    """More came by TLS than the handshake's part: no traceback, and the next one is served."""
+    make, failed = Arrivals._new_stream, []
+
+    def fails_once(links, *arguments):
+        if not failed:
+            failed.append(1)
+            raise OSError(errno.EPROTO, "the peer sent more than its part of the handshake")
+        return make(links, *arguments)
+
+    monkeypatch.setattr(Arrivals, "_new_stream", fails_once)
+    pull, push = context.socket(transfer.PULL), context.socket(transfer.PUSH)
+    pull.bind("tcp://127.0.0.1:0")
+    push.connect(pull.last_endpoint)
+
+    def served():
+        push.send(b"served")  # the first one may have gone into the connection that was dropped
+        return pull.poll(200)
+
+    eventually(served, 20)
+    assert failed
+    assert "callback" not in caplog.text

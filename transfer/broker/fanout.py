@@ -151,7 +151,8 @@ class Fanout:
     def tell(self, topic: Topic, message: Message) -> None:
         """Offers a whole message to all who subscribed."""
         nbytes = message.nbytes
-        given = message.given if type(message) is Streamed else ()
+        streamed = message if type(message) is Streamed else None
+        given = streamed.given if streamed is not None else ()
         for subscriber in self.listeners(topic):
             if subscriber in given:
                 if message.offset is not None:
@@ -159,12 +160,14 @@ class Fanout:
                 continue
             if self.is_behind(subscriber, topic):
                 continue
-            if type(message) is Streamed and subscriber.takes_frames and message.offset is None:
+            if streamed is not None and subscriber.takes_frames and message.offset is None:
                 continue  # it came in the middle
             if subscriber.queued and subscriber.queued + nbytes > subscriber.limit:
                 self.left_out(subscriber, topic, message.offset)
             else:
                 subscriber.offer(message)
+        if streamed is not None:  # it may be held for groups, and would hold connections that have ended
+            streamed.given = frozenset()
 
     def is_behind(self, subscriber: Subscriber, topic: Topic) -> bool:
         """It reads this topic from the log."""

@@ -47,8 +47,11 @@ class Arrivals(Controls):
             socket._detach(queue.stream)
         try:
             peer, replaced = self._admit(socket, record, made, queue)
-        except HandshakeError as error:
-            self._turn_away(record, made, error)
+        except (HandshakeError, OSError) as error:
+            if isinstance(error, HandshakeError):
+                self._turn_away(record, made, error)
+            else:
+                self._drop(record, made, HandshakeError("tls", error.strerror or str(error)))
             if queue is not None:
                 record.queue = queue
                 self._attach(socket, queue.stream)
@@ -190,6 +193,14 @@ class Arrivals(Controls):
                 stream.send(control(order), force=True)
         except Broken:  # whoever reads the stream finds its end
             logger.debug("a publisher went before it heard the subscriptions")
+
+    def _drop(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
+        """Ends a connection that no stream can be made of: more came by TLS than the handshake's part."""
+        self._count(f"refused:{error.reason}")
+        self.emit(EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error)
+        made.discard()
+        if record.connector is not None:
+            record.connector.lost()
 
     def _turn_away(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
         """Refuses a peer after its hello was good, and says why."""
