@@ -85,9 +85,14 @@ class Receiving(Turns):
             self._ways_changed()
         else:
             parts = self._sound(self._recv_parts, flags)
-        if copy:
+        if not copy:
+            return self._as_frames(parts)
+        try:
             return [part if type(part) is bytes else part.bytes for part in parts]
-        return self._as_frames(parts)
+        except BaseException:  # a signal came while a large part was copied: the message is still unread
+            rest.extend(parts)
+            self._ways_changed()
+            raise
 
     def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
         """Receives one part as text."""

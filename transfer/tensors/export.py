@@ -52,8 +52,8 @@ def _exporter_for(tensor: Any) -> Exporter:
     """Finds how to read an object; remembers it for the types that are met all the time."""
     if device.is_cupy(tensor):
         return _export_cupy
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(tensor, (numpy.ndarray, numpy.generic)):
+    numpy = sys.modules.get("numpy")  # another thread may still be loading it
+    if numpy is not None and hasattr(numpy, "ma") and isinstance(tensor, (numpy.ndarray, numpy.generic)):
         if isinstance(tensor, numpy.ma.MaskedArray):
             raise NotATensor("a masked array would lose its mask", hint="send x.filled(value)")
         if type(tensor) is numpy.ndarray:

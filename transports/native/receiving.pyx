@@ -72,6 +72,7 @@ cdef class Receiving(Sending):
                 message = self.poll_once(as_bytes, sink)
                 if message is not None:
                     if not peek:
+                        self.look_for_signals(message, sink)
                         self.count_message(message)
                     return message
                 if timeout == 0 and not self.look():
@@ -87,6 +88,20 @@ cdef class Receiving(Sending):
             if self.exposed:
                 self.signal()
             PyThread_release_lock(self.lock)
+
+    cdef int look_for_signals(self, tuple message, sink) except -1:
+        """A signal that came while the message was read: its handler would raise before the caller has the
+        message. So it is called here, and the message stays for the next receive."""
+        cdef Frame frame
+        try:
+            PyErr_CheckSignals()
+        except BaseException:
+            if sink is not None:  # the sink's memory is the caller's
+                for frame in <list>message[1]:
+                    frame.data = frame.bytes
+            self.stash = message
+            raise
+        return 0
 
     cdef int count_message(self, tuple message) except -1:
         cdef object stream = message[0]
