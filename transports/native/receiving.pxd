@@ -52,11 +52,8 @@ cdef class Receiving(Sending):
     cdef int take_lock(self, long long timeout, int64_t deadline) except -1
     cdef tuple poll_once(self, bint as_bytes, sink)
     cdef tuple pour_stash(self, sink)
-<<<<<<< HEAD
     cdef int own(self, list frames) except -1
-=======
     cdef int look_for_signals(self, tuple message, sink) except -1
->>>>>>> fix-c
     cdef bint next_ready(self)
     cdef int leave_sink(self) except -1
     cdef tuple next_of_current(self, bint as_bytes, sink)
