@@ -11,6 +11,7 @@ import time
 import types
 import warnings
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from transfer import config
@@ -219,10 +220,8 @@ class Context(Strict):
             self.check()
             if not self._started:
                 self._started = True
-                self.reactor.register(self.flusher.fileno(), READABLE, self._reap)
-
-    def _reap(self, events: int) -> None:
-        self.flusher.reap()
+                # Without this context in it: what the reactor's thread refers to is never dropped.
+                self.reactor.register(self.flusher.fileno(), READABLE, partial(_reap, self.flusher))
 
     def check(self) -> None:
         """Raises ForkedError or ContextTerminated."""
@@ -322,6 +321,10 @@ class Context(Strict):
         with self._lock:
             self.check()
             self._sockets.add(socket)
+
+
+def _reap(flusher: Any, events: int) -> None:
+    flusher.reap()
 
 
 def _check_settings(defaults: Any, core: Any, security: Any, registry: Any) -> None:

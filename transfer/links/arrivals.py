@@ -62,7 +62,7 @@ class Arrivals(Controls):
         try:
             self._begin(socket, record, peer, replaced, queue)
         except Exception as error:  # the connection is the peer's by now, and ends with it
-            if not self.closing:  # its descriptor may be closed just now
+            if not (self.closing or self.context.closed):  # its descriptor may be closed just now
                 logger.exception("the connection to %s cannot be used", peer.address)
             self.lost(peer.stream, error)
 

@@ -12,7 +12,8 @@ cdef class Outgoing:
     cdef readonly Flusher flusher
     cdef readonly Pool pool
     cdef public object peer
-    cdef object socket              # the SocketBase that it is attached to
+    cdef void* socket               # the SocketBase that it is attached to: which one, no more
+    cdef object opened              # to be called when there is a descriptor; does not keep the socket
     cdef object failure
     cdef public object carrier      # carries large payloads beside the connection; see transports/base.py
     cdef bint several               # the message goes to other streams too

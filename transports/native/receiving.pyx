@@ -261,7 +261,7 @@ cdef class Receiving(Sending):
         while self.current is stream:
             try:
                 frame = stream.next_frame(&self.reader, as_bytes, sink)
-                if stream.socket is not self:  # taken out while we read it
+                if stream.socket != <void*>self:  # taken out while we read it
                     self.give_back(stream)
                 if frame is None:
                     self.current = None

@@ -15,6 +15,7 @@ from posix.unistd cimport usleep
 from posix.unistd cimport write as write_fd
 
 from transports.arguments import flags_of
+from transports.callbacks import weakly
 from transports.descriptors import descriptor_hint
 from transports.errors import Again, Broken, InternalError, NotSupported, OutOfDescriptors
 
@@ -153,7 +154,7 @@ cdef class SocketBase(Receiving):
             return False
         turn.last += 1
         turn.asks(stream, turn.last, now_ns())
-        if turn.number and stream.socket is not self:  # it went meanwhile: nobody else will say so
+        if turn.number and stream.socket != <void*>self:  # it went meanwhile: nobody else will say so
             turn.failure = Broken("the peer went before it could answer")
         return True
 
@@ -162,7 +163,7 @@ cdef class SocketBase(Receiving):
         if not turn.open or type(turn.stream) is not Stream:
             return False
         stream = <Stream>turn.stream
-        if stream.socket is not self or self.push(stream, data, turn.number) != OK:
+        if stream.socket != <void*>self or self.push(stream, data, turn.number) != OK:
             return False
         self.messages_sent += 1
         self.bytes_sent += PyBytes_GET_SIZE(data)
@@ -324,8 +325,7 @@ cdef class SocketBase(Receiving):
         """Uses the stream for sending, receiving or both."""
         self.check_usable()
         if type(stream) is not Stream:
-            stream.on_readable = self._notify
-            stream.on_writable = self._notify
+            stream.on_readable = stream.on_writable = weakly(self, "_notify")
             if sends:
                 self.foreign_outs.append(stream)
             if receives:
@@ -334,7 +334,8 @@ cdef class SocketBase(Receiving):
                 for fd in getattr(stream, "wait_fds", ()):
                     self.watch_foreign(fd)
         else:
-            (<Stream>stream).socket = self
+            (<Stream>stream).socket = <void*>self
+            (<Stream>stream).opened = weakly(self, "_opened")
             if sends:
                 self.join_round(stream)
             if receives:
@@ -401,7 +402,8 @@ cdef class SocketBase(Receiving):
             stream.on_readable = stream.on_writable = None
             self.take_out(stream)
             return
-        (<Stream>stream).socket = None
+        (<Stream>stream).socket = NULL
+        (<Stream>stream).opened = None
         (<Stream>stream).tell_of_room(-1)
         if self.by_fd.get((<Stream>stream).link.fd) is stream:
             numbers = [(<Stream>stream).link.fd]

@@ -38,8 +38,8 @@ cdef class Stream(Incoming):
         self.link.tls = tls
         self.link.fd = fd
         pthread_mutex_unlock(&self.link.mutex)
-        if self.socket is not None:
-            self.socket._opened(self)
+        if self.opened is not None:
+            self.opened(self)
         self.write_out(True)
 
     def receive(self):

@@ -6,10 +6,12 @@ import math
 import selectors
 import threading
 import time
+import weakref
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from transports.callbacks import nothing, weakly
 from transports.descriptors import descriptor_error
 from transports.errors import Closed
 from transports.twin import fork
@@ -44,6 +46,7 @@ class Attachments:
         self._flusher = flusher
         self._pool = pool
         self._lock = threading.Lock()
+        self._itself = weakref.ref(self)
         self._attached: dict[Any, bool] = {}  # every stream, and whether it receives
         self._foreign = 0
         #: descriptor -> the foreign streams that sleep on it
@@ -83,14 +86,14 @@ class Attachments:
             if sends:
                 self._join_round(stream)
             if isinstance(stream, Stream):
-                stream._owner = self
+                stream._owner_ref = self._itself
                 if receives:
                     self._watch(stream)
             else:
                 self._foreign += 1
-                stream.on_writable = lambda: self._has_room(stream)
+                stream.on_writable = weakly(self, "_has_room", stream)
                 if receives:
-                    stream.on_readable = lambda: self._has_message(stream)
+                    stream.on_readable = weakly(self, "_has_message", stream)
                     self._watch_foreign(stream)
             self._wake_senders()
         if receives and (not isinstance(stream, Stream) or stream._has_decoded):
@@ -137,7 +140,7 @@ class Attachments:
             self._leave_round(stream)
         if isinstance(stream, Stream):
             self._unwatch(stream)
-            stream._owner = None
+            stream._owner_ref = nothing
         else:
             self._foreign -= 1
             stream.on_readable = stream.on_writable = None

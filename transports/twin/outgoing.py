@@ -7,10 +7,11 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
+from transports.callbacks import nothing
 from transports.errors import Broken
 from transports.twin import fork
 from transports.twin.codec import CONTROL, LARGE, encode, normalize
@@ -60,7 +61,7 @@ class Outgoing:
         self._flusher = flusher
         self._socket: socket.socket | None = None
         self._channel: TlsChannel | None = None  # between the queue and the socket, if there is TLS
-        self._owner: Owner | None = None
+        self._owner_ref: Callable[[], Owner | None] = nothing  # a weak reference
         self._lock = threading.Lock()
         self._queue: deque[Message] = deque()
         self._pending_bytes = 0  # of frames, headers and all
@@ -81,6 +82,10 @@ class Outgoing:
     @property
     def fd(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
+
+    @property
+    def _owner(self) -> Owner | None:
+        return self._owner_ref()
 
     # -- taking a message
 
