@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 from patterns.base import (
     Admitted,
@@ -21,7 +22,7 @@ from patterns.base import (
     SendMode,
 )
 from patterns.req_rep import CORRELATED
-from transports.errors import Unroutable, UsageError
+from transports.errors import Unroutable, UsageError, not_a_buffer
 from transports.wire import SocketType
 
 _NUMBER = struct.Struct("<Q")
@@ -117,7 +118,7 @@ class Router(Pattern):
                 "a ROUTER's message begins with the identity of the peer",
                 hint="send_multipart([identity, ...])",
             )
-        identity = bytes(frames[0][4])
+        identity = _identity_of(frames[0][4])
         peer = self._by_identity.get(identity)
         if peer is None:
             if self.mandatory:
@@ -143,3 +144,11 @@ class Router(Pattern):
                 hint='send_multipart([identity, b"", ...]), as the request was received',
             )
         return [(flags, number, topic, meta, data) for flags, _, topic, meta, data in frames[1:]]
+
+
+def _identity_of(given: Any) -> bytes:
+    """The first part of a message, a Frame too. Raises ArgumentError: `bytes` of a number would be zeros."""
+    try:
+        return given if type(given) is bytes else bytes(getattr(given, "buffer", None) or memoryview(given))
+    except TypeError:
+        raise not_a_buffer(given) from None

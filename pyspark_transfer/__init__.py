@@ -4,6 +4,13 @@ PySpark imports every top-level module whose name begins with `pyspark_` and reg
 `DefaultSource`. So this module must never fail to import where PySpark is installed.
 """
 
-from transfer.spark.source import TransferDataSource as DefaultSource
+import logging
+
+from transports.errors import MissingLibrary
+
+try:
+    from transfer.spark.source import TransferDataSource as DefaultSource
+except MissingLibrary as error:  # PySpark would end every query of every program of this installation
+    logging.getLogger("transfer").warning('format("transfer") is not there: %s', error)
 
 __all__ = ["DefaultSource"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from transports.errors import UsageError
+from transports.forking import undivided
 
 if TYPE_CHECKING:
     from transfer.clients.registry import Registration
@@ -40,7 +41,8 @@ class Announcing:
         a wildcard the address by which this machine reaches the broker. lease, metadata: see
         `transfer.clients.registry.Registration`. Raises UsageError before `bind`, AddressError, OptionError.
         """
-        from transfer.clients.registry import LEASE, Registration
+        with undivided():
+            from transfer.clients.registry import LEASE, Registration
 
         self._check_usable()
         if endpoint is None:

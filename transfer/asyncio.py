@@ -21,7 +21,10 @@ from transfer.constants import DONTWAIT, POLLERR, POLLIN, POLLOUT
 from transfer.context import Context as _Context
 from transfer.links.no_peer import LongWait
 from transfer.poller import Poller as _Poller
+from transfer.receiving import decoder_of
+from transfer.sending import encoded, json_of
 from transfer.socket import SocketMethods, socket_of
+from transports.arguments import events_of, flags_of, milliseconds, seconds, whole
 from transports.errors import Again
 from transports.owning import room_in
 
@@ -102,6 +105,7 @@ class AsyncMethods(SocketMethods):
         row[0] += 1
         if row[0] > _TURN:
             await self._yield()
+        flags = flags_of(flags)
         try:
             return self._sync_recv(flags | DONTWAIT, copy)
         except Again:
@@ -115,6 +119,7 @@ class AsyncMethods(SocketMethods):
 
     async def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
         """As `Socket.recv_string`."""
+        decoder_of(encoding)
         return bytes(await self.recv(flags)).decode(encoding)
 
     async def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
@@ -141,6 +146,7 @@ class AsyncMethods(SocketMethods):
         row[0] += 1
         if row[0] > _TURN:
             await self._yield()
+        flags = flags_of(flags)
         try:
             return call(flags | DONTWAIT, **kwargs)
         except Again:
@@ -194,6 +200,7 @@ class AsyncMethods(SocketMethods):
         row[0] += 1
         if row[0] > _TURN:
             await self._yield()
+        flags = flags_of(flags)
         try:
             return self._sync_send(data, flags | DONTWAIT, copy, track)
         except Again:
@@ -211,11 +218,11 @@ class AsyncMethods(SocketMethods):
 
     async def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
         """As `Socket.send_string`."""
-        await self.send(u.encode(encoding), flags, copy)
+        await self.send(encoded(u, encoding), flags, copy)
 
     async def send_json(self, obj: Any, flags: int = 0, **kwargs: Any) -> None:
         """As `Socket.send_json`."""
-        await self.send(json.dumps(obj, **kwargs).encode(), flags)
+        await self.send(json_of(obj, kwargs), flags)
 
     async def send_tensor(
         self,
@@ -246,6 +253,7 @@ class AsyncMethods(SocketMethods):
         )
 
     async def _send_by(self, call: Callable[..., Any], *args: Any, flags: int, **kwargs: Any) -> Any:
+        flags = flags_of(flags)
         again = functools.partial(call, *args, flags=flags | DONTWAIT, **kwargs)
         try:
             return again()
@@ -308,11 +316,12 @@ class AsyncMethods(SocketMethods):
 
     async def poll(self, timeout: float | None = None, flags: int = POLLIN) -> int:
         """As `Socket.poll`; `timeout` in milliseconds."""
-        ready = await wait([(self, flags)], timeout)
+        ready = await wait([(self, events_of(flags))], timeout)
         return ready[0][1] if ready else 0
 
     async def peers_ready(self, n: int = 1, timeout: float | None = 30.0) -> None:
         """As `Socket.wait_for_peers`, without blocking the loop."""
+        n, timeout = whole(n, "n"), seconds(timeout)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, functools.partial(self.wait_for_peers, n, timeout))
 
@@ -335,7 +344,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 async def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[Any, int]]:
     """The entries (socket, descriptor or object with fileno; bits) that are ready, as the
     `wait` of `transfer.poller`. timeout: milliseconds, None or negative: endless."""
-    loop = asyncio.get_running_loop()
+    loop, timeout = asyncio.get_running_loop(), milliseconds(timeout)
     deadline = None if timeout is None or timeout < 0 else loop.time() + timeout / 1000
     ready = await _look(entries)
     if ready or timeout == 0:

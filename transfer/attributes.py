@@ -19,11 +19,17 @@ class Strict:
     _complete = False
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._complete and name[:1] != "_" and name not in self.__dict__ and not hasattr(type(self), name):
-            derived = type(self).__module__.partition(".")[0] != "transfer"
-            if not derived or get_close_matches(name.lower(), self._known_names(), 1, _NEAR):
-                raise self._no_such(name)
+        if self._complete and name[:1] != "_":
+            value = self._checked(name, value)
+            if name not in self.__dict__ and not hasattr(type(self), name):
+                derived = type(self).__module__.partition(".")[0] != "transfer"
+                if not derived or get_close_matches(name.lower(), self._known_names(), 1, _NEAR):
+                    raise self._no_such(name)
         super().__setattr__(name, value)
+
+    def _checked(self, name: str, value: Any) -> Any:
+        """The value that a public attribute keeps, if this is one that it can have. Raises ArgumentError."""
+        return value
 
     def _known_names(self) -> Iterable[str]:
         """What a wrong name may have meant."""

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from transports.errors import NotSupported, ProtocolError
+from transports.forking import undivided
 
 #: below this many bytes a frame is not worth the call
 MIN_SIZE: Final = 512
@@ -27,7 +28,8 @@ _BEST_RATIO: Final = 256
 
 def _lz4() -> ModuleType:
     try:
-        import lz4.frame
+        with undivided():
+            import lz4.frame
     except ImportError as error:
         raise NotSupported("compression needs the library lz4", hint="pip install lz4") from error
     return lz4.frame  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from transfer import config
 from transfer.attributes import Strict
 from transfer.options import OPTIONS
 from transfer.tally import Tally
+from transports.arguments import linger_of, whole, wrong
 from transports.choice import Offer
 from transports.config import load, security as read_security
 from transports.errors import Closed, ContextTerminated, ForkedError, NoSuchAttribute
@@ -24,15 +25,20 @@ from transports.forking import undivided
 from transports.reactor import READABLE, Reactor
 from transports.registry import offer
 from transports.security.credentials import Credentials
+from transports.security.settings import Security
 
 if TYPE_CHECKING:
     from transfer.registration import Registration
     from transfer.socket import SocketMethods
-    from transports.security.settings import Security
     from transports.wire import SocketType
 
 logger = logging.getLogger("transfer")
 
+#: what sockets load later, in whichever thread needs it first
+_LOADED_WITH = (
+    "transfer.socket", "transfer.poller", "transfer.callback", "transfer.compress",
+    "transports.acceptor", "transports.connector",
+)  # fmt: skip
 _live: weakref.WeakSet[Context] = weakref.WeakSet()
 #: contexts of the parent in a forked child: kept, since to free them would touch what the parent uses
 _inherited: list[Any] = []
@@ -67,14 +73,16 @@ class Context(Strict):
         policy: str | None = None,
         security: Security | None = None,
     ) -> None:
+        whole(io_threads, "io_threads")
+        _check_settings(defaults, core, security, registry)
         if core is None:
             with undivided():
                 from transports import core as default_core
 
             core = default_core
         with undivided():  # what sockets need, too: else a thread may load it while another one forks
-            importlib.import_module("transfer.socket")
-            importlib.import_module("transfer.poller")
+            for name in _LOADED_WITH:
+                importlib.import_module(name)
         self.core: Any = core
         self.defaults = defaults
         self.transport_config = load(protocol=protocol, policy=policy)
@@ -251,6 +259,7 @@ class Context(Strict):
 
         Returns how many messages were not sent. Idempotent.
         """
+        linger = linger_of(linger)
         if self.forked:
             return 0
         with self._lock:
@@ -313,6 +322,18 @@ class Context(Strict):
         with self._lock:
             self.check()
             self._sockets.add(socket)
+
+
+def _check_settings(defaults: Any, core: Any, security: Any, registry: Any) -> None:
+    """Raises ArgumentError for what would fail far from here, or not at all."""
+    if not isinstance(defaults, config.Defaults):
+        raise wrong("defaults", defaults, "a transfer.config.Defaults")
+    if core is not None and not hasattr(core, "SocketBase"):
+        raise wrong("core", core, "a module: transports.native or transports.twin (or set TRANSFER_CORE)")
+    if not (registry is None or hasattr(registry, "register")):
+        raise wrong("registry", registry, "a prometheus_client.CollectorRegistry")
+    if not (security is None or isinstance(security, Security)):
+        raise wrong("security", security, "a transfer.Security: Security(token_file=...)")
 
 
 def _set_hooks() -> None:

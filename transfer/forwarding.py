@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from patterns.router_dealer import Router
+from transports.arguments import flags_of, octets, text, wrong
 from transports.errors import NotSupported, ProtocolError
 from transports.wire import Flag
 
@@ -54,6 +55,7 @@ class Forwarding:
     def expel(self, identity: bytes, reason: str) -> bool:
         """Of a ROUTER: ends the connection with a peer that does not do its part; what waits for it is not
         sent, and what it sent and nobody received is gone. False: it is not there. Raises NotSupported."""
+        identity, reason = octets(identity, "identity"), text(reason, "reason")
         peer = self._router().routes().get(identity)
         return peer is not None and self._links.lost(peer, ProtocolError("stalled", reason))
 
@@ -84,9 +86,13 @@ class Forwarding:
         Topic and tensor header are those of a frame that `recv_frames` gave. copy, track: as in `send`; None:
         memory is held only until this returns. Raises as `send_multipart`.
         """
+        try:
+            parts = [(flags_ & _KEPT, 0, topic, meta, data) for topic, meta, flags_, data in frames]
+        except (TypeError, ValueError):
+            raise wrong("frames", frames, "a list of (topic, tensor header, flags, data)") from None
         return self._send_outframes(
-            [(flags_ & _KEPT, 0, topic, meta, data) for topic, meta, flags_, data in frames],
-            flags,
+            parts,
+            flags_of(flags),
             track,
             copy,
         )

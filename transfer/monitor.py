@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from transports.arguments import seconds
 from transports.errors import Again, Closed
 
 #: events that nobody fetched: the oldest go first
@@ -75,6 +76,7 @@ class Monitor:
 
         Raises Again when the time is over, Closed when no event can come any more.
         """
+        timeout = seconds(timeout)
         with self._changed:
             if not self._changed.wait_for(lambda: self._events or self._closed, timeout):
                 raise Again(f"no event within {timeout} s")

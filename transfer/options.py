@@ -6,6 +6,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from transports.arguments import whole as whole_number
 from transports.errors import ArgumentError, Closed, OptionError
 from transports.wire import MAX_DATA
 
@@ -194,6 +195,9 @@ class SocketOptions:
     def identity(self, value: bytes | str) -> None:
         self.routing_id = value
 
+    def _checked(self, name: str, value: Any) -> Any:
+        return whole_number(value, name, 0, 2**31 - 1) if name in CORE else value
+
     def _initial_values(self, defaults: Defaults) -> dict[str, Any]:
         return {name: option.initial(defaults) for name, option in OPTIONS.items() if not option.attribute}
 
@@ -223,7 +227,8 @@ _NAMES = set(NUMBERS.values()) | {"identity"}
 def _name(option: int | str) -> str:
     """The option's name from its number or from any spelling of its name."""
     if not isinstance(option, str | int):
-        raise ArgumentError(f"an option is a name or a number, not {type(option).__name__}")
+        what = f"an option is a name or a number, not {type(option).__name__}"
+        raise ArgumentError(what, hint='for instance "rcvtimeo"; options: ' + ", ".join(sorted(_NAMES)))
     name = option.lower() if isinstance(option, str) else NUMBERS.get(int(option), "")
     if name not in _NAMES:
         near = get_close_matches(str(option).lower(), _NAMES, 1)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from transfer.constants import POLLERR, POLLIN, POLLOUT
-from transports.errors import UsageError
+from transports.arguments import events_of, milliseconds, number, wrong
 
 #: seconds between two looks where no descriptor tells (room to send, a REQ whose peer died)
 _LOOK = 0.005
@@ -22,10 +22,11 @@ def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[An
 
     Returns at once if any is. timeout: milliseconds, None or negative: endless.
     """
+    timeout = milliseconds(timeout)
     deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout / 1000.0
     sockets = [(thing, bits) for thing, bits in entries if hasattr(thing, "_ready_bits")]
     others = [(thing, bits) for thing, bits in entries if not hasattr(thing, "_ready_bits")]
-    plain = {_descriptor(thing): (thing, bits) for thing, bits in others}
+    plain = {descriptor(thing): (thing, bits) for thing, bits in others}
     told = {thing: thing.fileno() for thing, _ in sockets}  # before the first look: it tells from now on
     due = 0.0
     while True:
@@ -69,13 +70,12 @@ def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _descriptor(thing: Any) -> int:
-    if isinstance(thing, int):
-        return thing
-    try:
-        return int(thing.fileno())
-    except AttributeError:
-        raise UsageError(f"{thing!r} is neither a socket nor a descriptor") from None
+def descriptor(thing: Any) -> int:
+    """The number of a descriptor, or of what has one. Raises ArgumentError."""
+    found = number(thing.fileno() if hasattr(thing, "fileno") else thing)
+    if found is not None and 0 <= found < 1 << 31:
+        return found
+    raise wrong("what is polled", thing, "a socket, a file, or the number of a descriptor")
 
 
 class Poller:
@@ -89,7 +89,10 @@ class Poller:
         return socket in self._index
 
     def register(self, socket: Any, flags: int = POLLIN | POLLOUT) -> None:
-        """Adds a socket or descriptor, or changes its flags; flags 0 take it out."""
+        """Adds a socket or descriptor, or changes its flags; flags 0 take it out. Raises ArgumentError."""
+        flags = events_of(flags)
+        if not hasattr(socket, "_ready_bits"):
+            descriptor(socket)
         if not flags:
             if socket in self._index:
                 self.unregister(socket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import threading
 import time
@@ -16,6 +17,7 @@ from transfer.compressing import decompressed
 from transfer.constants import DONTWAIT
 from transfer.links import Links
 from transfer.turns import RECEIVING, Turns
+from transports.arguments import flags_of, wrong
 from transports.errors import Again, ProtocolError
 from transports.owning import pour, room_in
 from transports.wire import Flag
@@ -89,6 +91,7 @@ class Receiving(Turns):
 
     def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
         """Receives one part as text."""
+        decoder_of(encoding)
         return bytes(self.recv(flags)).decode(encoding)
 
     def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
@@ -199,7 +202,7 @@ class Receiving(Turns):
     def _recv_frames(self, flags: int = 0, sink: Sink | None = None) -> list[Any]:
         """One whole message by the pattern: frames as they arrived, and `bytes` before them that
         the pattern added (ROUTER). Frames with the LZ4 flag are still compressed."""
-        timeout = 0 if flags & DONTWAIT else self.receive_timeout
+        timeout = 0 if flags != 0 and flags_of(flags) & DONTWAIT else self.receive_timeout
         came = self._came
         came.by = None
         if not self._general_recv:  # the core may do it alone, as it does a plain receive
@@ -389,3 +392,11 @@ class Receiving(Turns):
             self._frame(part, flags=Flag.MORE if i < last else 0) if type(part) is bytes else part
             for i, part in enumerate(parts)
         ]
+
+
+def decoder_of(encoding: str) -> None:
+    """Before a message is received that could not be decoded. Raises ArgumentError."""
+    try:
+        codecs.lookup(encoding)
+    except (LookupError, TypeError, ValueError):
+        raise wrong("encoding", encoding, 'the name of an encoding, for instance "utf-8"') from None

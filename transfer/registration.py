@@ -9,6 +9,7 @@ from transfer.tensors.export import export, export_pointer
 from transports import gpu, probe
 from transports.base import Capabilities
 from transports.errors import UsageError
+from transports.forking import undivided
 from transports.twin.pool import flat_view
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def _register_device(context: Context, tensor: Any) -> Registration:
 
 
 def _wished(context: Context, tensor: Any, memory: Any) -> Registration:
-    from transports.verbs.upgrade import domains_in
+    with undivided():
+        from transports.verbs.upgrade import domains_in
 
     made = Registration(context, tensor, memory, "")
     made._wish = domains_in(context.shared, context.core.copy_into).wish(memory)

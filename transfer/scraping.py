@@ -15,7 +15,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from transfer.https import Https, bearer
 from transfer.peer_faults import PeerFaults
-from transports.security.guard import check_listening
+from transports.errors import SecurityError
+from transports.security.guard import check_listening, skips_token
 
 #: seconds that somebody has to shake hands, to ask, and to read
 _PATIENCE = 10.0
@@ -50,7 +51,7 @@ class _Handler(WSGIRequestHandler):
 class Scraped(ThreadingMixIn, WSGIServer):
     """Listens at once; `start` serves. https: what is shown, and asked for. port: where it really listens.
 
-    Raises OSError, and SecurityError where strangers could come.
+    Raises OSError, and SecurityError where strangers could come, or who has no token where there is one.
     """
 
     daemon_threads = True
@@ -62,6 +63,12 @@ class Scraped(ThreadingMixIn, WSGIServer):
         where, number = str(found[4][0]), int(found[4][1])
         security = https.security
         check_listening(where, f"{address}:{port} for metrics", security, shown=True)
+        if skips_token(security) and not security.tls:
+            raise SecurityError(
+                f"{address}:{port} for metrics would answer who has no token: without TLS it takes none",
+                hint="give it certificates (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY), leave it out, or let it "
+                "answer this machine without: TRANSFER_TOKENLESS=allow",
+            )
         self._https = https
         self._asking: dict[socket.socket, None] = {}  # the oldest first
         self._asking_lock = threading.Lock()

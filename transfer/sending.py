@@ -16,6 +16,7 @@ from transfer.constants import DONTWAIT, SNDMORE
 from transfer.links import Links
 from transfer.tracker import Tracker
 from transfer.turns import SENDING, Turns
+from transports.arguments import flags_of, wrong
 from transports.base import Capabilities
 from transports.errors import Again, ArgumentError, Broken, UsageError
 from transports.owning import owned
@@ -56,17 +57,15 @@ class Sending(Turns):
                 hint="send() sends one part, send_multipart([part]) too",
             )
         frames: list[OutFrame] = [(0, 0, None, None, part) for part in msg_parts]
-        return self._send_message(frames, flags, not copy, track)
+        return self._send_message(frames, flags_of(flags), not copy, track)
 
     def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
         """Sends a text as one part."""
-        if not isinstance(u, str):
-            raise ArgumentError(f"text is wanted, not {type(u).__name__}", hint="send() sends bytes")
-        self.send(u.encode(encoding), flags, copy)
+        self.send(encoded(u, encoding), flags, copy)
 
     def send_json(self, obj: Any, flags: int = 0, **kwargs: Any) -> None:
         """Sends an object as JSON; keyword arguments go to `json.dumps`."""
-        self.send(json.dumps(obj, **kwargs).encode(), flags)
+        self.send(json_of(obj, kwargs), flags)
 
     def _send_general(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         if flags & SNDMORE or self._partial:
@@ -209,6 +208,28 @@ class Sending(Turns):
         if self._links.fatal is not None:
             self._check_usable()
         return self._links.nobody() if self._links.alone else error
+
+
+def encoded(given: Any, encoding: str) -> bytes:
+    """A text as bytes. Raises ArgumentError."""
+    if not isinstance(given, str):
+        raise ArgumentError(f"text is wanted, not {type(given).__name__}", hint="send() sends bytes")
+    try:
+        return given.encode(encoding)
+    except (LookupError, TypeError):
+        raise wrong("encoding", encoding, 'the name of an encoding, for instance "utf-8"') from None
+    except UnicodeEncodeError as error:
+        what = f"{encoding} cannot say this text: {error.reason}"
+        raise ArgumentError(what, hint="send() sends bytes") from None
+
+
+def json_of(given: Any, options: dict[str, Any]) -> bytes:
+    """An object as JSON. Raises ArgumentError."""
+    try:
+        return json.dumps(given, **options).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        hint = "JSON has text, numbers, lists, dicts with text as keys, True, False, None; send() sends bytes"
+        raise ArgumentError(f"it cannot be sent as JSON: {error}", hint=hint) from None
 
 
 def _kept(frame: OutFrame) -> OutFrame:

@@ -29,6 +29,7 @@ from transfer.peer import PeerInfo
 from transfer.receiving import Parts, Receiving
 from transfer.sending import Sending
 from transfer.tensors import TensorMethods
+from transports.arguments import callable_or_none, events_of, milliseconds, octets, seconds, whole, wrong
 from transports.errors import Closed, ForkedError, NotSupported
 from transports.wire import MAX_DATA, SocketType
 
@@ -148,6 +149,7 @@ class SocketMethods(Strict, SocketOptions, Sending, Receiving, TensorMethods, Fo
         A PUB counts peers whose subscriptions are in, a SUB publishers that acknowledged all of
         its subscriptions. Raises Again with what is known of the endpoints.
         """
+        n, timeout = whole(n, "n"), seconds(timeout)
         links = self._links
         deadline = None if timeout is None else time.monotonic() + timeout
         due = time.monotonic() + self._long_wait / 1000
@@ -173,8 +175,12 @@ class SocketMethods(Strict, SocketOptions, Sending, Receiving, TensorMethods, Fo
         """The bits of `flags` that hold, after waiting for one. `timeout` in ms, None endless."""
         from transfer.poller import wait
 
-        found = self._ready_bits(flags)
-        if found or timeout == 0:
+        found = self._ready_bits(flags if flags == POLLIN else events_of(flags))
+        if timeout == 0:
+            return found
+        if timeout is not None and type(timeout) is not int:  # also of a call that need not wait now
+            timeout = milliseconds(timeout)
+        if found:
             return found
         ready = wait([(self, flags)], timeout)
         return ready[0][1] if ready else 0
@@ -240,13 +246,13 @@ class SocketMethods(Strict, SocketOptions, Sending, Receiving, TensorMethods, Fo
         with self._links.changed:
             if topic is None:
                 return self._pattern.ready
-            return self._pattern.wanting(topic.encode() if isinstance(topic, str) else bytes(topic))
+            return self._pattern.wanting(octets(topic, "topic"))
 
     def _prefix(self, prefix: bytes | str) -> bytes:
         self._check_usable()
         if not isinstance(self._pattern, Subscriber):
             raise NotSupported(f"a {self.type.name} has no subscriptions")
-        return prefix.encode() if isinstance(prefix, str) else bytes(prefix)
+        return octets(prefix, "prefix")
 
     def set_callback(self, callback: Callable[[list[bytes]], object] | None) -> None:
         """Gives every message to `callback(parts)` in a thread of its own, one at a time.
@@ -255,6 +261,7 @@ class SocketMethods(Strict, SocketOptions, Sending, Receiving, TensorMethods, Fo
         told to the monitors, and the next message comes.
         """
         self._check_usable()
+        callable_or_none(callback, "callback", "the parts of a message")
         if self._pattern.receive_mode is ReceiveMode.NONE:
             raise NotSupported(f"a {self.type.name} receives nothing")
         running, self._dispatcher = self._dispatcher, None
@@ -285,13 +292,13 @@ class SocketMethods(Strict, SocketOptions, Sending, Receiving, TensorMethods, Fo
 
         Returns how many messages were not sent. Idempotent.
         """
+        lingers = self._linger_seconds(linger)
         if self._inherited or not self._ending.acquire(blocking=False):
             return 0
         self._general_send = True  # a send from now on would not be flushed
         self._end_announcements()
-        seconds = self._linger_seconds(linger)
-        deadline = time.monotonic() + seconds
-        if seconds:
+        deadline = time.monotonic() + lingers
+        if lingers:
             self._links.flush(deadline)
         self._close_core()
         unsent = self._links.close(deadline)
@@ -301,8 +308,8 @@ class SocketMethods(Strict, SocketOptions, Sending, Receiving, TensorMethods, Fo
         return unsent
 
     def _linger_seconds(self, linger: float | None) -> float:
-        wanted = self.linger if linger is None else linger
-        return _ENDLESS if wanted < 0 else wanted / 1000.0
+        wanted = self.linger if linger is None else milliseconds(linger, "linger")
+        return _ENDLESS if wanted is None or wanted < 0 else wanted / 1000.0
 
     def __enter__(self) -> SocketMethods:
         return self
@@ -407,7 +414,11 @@ _ENDLESS = 3600.0
 
 
 def _text(addr: str | bytes) -> str:
-    return addr.decode() if isinstance(addr, bytes) else addr
+    if isinstance(addr, str):
+        return addr
+    if isinstance(addr, bytes):
+        return addr.decode(errors="replace")
+    raise wrong("an endpoint", addr, 'text, for instance "tcp://127.0.0.1:5555"')
 
 
 @functools.cache

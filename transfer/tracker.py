@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from transports.arguments import seconds
 from transports.errors import Again, Broken, NotSupported
 
 
@@ -44,6 +45,7 @@ class Tracker:
 
         Raises Again when the time is over, Broken when the message could not be handed over.
         """
+        timeout = seconds(timeout)
         with self._state:
             if not self._state.wait_for(lambda: self.done, timeout):
                 raise Again(f"the message is still in flight after {timeout} s")
@@ -56,6 +58,7 @@ class Tracker:
         Raises Again when the time is over, Broken when the peer went before it confirmed, and
         NotSupported where peers do not confirm (PUB/SUB, peers without hello).
         """
+        timeout = seconds(timeout)
         with self._state:
             if not self._confirmable:
                 raise NotSupported("the peers of this socket do not confirm messages")

@@ -189,7 +189,8 @@ def _text(endpoint: str | bytes) -> str:
         except UnicodeDecodeError as error:
             raise AddressError(f"the endpoint {endpoint!r} is not UTF-8") from error
     if not isinstance(endpoint, str):
-        raise AddressError(f"an endpoint is text, not {type(endpoint).__name__}")
+        what = f"an endpoint is text, not {type(endpoint).__name__}"
+        raise AddressError(what, hint="write for instance tcp://127.0.0.1:5555")
     if not endpoint:
         raise AddressError("the endpoint is empty", hint="write for instance tcp://127.0.0.1:5555")
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in endpoint):

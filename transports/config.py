@@ -17,6 +17,7 @@
 | TRANSFER_TLS_SERVER_NAME | name | what certificates of peers have to name, instead of the endpoint's host |
 | TRANSFER_TOKEN, TRANSFER_TOKEN_FILE | text, file | a secret that peers prove to know; a file has several |
 | TRANSFER_UNAUTHENTICATED | allow | strangers may come in beyond loopback |
+| TRANSFER_TOKENLESS | allow | what cannot ask for the token listens on this machine although there is one |
 | TRANSFER_ENCRYPT | tcp, all | all: nothing goes by rdma or ucx, which do not encrypt |
 | TRANSFER_LIBSSL | file | an OpenSSL for the compiled core, newer and quicker than the one of Python |
 | TRANSFER_ADVERTISE | host | the host that is announced to a registry |
@@ -80,6 +81,9 @@ def load(
     it does not know, and for a misspelt variable."""
     environ = os.environ if environ is None else environ
     check_names(environ)
+    for name, value in (("protocol", protocol), ("policy", policy)):
+        if not (value is None or isinstance(value, str)):
+            raise OptionError(f"{name} cannot be {value!r:.40}", hint="text, or None")
     if protocol is not None:
         environ = {**environ, ARGUMENT_PROTOCOL: protocol}
     if policy is not None:
@@ -107,6 +111,7 @@ def security(environ: Mapping[str, str] | None = None, *, given: Mapping[str, An
         "token": said("TOKEN"),
         "token_file": said("TOKEN_FILE"),
         "unauthenticated": _choice(environ, ("TRANSFER_UNAUTHENTICATED",), ("", "allow"))[0] == "allow",
+        "tokenless": _choice(environ, ("TRANSFER_TOKENLESS",), ("", "allow"))[0] == "allow",
         "encrypt": _choice(environ, ("TRANSFER_ENCRYPT",), ENCRYPT)[0],
     }
     return Security(**fields | dict(given or {}))

@@ -71,10 +71,11 @@ class SocketConnector:
         with self._lock:
             self._backoff = Backoff(seconds, seconds)
 
-    def hurry(self) -> None:
-        """The peer is there: tries at once, and in short pauses from now on."""
+    def hurry(self, limit: float = 0.0) -> None:
+        """Tries at once, and in short pauses from now on, which grow to `limit` seconds at least."""
         with self._lock:
-            self._backoff = Backoff(self._options.reconnect_first, self._options.reconnect_limit)
+            longest = max(limit, self._options.reconnect_limit)
+            self._backoff = Backoff(self._options.reconnect_first, longest)
             waits = self._state is _State.WAITING
             if waits:
                 self._cancel_timer()

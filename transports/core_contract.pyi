@@ -141,8 +141,9 @@ OutFrame = tuple[int, int, bytes | None, bytes | None, Any]
 
 # A sink chooses where a frame's payload is read to: sink(meta, topic, nbytes) -> a writable
 # buffer of exactly nbytes, or None for a lease of the pool. Called for frames of 4 KiB or more
-# before the payload is read, and for smaller ones before it is copied. If it raises, the frame
-# stays unread and the exception leaves `_recv_message`. Not called for control frames and LZ4 frames.
+# before the payload is read, and for smaller ones before it is copied. If it raises, the message is read
+# to its end without it. Then the sink is asked again: what it raises now leaves `_recv_message`, and the next
+# receive gives that message. Not called for control frames and LZ4 frames.
 # The core keeps no reference to a sink's memory after `_recv_message` has returned or raised.
 Sink = Callable[[bytes | None, bytes | None, int], Any]
 
@@ -438,9 +439,9 @@ class SocketBase:
 #     registers_device_memory: bool            the same, and it is registered with the network card: as a
 #                                              dma-buf where the payload is a `gpu.Exportable`
 #     takes_sink: bool                         take(sink) asks a sink for payloads of messages of one
-#                                              frame; what the sink raises leaves the message unread
-#                                              (ProtocolError: is the stream's end). `placed` says of the
-#                                              message just returned that it lies where the sink said;
+#                                              frame; what the sink raises leaves the message to
+#                                              `take()` (ProtocolError: is the stream's end). `placed` says of
+#                                              the message just returned that it lies where the sink said;
 #                                              `sinking`, that one not yet returned uses such memory.
 #                                              leave_sink() ends that: it is called before the sink is
 #                                              asked for another stream, and when the call ends; what it

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import errno as _errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # ZeroMQ's own numbers (zmq.h: ZMQ_HAUSNUMERO = 156384712), for programs that compare them.
 EFSM = 156384763
@@ -97,7 +99,7 @@ class NoSuchAttribute(NotSupported, AttributeError):
 
 
 class ArgumentError(UsageError, TypeError):
-    """An argument of a type that the call cannot take."""
+    """An argument that the call cannot take: of another type, or no such number."""
 
 
 class OptionError(UsageError, ValueError):
@@ -131,7 +133,7 @@ class NotATensor(UsageError, TypeError):
 
 
 class TensorMismatch(UsageError, ValueError):
-    """`out=` or `like=` does not fit the tensor that arrived; the message is still unread."""
+    """`out=` or `like=` does not fit the tensor that arrived. The next receive gives that message."""
 
 
 class Unroutable(UsageError):
@@ -153,7 +155,18 @@ class PickleRefused(UsageError):
 def missing_library(what: str, error: ImportError, extra: str) -> MissingLibrary:
     """The error for what needs a library that one of our extras brings."""
     library = (error.name or "a library").partition(".")[0]
-    return MissingLibrary(f"{what} needs {library}", hint=f"pip install 'tensor-transfer[{extra}]'")
+    made = MissingLibrary(f"{what} needs {library}", hint=f"pip install 'tensor-transfer[{extra}]'")
+    made.name = library
+    return made
+
+
+@contextmanager
+def comes_with(extra: str, what: str) -> Iterator[None]:
+    """Around imports that `what`, a module, needs, and `extra` brings. Raises MissingLibrary."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing_library(what, error, extra) from error
 
 
 def not_a_buffer(given: object) -> ArgumentError:

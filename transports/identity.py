@@ -34,7 +34,7 @@ def host_id() -> str:
     Empty where the system does not tell, which equals nobody's.
     """
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             boot = file.read().strip()
         namespace = os.stat("/proc/self/ns/net").st_ino
     except OSError:

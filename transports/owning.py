@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
+from transports.arguments import whole, wrong
 from transports.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,13 +40,17 @@ def unsent(messages: Iterable[list[OutFrame]]) -> list[list[OutFrame]]:
 
 def room_in(buffer: Any, nbytes: int = 0) -> memoryview:
     """The first `nbytes` of memory to receive into; 0: all. Raises UsageError if it cannot take them."""
-    view = memoryview(buffer)
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise wrong("the memory to receive into", buffer, "a bytearray, or an array") from None
+    nbytes = whole(nbytes, "nbytes")
     if view.readonly or not view.c_contiguous:
         raise UsageError(
             f"the memory to receive into is {'read-only' if view.readonly else 'not contiguous'}",
             hint="receive into a bytearray or a contiguous array, or use recv()",
         )
-    if not 0 <= nbytes <= view.nbytes:
+    if nbytes > view.nbytes:
         raise UsageError(f"nbytes={nbytes}, and the memory to receive into has {view.nbytes} bytes")
     return view.cast("B")[: nbytes or view.nbytes]
 

@@ -22,6 +22,7 @@ from transports.errors import (
     InternalError,
     TransferError,
 )
+from transports.forking import undivided
 
 #: a peer that was gone before we took it; Linux also reports network errors of the new connection here
 _NOBODY = frozenset(
@@ -46,7 +47,7 @@ class TcpTransport(Transport):
         self._turn = itertools.count()
 
     def listen(self, address: Address, *, backlog: int = 1024) -> Listener:
-        family, where = _bind_address(address)
+        family, where = bind_address(address)
         listener = new_socket(family, self.options)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -191,7 +192,7 @@ def describe(where: Any) -> str:
 # --- hosts ------------------------------------------------------------------------------------
 
 
-def _bind_address(address: Address) -> tuple[int, _SocketAddress]:
+def bind_address(address: Address) -> tuple[int, _SocketAddress]:
     """(family, what to bind). Names are tried as interfaces first, as libzmq does."""
     if address.host == "*":
         return socket.AF_INET, ("0.0.0.0", address.port)
@@ -220,7 +221,8 @@ def _interface_address(name: str) -> str | None:
     """The IPv4 number of an interface of this machine, or None if there is no such interface."""
     if name not in {known for _, known in socket.if_nameindex()}:
         return None
-    import fcntl  # not everywhere
+    with undivided():
+        import fcntl  # not everywhere
 
     request = struct.pack("256s", name.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -8,7 +8,7 @@ Everything is little-endian and packed. `docs/wire.md` is the specification.
 from __future__ import annotations
 
 import struct
-from enum import IntEnum, IntFlag
+from enum import Enum, IntEnum, IntFlag
 
 MAGIC = 0x5A4D5121
 VERSION = 1
@@ -42,7 +42,22 @@ REFERENCE_BIT = 0x80
 assert HEADER_SIZE == 34 and TENSOR_HEADER_SIZE == 48
 
 
-class SocketType(IntEnum):
+class TypeNumber(IntEnum):
+    """A socket type, which equals its number. A type of another enumeration, which may number them in another
+    way, is equal only if it has the same name too."""
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Enum) and other.name != self.name:
+            return False
+        return int.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = int.__hash__
+
+
+class SocketType(TypeNumber):
     """Seed values 0 to 6; 7 and 8 are ours."""
 
     REQ = 0

@@ -1,6 +1,6 @@
-"""A broker in a process of its own, with all fronts, mutual TLS, a token, and few descriptors.
+"""A broker in a process of its own, with all fronts and few descriptors.
 
-    python besieged.py FOLDER IDENTITIES DESCRIPTORS
+    python besieged.py FOLDER DESCRIPTORS [IDENTITIES]    with identities: mutual TLS and a token
 
 Prints its places as JSON by name, then serves until its input ends.
 """
@@ -34,7 +34,7 @@ def security(folder: Path, name: str) -> Security:
     )
 
 
-def main(folder: str, identities: str, descriptors: int) -> None:
+def main(folder: str, descriptors: int, identities: str = "") -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     settings = replace(
         ANYWHERE,
@@ -42,7 +42,7 @@ def main(folder: str, identities: str, descriptors: int) -> None:
         abtp=AbtpEndpoints(FREE, FREE),
         http=0,
         spool=FREE,
-        security=security(Path(identities), "broker"),
+        security=security(Path(identities), "broker") if identities else Security(),
     )
     with Broker(folder, settings) as broker:
         doors = {name: urlsplit(endpoint).port for name, endpoint in broker.endpoints.items()}
@@ -51,4 +51,4 @@ def main(folder: str, identities: str, descriptors: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

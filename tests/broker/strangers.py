@@ -2,7 +2,7 @@
 
     python strangers.py COUNT PORT...    said on its input: what they send in turn, in hexadecimal, one line
 
-Prints "open" when all were opened. Ends when its input does.
+Prints "ready" at its start, and "open" when all were opened. Ends when its input does.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ def main(count: int, ports: list[int]) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     os.nice(19)  # they stand for other machines, and take no processor of the broker's
+    print("ready", flush=True)
     begins = [bytes.fromhex(word) for word in sys.stdin.readline().strip().split(",")]
     kept = []
     for number in range(count):

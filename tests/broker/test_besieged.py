@@ -17,12 +17,24 @@ import pytest
 
 import transfer
 from tests.broker.besieged import security
+from tests.broker.everything import HERE, zmtp
 from tests.security.test_strangers import client_hello
 from transfer.certificates import Authority
+from transfer.clients.abtp import AbtpProducer
 from transfer.clients.own import BrokerClient
+from transfer.clients.pybroker import PyBrokerClient
+from transfer.clients.rqueue import RqueueClient
+from transfer.clients.ttp import TtpClient
 from transports.descriptors import RESERVE
+from transports.hello import encode
+from transports.identity import make_hello
+from transports.security.settings import Security
+from transports.testing.ends import until
+from transports.wire import SocketType
 
 _HERE = Path(__file__).parent
+#: bytes of the broker's memory
+MOST_OF_A_HANDSHAKE = 64 << 10
 #: processes that the strangers are in
 _CROWDS = 4
 
@@ -66,42 +78,73 @@ class Publishing(threading.Thread):
 
 
 @contextmanager
-def besieged(tmp_path, descriptors):
-    """(process, ports by name, the folder of certificates) of a broker."""
+def besieged(tmp_path, descriptors, *, plain=False):
+    """(process, ports by name, how a good peer comes in) of a broker."""
     identities, folder = tmp_path / "identities", tmp_path / "data"
-    identities.mkdir()
-    authority = Authority(identities)
-    for name in ("broker", "good"):
-        authority.issue(name)
-    with child(_HERE / "besieged.py", folder, identities, descriptors) as broker:
-        yield broker, json.loads(broker.stdout.readline()), identities
+    if not plain:
+        identities.mkdir()
+        authority = Authority(identities)
+        for name in ("broker", "good"):
+            authority.issue(name)
+    good = Security() if plain else security(identities, "good")
+    with child(_HERE / "besieged.py", folder, descriptors, *([] if plain else [identities])) as broker:
+        yield broker, json.loads(broker.stdout.readline()), good
 
 
-def besiege(tmp_path, descriptors, strangers):
+def begins(plain):
+    """What strangers say, and then nothing more."""
+    if not plain:
+        return [b"", client_hello(), b"\x16"]
+    hello = encode(make_hello(SocketType.PUSH))
+    return [b"", hello[:20], b"TMQP\x02", zmtp()[:64], b"GET / HTTP/1.1\r\n"]
+
+
+def publish_late(doors, security):
+    """Programs that come while the strangers stand there, one at each front."""
+    patient = {"security": security, "timeout": 20}
+    abtp = f"tcp://{HERE}:{doors['abtp router']}"
+    with (
+        RqueueClient(HERE, doors["rqueue"], **patient) as rqueue,
+        PyBrokerClient(HERE, doors["pybroker"], **patient) as pybroker,
+        TtpClient(HERE, doors["ttp"], **patient) as ttp,
+        AbtpProducer(abtp, **patient) as producer,
+    ):
+        rqueue.subscribe("late")
+        rqueue.publish("late", b"by rqueue")
+        assert rqueue.recv().content == b"by rqueue"
+        pybroker.publish("late", b"by PyBroker")
+        ttp.publish("late", b"by TTP", wait=True)
+        producer.publish("late", b"by abtp")
+        assert sorted(rqueue.recv().content for _ in range(3)) == [b"by PyBroker", b"by TTP", b"by abtp"]
+
+
+def besiege(tmp_path, descriptors, strangers, *, plain=False):
     """(doors, round trips): the broker's doors and a good peer's round trips, while strangers stand there."""
     with ExitStack() as stack:
-        broker, doors, identities = stack.enter_context(besieged(tmp_path, descriptors))
-        context = stack.enter_context(transfer.Context(security=security(identities, "good")))
+        broker, doors, good_one = stack.enter_context(besieged(tmp_path, descriptors, plain=plain))
+        context = stack.enter_context(transfer.Context(security=good_one))
         requests = f"tcp://127.0.0.1:{doors['requests']}"
         good = stack.enter_context(BrokerClient(requests, context=context))
+        crowds = [
+            stack.enter_context(child(_HERE / "strangers.py", strangers // _CROWDS, *doors.values()))
+            for _ in range(_CROWDS)
+        ]
+        for crowd in crowds:  # their start would hold up the good peer, which is in this process
+            assert crowd.stdout.readline() == "ready\n"
         publishing = Publishing(good)
         publishing.start()
         try:
-            crowds = [
-                stack.enter_context(child(_HERE / "strangers.py", strangers // _CROWDS, *doors.values()))
-                for _ in range(_CROWDS)
-            ]
             for crowd in crowds:
-                crowd.stdin.write("," + client_hello().hex() + ",16\n")
+                crowd.stdin.write(",".join(begin.hex() for begin in begins(plain)) + "\n")
                 crowd.stdin.flush()
             for crowd in crowds:
                 assert crowd.stdout.readline() == "open\n"
-            used = len(os.listdir(f"/proc/{broker.pid}/fd"))
-            print(used, "descriptors of", descriptors)
-            assert used <= descriptors - min(RESERVE, descriptors // 8), "files have none left"
+            most = descriptors - min(RESERVE, descriptors // 8)
+            until(lambda: len(os.listdir(f"/proc/{broker.pid}/fd")) <= most, "descriptors for files")
             good.publish("large", bytes(1 << 20))  # its file is made now
             with BrokerClient(requests, context=context) as late:
                 late.publish("good", b"of one who came late")
+            publish_late(doors, good_one)
         finally:
             publishing.ended.set()
             publishing.join()
@@ -111,8 +154,12 @@ def besiege(tmp_path, descriptors, strangers):
     return doors, publishing.times
 
 
-def test_no_message_of_a_good_peer_is_lost(tmp_path):
-    doors, times = besiege(tmp_path, descriptors=256, strangers=600)
+plain = pytest.mark.parametrize("plain", [False, True], ids=["tls", "plain"])
+
+
+@plain
+def test_no_message_of_a_good_peer_is_lost(tmp_path, plain):
+    doors, times = besiege(tmp_path, descriptors=256, strangers=600, plain=plain)
     assert len(doors) == 11 and times
 
 
@@ -142,15 +189,17 @@ def test_an_unfinished_handshake_takes_little_memory(tmp_path, door):
             assert end.recv(1), "the broker's part of the handshake"
         each = (resident(broker.pid) - before) / count
     print(f"an unfinished handshake at {door} takes {each / 1024:.0f} KiB")
-    assert each <= 64 << 10
+    assert each <= MOST_OF_A_HANDSHAKE
 
 
 @pytest.mark.slow
-def test_ten_thousand_strangers(tmp_path):
+@plain
+def test_ten_thousand_strangers(tmp_path, plain):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard < 12_000:
         pytest.skip(f"a process may have {hard} descriptors here")
-    doors, times = besiege(tmp_path, descriptors=4096, strangers=10_000)  # which raises for what is not kept
+    # which raises for what is not kept
+    doors, times = besiege(tmp_path, descriptors=4096, strangers=10_000, plain=plain)
     assert len(doors) == 11 and times
     times.sort()
     print(

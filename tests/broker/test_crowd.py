@@ -82,3 +82,21 @@ def test_one_who_is_the_only_one_that_may_be_there_makes_room():
     for guest in "abc":
         crowd.add(guest)
     assert out == [("a", "crowded"), ("b", "crowded")] and list(crowd) == ["c"]
+
+
+def test_the_oldest_makes_room_unless_it_has_shown_meanwhile_what_it_wants():
+    out = []
+
+    def put_out(guest, word):
+        out.append((guest, word))
+        crowd.remove(guest)
+        return guest != "quick"
+
+    loop = Loop()
+    crowd = Crowd(loop, put_out, patience=None, most=9)
+    assert not crowd.put_out_oldest(), "there is none"
+    for guest in ("slow", "quick", "silent"):
+        crowd.add(guest)
+    assert [crowd.put_out_oldest() for _ in range(3)] == [True, False, True]
+    assert out == [("slow", "crowded"), ("quick", "crowded"), ("silent", "crowded")]
+    assert not loop.timers and not len(crowd)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import gzip
 import logging
+from types import SimpleNamespace
 
 import pytest
 
 from tests.broker.asking import ask
 from tests.broker.everything import dial, whole
+from transfer.broker.http.app import _errors_as_json
 
 POST = b"POST /api/admin/dlq/purge HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 NONSENSE = {
@@ -88,4 +91,13 @@ def test_a_request_that_is_cut_off_leaves_nothing_behind(tmp_path, caplog):
                 connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
                 connection.recv(100)
     gc.collect()
+    assert not caplog.records
+
+
+def test_a_peer_that_goes_in_the_middle_of_an_answer_is_no_error(caplog):
+    async def answer(_):
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(_errors_as_json(SimpleNamespace(method="GET", path="/api/admin/audit/export"), answer))
     assert not caplog.records

@@ -246,7 +246,7 @@ def test_a_client_hello_that_comes_byte_by_byte_is_waited_for(broker, identities
 
 
 def test_direct_delivery_and_large_payloads_go_through_the_relay(tmp_path, identities, monkeypatch):
-    monkeypatch.setattr("transfer.broker.fronts.abtp_tls._MOST", 1 << 14)
+    monkeypatch.setattr("transfer.broker.fronts.abtp_relay._MOST", 1 << 14)
     security = identities.shown_by(identities.client)
     payload = bytes(range(256)) * 40_000  # which plain abtp delivers, too
     with secure(tmp_path, identities, own=None, http=None) as broker:

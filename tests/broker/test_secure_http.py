@@ -84,15 +84,16 @@ def test_operators_with_a_token_of_their_own_need_that_one(tmp_path, identities)
 
 
 def test_where_a_token_is_enough_certificates_count_for_nothing(tmp_path, identities):
-    security = identities.of_broker(token_file=str(identities.token_file), clients="token")
-    with secure(tmp_path, identities, security=security, tokenless=True) as broker:
+    security = identities.of_broker(token_file=str(identities.token_file), clients="token", tokenless=True)
+    with secure(tmp_path, identities, security=security) as broker:
         assert status(broker, identities, "/metrics", identities.client) == 401
         assert status(broker, identities, "/metrics", X_Admin_Token=TOKEN) == 200
 
 
 def test_over_plain_http_the_shared_token_opens_nothing(tmp_path, identities):
     security = Security(token_file=str(identities.token_file))
-    with secure(tmp_path, identities, security=security, token=OWN_TOKEN, tokenless=True) as broker:
+    allowed = replace(security, tokenless=True)
+    with secure(tmp_path, identities, security=allowed, token=OWN_TOKEN) as broker:
         port = broker.ports["http"]
         assert ask_plainly(port, "/readyz")[0] == 200
         assert ask_plainly(port, "/metrics", X_Admin_Token=TOKEN)[0] == 403
@@ -104,7 +105,7 @@ def test_over_plain_http_the_shared_token_opens_nothing(tmp_path, identities):
             code, told = ask_plainly(broker.ports["http"], path)
             assert code == 403 and "http.token" in told
         assert ask_plainly(broker.ports["http"], "/livez")[0] == 200
-    with running(tmp_path, security=security, http=0, tokenless=True, **NONE) as broker:
+    with running(tmp_path, security=allowed, http=0, **NONE) as broker:
         for path in ("/metrics", "/api/overview", "/api/admin/dlq/list"):
             assert ask_plainly(broker.ports["http"], path)[0] == 200
             assert ask_plainly(broker.ports["http"], path, Host="broker.example")[0] in (401, 403)
@@ -227,12 +228,12 @@ def test_a_front_that_cannot_ask_for_the_token_listens_by_a_word_only(tmp_path, 
         running(tmp_path, security=Security(token=TOKEN), **changes),
     ):
         pass
-    for security, word in (
-        (Security(token=TOKEN), True),
-        (Security(token=TOKEN, unauthenticated=True), False),
-        (Security(), False),
+    for security in (
+        Security(token=TOKEN, tokenless=True),
+        Security(token=TOKEN, unauthenticated=True),
+        Security(),
     ):
-        with running(tmp_path, security=security, tokenless=word, **changes) as broker:
+        with running(tmp_path, security=security, **changes) as broker:
             assert list(broker.fronts) == ["own", door]
 
 
@@ -249,7 +250,8 @@ def test_fronts_that_nobody_named_are_left_out(tmp_path):
     word = configured(
         [Said("security.tokenless", "allow", "here"), Said("ttp.port", "59321", "here")]
     ).settings
-    assert tokenless.places(word, Security(token=TOKEN)) == (tokenless.places(word, Security())[0], [])
+    security = replace(word.security, token=TOKEN)
+    assert tokenless.places(word, security) == (tokenless.places(word, Security())[0], [])
 
 
 def test_fronts_at_their_usual_places_are_no_error_with_a_token(tmp_path, caplog):

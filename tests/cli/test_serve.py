@@ -125,6 +125,12 @@ def test_metrics_are_served(start, tmp_path):
         assert b'transfer_sockets{socket="ROUTER"} 1.0' in answer.read()
 
 
+def test_metrics_that_cannot_ask_for_the_token_are_not_served(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRANSFER_TOKEN", "a4fc542c74e437a9de36a1413212954a")
+    code, _, said = run("serve", "--spool", tmp_path, "--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    assert code == 1 and "who has no token" in said and "TRANSFER_TOKENLESS=allow" in said
+
+
 def test_a_damaged_folder_is_told_with_what_to_do(start, run, tmp_path):
     command = start("serve", "--spool", tmp_path, "--bind", "127.0.0.1:0")
     send_run(f"{served(command)}/one", [list(range(50))])

@@ -5,13 +5,15 @@ A talk is a list of words (bytes), in the order in which they are said over one 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import ssl
 import struct
 from collections.abc import Callable
 
 from tests.fuzz import frames
-from tests.fuzz.mutations import VALUES, disordered, name, number, payload, rewritten
+from tests.fuzz.mutations import VALUES, damaged, disordered, name, number, payload, rewritten
 from transfer.protocols import pybroker, rqueue, ttp
 from transfer.protocols.own import Join, Op, encode, encode_deliveries
 from transfer.protocols.own_pieces import Begin, Part, Place, encode_begin, encode_place, pack_parts
@@ -22,6 +24,16 @@ from transfer.tensors.bundle import _IN_DATA, _INLINE, _first_data, _header
 from transports.wire import SocketType
 
 Talk = list[bytes]
+
+
+def _first_of_a_handshake() -> bytes:
+    """What a client of TLS says first."""
+    came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    peer = ssl.create_default_context().wrap_bio(came, goes, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        peer.do_handshake()
+    return goes.read()
+
 
 # --- own ----------------------------------------------------------------------------------------------------
 
@@ -310,7 +322,27 @@ def spool_rows(rng: random.Random) -> Talk:
     return words
 
 
-#: by the name of a door in what the broker says of itself; several ways to come to one have a word behind it
+# --- before TLS ---------------------------------------------------------------------------------------------
+
+_CLIENT_HELLO = _first_of_a_handshake()
+
+
+def tls_records(rng: random.Random) -> Talk:
+    """A ClientHello with other bytes in it, and records that have no place behind it."""
+    words = [_CLIENT_HELLO if rng.random() < 0.2 else damaged(rng, _CLIENT_HELLO)]
+    for _ in range(rng.randrange(6)):
+        kind, data = rng.choice((20, 21, 22, 22, 23, 24, number(rng, 8))), payload(rng)[: 1 << 14]
+        size = len(data) if rng.random() < 0.9 else number(rng, 16)
+        words.append(struct.pack(">BHH", kind, rng.choice((0x0301, 0x0303, 0)), size) + data)
+    return words
+
+
+def behind_hello(talk: Callable[[random.Random], Talk]) -> Callable[[random.Random], Talk]:
+    """The same for a way that has said its hello."""
+    return lambda rng: talk(rng)[1:]
+
+
+#: by the name of a door in what the broker says of itself; several ways to come to one have words behind it
 TALKS: dict[str, Callable[[random.Random], Talk]] = {
     "requests": own,
     "requests frames": requests_by_req,
@@ -325,10 +357,56 @@ TALKS: dict[str, Callable[[random.Random], Talk]] = {
     "http": http,
     "spool": spool_requests,
     "rows": spool_rows,
+    "requests greeting": behind_hello(own),
+    "requests local": behind_hello(own),
+    "requests upgrade": behind_hello(own),
+    "rows local": behind_hello(spool_rows),
+}
+#: the same broker with certificates and a token: inside TLS, in the exchange of the token, and before TLS
+SECURED: dict[str, Callable[[random.Random], Talk]] = {
+    "requests tls": own,
+    "pushes tls": pushes,
+    "subscriptions tls": subscriptions,
+    "ttp tls": ttp_talk,
+    "pybroker tls": pybroker_talk,
+    "rqueue tls": rqueue_talk,
+    "abtp router tls": abtp_router,
+    "abtp pub tls": abtp_pub,
+    "http tls": http,
+    "spool tls": spool_requests,
+    "rows tls": spool_rows,
+    "requests proved": behind_hello(own),
+    "spool proved": behind_hello(spool_requests),
+    "requests proof": behind_hello(own),
+    "spool proof": behind_hello(spool_requests),
+    "requests records": tls_records,
+    "ttp records": tls_records,
+    "http records": tls_records,
+    "abtp router records": tls_records,
+    "requests plain": own,
+    "ttp plain": ttp_talk,
+    "http plain": http,
+}
+#: the port of each in the table of limits (docs/security.md)
+PORTS = {
+    "requests": ("own front", "own sockets, spool, registry: tcp, ipc", "registry"),
+    "ttp": ("TTP",),
+    "pybroker": ("PyBroker",),
+    "rqueue": ("rqueue",),
+    "abtp router": ("abtp",),
+    "abtp pub": ("abtp",),
+    "http": ("HTTP of a broker",),
+    "metrics": ("HTTP of metrics",),
+    "spool": ("spool",),
+    "rows": ("spool",),
+    "pushes": ("own front",),
+    "subscriptions": ("own front",),
+    "requests greeting": ("one host",),
+    "requests tls": ("each port of a broker or spool, each bound endpoint",),
 }
 
 
 def talk(door: str, seed: int) -> Talk:
     """What the stranger of this seed says there."""
     rng = random.Random(f"{door} {seed}")
-    return disordered(rng, TALKS[door](rng))
+    return disordered(rng, (TALKS | SECURED | {"metrics": http})[door](rng))

@@ -9,15 +9,17 @@ fails is named with its error, and goes round no more.
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from tests.broker.asking import ask
 from transfer.clients.abtp import AbtpProducer
 from transfer.clients.own import BrokerClient
 from transfer.clients.pybroker import PyBrokerClient
@@ -96,8 +98,14 @@ def _abtp(places: Any) -> Iterator[Round]:
 
 @contextmanager
 def _http(places: Any) -> Iterator[Round]:
+    authority = os.environ.get("TRANSFER_TLS_CA")
+    secured = {"context": ssl.create_default_context(cafile=authority)} if authority else {}
+    kind: Any = http.client.HTTPSConnection if authority else http.client.HTTPConnection
+
     def go(_: int) -> None:
-        assert ask(places["ports"]["http"], "/readyz")[0] == 200
+        with closing(kind(HERE, places["ports"]["http"], timeout=_PATIENCE, **secured)) as connection:
+            connection.request("GET", "/readyz")
+            assert connection.getresponse().status == 200
 
     yield go
 

@@ -93,14 +93,15 @@ class Serving:
         self.folder = folder
         self.process = Process(
             folder.with_suffix(".log"), "-m", "transfer", "broker", "--data", str(folder), "--json", *DOORS,
-            *options, TRANSFER_LOCAL="auto", **environment,
+            *options, TRANSFER_LOCAL="on", **environment,
         )  # fmt: skip
         self.places = json.loads(self.process.first)
         self._log_at = 0
 
     def place(self, door: str) -> tuple[str, int]:
         """Where the door of a talk is."""
-        name = door if door in self.places["endpoints"] else door.split()[0]
+        names = [*self.places["ports"], *self.places["endpoints"]]
+        name = max((name for name in names if f"{door} ".startswith(f"{name} ")), key=len)
         if name in self.places["ports"]:
             return HERE, self.places["ports"][name]
         return HERE, int(self.places["endpoints"][name].rpartition(":")[2])
@@ -116,9 +117,10 @@ class Serving:
             self._log_at = file.tell()
         return said if any(word in said for word in _WRONG) else ""
 
-    def settled(self, before: Held, more_threads: int) -> Held:
-        """What it holds when strangers' connections are gone. more_threads: that its pools may begin."""
-        eventually(lambda: self.held().sockets <= before.sockets, 30)
+    def settled(self, before: Held, more_threads: int, more_sockets: int = 0) -> Held:
+        """What it holds when strangers' connections are gone. more_threads: that its pools may begin.
+        more_sockets: that it keeps for a while without a peer."""
+        eventually(lambda: self.held().sockets <= before.sockets + more_sockets, 40)
         eventually(lambda: self.held().threads <= before.threads + more_threads, 30)
         return self.held()
 
@@ -134,10 +136,11 @@ def serving(folder: Path, *options: str, **environment: str) -> Iterator[Serving
 
 
 @contextmanager
-def good_clients(broker: Serving) -> Iterator[Process]:
+def good_clients(broker: Serving, **environment: str) -> Iterator[Process]:
     """They go round in all doors meanwhile, and come in by this host's own way where there is one."""
     log = broker.folder.with_suffix(".good.log")
-    process = Process(log, "-m", "tests.fuzz.good", json.dumps(broker.places), TRANSFER_LOCAL="auto")
+    environment["TRANSFER_LOCAL"] = "on"
+    process = Process(log, "-m", "tests.fuzz.good", json.dumps(broker.places), **environment)
     try:
         yield process
     finally:

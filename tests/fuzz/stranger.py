@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import random
+import select
 import socket
+import ssl
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Any, Self
 
 from tests.faults.stranger import hang_up
+from tests.fuzz.ways import Way
+from transports.errors import TransferError
 
 #: connections that stay open while the next ones come
 _HELD = 30
@@ -17,22 +24,19 @@ _DRIPPED = 60
 
 
 class Strangers:
-    """Comes to one place, again and again. At the end `close` ends what is still open.
+    """Comes by one way, again and again. At the end `close` ends what is still open."""
 
-    place: (host, port), or the name of a Unix socket.
-    """
-
-    def __init__(self, place: tuple[str, int] | str) -> None:
-        self._place = place
-        self._held: deque[socket.socket] = deque()
+    def __init__(self, way: Way) -> None:
+        self._way = way
+        self._held: deque[Any] = deque()
         self.came = 0
 
     def come(self, words: list[bytes], seed: int) -> None:
         """One connection. Whatever the other side does is no mistake of its, as long as it serves others."""
         rng = random.Random(seed)
         self.came += 1
-        with contextlib.suppress(OSError):
-            peer = self._dial()
+        with contextlib.suppress(OSError, TransferError):
+            peer = self._way(rng)
             try:
                 self._say(peer, words, rng)
             except OSError:
@@ -45,15 +49,7 @@ class Strangers:
         while self._held:
             self._held.popleft().close()
 
-    def _dial(self) -> socket.socket:
-        if isinstance(self._place, str):
-            peer = socket.socket(socket.AF_UNIX)
-            peer.settimeout(5)
-            peer.connect(self._place)
-            return peer
-        return socket.create_connection(self._place, 5)
-
-    def _say(self, peer: socket.socket, words: list[bytes], rng: random.Random) -> None:
+    def _say(self, peer: Any, words: list[bytes], rng: random.Random) -> None:
         way = rng.random()
         peer.settimeout(0.05)
         if way < 0.4:
@@ -71,7 +67,7 @@ class Strangers:
                 peer.sendall(data[at : at + 1])
             peer.sendall(data[_DRIPPED:])
 
-    def _leave(self, peer: socket.socket, rng: random.Random) -> None:
+    def _leave(self, peer: Any, rng: random.Random) -> None:
         way = rng.random()
         if way < 0.25:
             hang_up(peer)
@@ -91,7 +87,92 @@ class Strangers:
             self._held.popleft().close()
 
 
-def _listen(peer: socket.socket) -> None:
+def _listen(peer: Any) -> None:
     """Takes what is there."""
-    with contextlib.suppress(BlockingIOError):
-        peer.recv(1 << 16, socket.MSG_DONTWAIT)
+    with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
+        peer.settimeout(0)
+        peer.recv(1 << 16)
+    peer.settimeout(0.05)
+
+
+class _Drip:
+    """One connection that says its talk byte by byte, and from some byte on nothing more."""
+
+    def __init__(self, peer: Any, data: bytes, rng: random.Random) -> None:
+        self.peer = peer
+        start = rng.randrange(len(data)) if rng.random() < 0.7 else 0
+        peer.settimeout(0.05)
+        peer.sendall(data[:start])
+        self._rest = deque(data[start:][: rng.choice((0, 5, 1000))])
+        self._pause = rng.choice((0.1, 0.5, 2.0))
+        self.due = time.monotonic() + self._pause
+
+    def go_on(self) -> None:
+        """Says a byte if it is time for it. Raises OSError when the other side has ended it."""
+        if self._rest and time.monotonic() >= self.due:
+            self.due += self._pause
+            self.peer.sendall(bytes([self._rest.popleft()]))
+        if select.select([self.peer], [], [], 0)[0]:
+            self.peer.settimeout(0)
+            try:
+                if not self.peer.recv(1 << 16):
+                    raise ConnectionResetError
+            except (BlockingIOError, ssl.SSLWantReadError):
+                pass
+            self.peer.settimeout(0.05)
+
+
+class Drips:
+    """Many slow ones at a time, on a thread of their own, for as long as the block lasts. Each that is put
+    out is followed by another.
+
+    talk: by seed. ended: how many the other side has ended. failed: what ended the thread too early.
+    """
+
+    def __init__(self, way: Way, talk: Callable[[int], list[bytes]], many: int) -> None:
+        self.ended = 0
+        self.failed: BaseException | None = None
+        self._way, self._talk, self._many = way, talk, many
+        self._open: list[_Drip] = []
+        self._seed = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="drips")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+        for one in self._open:
+            one.peer.close()
+        assert self.failed is None, repr(self.failed)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(0.05):
+                self._open = [one for one in self._open if self._lives(one)]
+                if len(self._open) < self._many:
+                    self._come()
+        except BaseException as error:  # noqa: BLE001 - the block's end raises it
+            self.failed = error
+
+    def _come(self) -> None:
+        self._seed += 1
+        rng = random.Random(f"drip {self._seed}")
+        with contextlib.suppress(OSError, TransferError):
+            peer = self._way(rng)
+            try:
+                self._open.append(_Drip(peer, b"".join(self._talk(self._seed)) or b"\0", rng))
+            except OSError:
+                peer.close()
+
+    def _lives(self, one: _Drip) -> bool:
+        try:
+            one.go_on()
+        except OSError:
+            self.ended += 1
+            one.peer.close()
+            return False
+        return True

@@ -17,6 +17,7 @@ import transfer
 from tests.fuzz import frames
 from tests.fuzz.mutations import disordered
 from tests.fuzz.stranger import Strangers
+from tests.fuzz.ways import plain
 from tests.sockets.conftest import KeepingContext, core_module
 from transports.errors import Again, TransferError
 from transports.wire import SocketType
@@ -143,7 +144,7 @@ def attack(core, kind, peer, seeds, seconds=float("inf")):
     until = time.monotonic() + seconds
     try:
         served = Served(context, kind, peer)
-        strangers = Strangers(served.place)
+        strangers = Strangers(plain(served.place))
         before = most_memory()
         said = ()
         try:

@@ -97,6 +97,26 @@ def test_other_machines_are_not_answered_without_certificates(security, why):
             assert answer.status == 200
 
 
+def test_other_users_of_this_machine_are_not_answered_without_the_token(authority):
+    with pytest.raises(SecurityError, match="would answer who has no token") as caught:
+        transfer.Context(metrics_port=0, security=Security(token=TOKEN))
+    assert "TRANSFER_TOKENLESS=allow" in caught.value.hint
+    for security in (
+        Security(token=TOKEN, tokenless=True),
+        Security(token=TOKEN, unauthenticated=True),
+        Security(),
+    ):
+        with transfer.Context(metrics_port=0, security=security) as context:
+            url = f"http://{HERE}:{context.metrics_port}/metrics"
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                assert answer.status == 200
+    issued = authority.issue("served")
+    shown = Security(certificate=issued.certificate, key=issued.key, token=TOKEN)
+    with transfer.Context(metrics_port=0, security=shown) as context:
+        assert scrape(context.metrics_port, authority)[0] == 401
+        assert scrape(context.metrics_port, authority, Authorization=f"Bearer {TOKEN}")[0] == 200
+
+
 def test_a_number_alone_is_for_this_machine():
     with transfer.Context(metrics_port=0) as context:
         assert context._metrics._http.server_address[0] == HERE

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import socket
 import ssl
+from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
+from aiohttp.web_protocol import RequestHandler
 
 from tests.broker.asking import ask
 from tests.broker.running import running
+from tests.broker.test_besieged import MOST_OF_A_HANDSHAKE
 from tests.security.conftest import TOKEN
 from transfer import scraping
 from transfer.broker.announced import AnnouncedLimits
 from transfer.broker.engine.registry import Limits as RegistryLimits
+from transfer.broker.fronts import abtp_awaiting, abtp_pub
 from transfer.broker.fronts.abtp import AbtpSettings
 from transfer.broker.fronts.own import OwnSettings
 from transfer.broker.fronts.pybroker import PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueSettings
 from transfer.broker.fronts.ttp import TtpSettings
+from transfer.broker.http import serving as http
 from transfer.broker.http.app import MAX_BODY
 from transfer.broker.settings import Settings
-from transfer.spool import protocol, row_requests
+from transfer.config import TRANSFER
+from transfer.protocols import abtp
+from transfer.socket import SocketMethods
+from transfer.spool import group, protocol, reader, row_requests
 from transports import descriptors, hello, pending, upgrade
 from transports.local import door, mappings
 from transports.security.credentials import Credentials
@@ -57,6 +66,13 @@ def seconds(value):
     return f"{value:g} s"
 
 
+def _of_aiohttp(name):
+    """Its default, which nothing here changes, for a request line and for a header."""
+    defaults = inspect.signature(RequestHandler).parameters
+    assert defaults["max_line_size"].default == defaults["max_field_size"].default
+    return defaults[name].default
+
+
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _TTP, _ABTP, _REGISTRY, _ANNOUNCED = TtpSettings(), AbtpSettings(), RegistryLimits(), AnnouncedLimits()
 
@@ -66,11 +82,15 @@ VALUES = {
     ("all TCP ports", "descriptors"): f"{number(descriptors.RESERVE)}, or an eighth",
     ("each port", "connections that"): number(Security().unfinished),
     ("each port", "connections"): number(Security().connections),
+    ("each port", "memory"): size(MOST_OF_A_HANDSHAKE),
     ("each port", "bytes of a TLS"): size(tls._MAX_HANDSHAKE),
     ("each port", "bytes inside"): size(tls._MAX_STRANGE),
+    ("ports of a broker that", "connections"): number(Security().unfinished),
     ("ports of a broker", "time"): seconds(Settings().handshake),
     ("own sockets", "bytes of a hello"): size(hello.MAX_HELLO),
     ("own sockets", "bytes of a step"): size(upgrade.MAX_STEP),
+    ("own sockets", "bytes of a message"): size(SocketMethods.maxmsgsize.default),
+    ("own sockets", "time"): seconds(TRANSFER.handshake_ivl / 1000),
     ("one host", "connections"): number(door._MOST_WAITING),
     ("one host", "shared"): f"{number(mappings.MOST_SEGMENTS)}; {number(mappings.MOST_BLOCKS)}",
     ("own front", "bytes of a message in"): size(OwnSettings().largest_in_pieces),
@@ -93,9 +113,19 @@ VALUES = {
     ("abtp", "bytes of a payload"): size(_ABTP.largest),
     ("abtp", "messages"): f"{number(_ABTP.unkept)}; {size(_ABTP.unkept_bytes)}",
     ("abtp", "bytes of a message unpacked"): size(_ABTP.largest),
+    ("abtp", "bytes of a control"): f"{size(abtp.MAX_CONTROL)}; {number(abtp.MAX_SUBSCRIPTIONS)}",
+    ("abtp", "messages that wait for a consumer"): "; ".join(
+        (number(_ABTP.awaiting), number(_ABTP.awaiting_of_topic), size(abtp_awaiting._MOST_BYTES))
+    ),
+    ("abtp", "prefixes"): number(abtp_pub.MOST_PREFIXES),
     ("HTTP of a broker", "bytes of a body"): size(MAX_BODY),
+    ("HTTP of a broker", "bytes of a request line"): number(_of_aiohttp("max_line_size")),
+    ("HTTP of a broker", "time"): seconds(http.KEEP_ALIVE),
     ("HTTP of metrics", "connections"): number(scraping._MOST),
-    ("spool", "bytes"): size(protocol.MAX_ANSWER),
+    ("spool", "bytes of a request"): size(protocol.MAX_REQUEST),
+    ("spool", "bytes of an answer"): size(protocol.MAX_ANSWER),
+    ("spool", "bytes of answers"): size(reader._MOST_UNSENT),
+    ("spool", "shards"): number(group.MAX_SHARDS),
     ("spool", "fetches"): number(row_requests._MAX_WAITING),
     ("registry", "names"): "; ".join(
         map(number, (_REGISTRY.names, _REGISTRY.members, _REGISTRY.each, _REGISTRY.all))
@@ -118,6 +148,12 @@ def test_the_table_is_what_the_code_says(place):
     port, limit = place
     values = [row[2] for row in rows() if row[0].startswith(port) and row[1].startswith(limit)]
     assert VALUES[place] in values
+
+
+def test_each_row_is_compared():
+    compared = [(port, limit) for port, limit in VALUES]
+    for port, limit, *_ in rows():
+        assert [1 for ours, begins in compared if port.startswith(ours) and limit.startswith(begins)], limit
 
 
 # -- limits that no other test reaches ------------------------------------------------------------
@@ -173,6 +209,18 @@ def test_bytes_of_a_peer_that_does_not_say_who_it_is(pair, paper, core):
             theirs.sendall(goes.read())
             taken += len(channel.recv(1 << 16))
     assert taken < (256 + 64) << 10, "and what was read with the last of them"
+
+
+def test_a_connection_that_asks_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(http, "KEEP_ALIVE", 0.3)
+    with running(tmp_path, http=0, own=None, ttp=None, pybroker=None, rqueue=None) as broker:
+        with socket.create_connection(("127.0.0.1", broker.ports["http"]), 20) as connection:
+            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            answer = HTTPResponse(connection)
+            answer.begin()
+            answer.read()
+            assert not answer.will_close
+            assert connection.recv(1) == b"", "it is ended"
 
 
 def test_a_header_without_end(tmp_path):

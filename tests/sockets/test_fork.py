@@ -78,11 +78,10 @@ _BUSY = (
     context = transfer.Context()
     pull, push = context.socket(transfer.PULL), context.socket(transfer.PUSH)
     pull.bind(endpoint("busy"))
-    push.connect(pull.last_endpoint)
-    push.wait_for_peers()
     ending = False
 
     def sends():
+        push.connect(pull.last_endpoint)
         while not ending:
             push.send(b"x" * 1000)
 
@@ -98,7 +97,12 @@ _BUSY = (
     threads = [threading.Thread(target=call, args=args) for call, *args in calls]
     for thread in threads:
         thread.start()
-    print(sum(ended(child()) == 0 for _ in range(count)))
+    first = []
+    while len(first) < min(count, 5):  # while these threads have their first connection
+        first.append(child())
+        time.sleep(0.004)
+    answered = sum(ended(pid, 15) == 0 for pid in first)
+    print(answered + sum(ended(child(), 15) == 0 for _ in range(count - len(first))))
     ending = True
     for thread in threads:
         if thread is threads[1]:
@@ -113,7 +117,37 @@ _BUSY = (
 )
 
 
+#: what is loaded where no fork waits for it, after the first context was made
+_LOADS = (
+    _BEGIN
+    + """
+    from importlib.abc import MetaPathFinder
+    from transports import forking
+
+    class Recorder(MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if threading.get_ident() not in forking._inside:
+                print(f"{name} by {threading.current_thread().name}")
+
+    transfer.Context().term()
+    sys.meta_path.insert(0, Recorder())
+    for _ in range(count):
+        exchange("loads")
+    with transfer.Context() as context, context.socket(transfer.PAIR) as one:
+        two = context.socket(transfer.PAIR)
+        one.bind(endpoint("more"))
+        two.connect(one.last_endpoint.replace("127.0.0.1", "localhost"))
+        two.send_tensor(memoryview(bytes(100_000)))
+        two.send(bytes(100_000))
+        one.recv_tensor()
+        one.set_callback(print)
+        two.close()
+    """
+)
+
+
 def children(source, kind, count, folder, seconds, **environment):
+    environment = {"TRANSFER_LOCAL": "on" if kind == "local" else "off", **environment}
     with Program(source, kind, count, folder, core="native", **environment) as program:
         code, out, errors = program.finish(seconds)
     assert code == 0, errors[-3000:]
@@ -134,6 +168,18 @@ def test_the_twin_forks_as_well(tmp_path):
     with Program(_BUSY, "tcp", 3, tmp_path, core="twin") as program:
         code, out, errors = program.finish(100)
     assert (code, out.strip()) == (0, "3"), errors[-3000:]
+
+
+@pytest.mark.parametrize("core", ["native", "twin"])
+@pytest.mark.parametrize("kind", ["tcp", "local", "ipc", "inproc"])
+def test_what_sockets_load_is_loaded_where_a_fork_waits(kind, core, tmp_path):
+    """A module that another thread is loading is locked in a child for ever."""
+    with Program(
+        _LOADS, kind, 1, tmp_path, core=core, TRANSFER_LOCAL="on" if kind == "local" else "off"
+    ) as one:
+        code, out, errors = one.finish(60)
+    assert code == 0, errors[-3000:]
+    assert [line for line in out.splitlines() if " by " in line] == []
 
 
 @pytest.mark.slow

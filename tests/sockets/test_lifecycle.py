@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket as sockets
+import threading
 import time
 import warnings
 
@@ -11,6 +12,7 @@ import pytest
 
 import transfer
 from transfer import PAIR, PULL, PUSH, REP, REQ
+from transfer.links.arrivals import Arrivals
 from transfer.peer import Endpoint
 from transports.address import parse
 from transports.connection import Connected
@@ -393,3 +395,25 @@ def test_daemons_that_wait_end_with_the_interpreter_in_silence(core, arguments):
     assert code == 0
     assert "ZeroDivisionError" in err
     assert "Closed" not in err
+
+
+def test_a_socket_is_closed_while_a_connection_begins(context, monkeypatch, caplog):
+    """Its descriptor is closed before the reactor watches it: no traceback."""
+    push = context.socket(transfer.PUSH)
+    watch, closed = Arrivals._watch, threading.Event()
+
+    def closing(links, peer):
+        if links is push._links:
+            closing_one = threading.Thread(target=push.close, args=(0,))
+            closing_one.start()
+            eventually(lambda: push.closed)
+            closing_one.join(20)
+            closed.set()
+        watch(links, peer)
+
+    monkeypatch.setattr(Arrivals, "_watch", closing)
+    pull = context.socket(transfer.PULL)
+    pull.bind("tcp://127.0.0.1:0")
+    push.connect(pull.last_endpoint)
+    assert closed.wait(20)
+    assert "cannot be used" not in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 from enum import IntEnum
 
 import pytest
@@ -83,3 +84,19 @@ def test_all_other_numbers_are_the_same_on_both_surfaces():
             assert constants.SocketOption[name.upper()] == number
     for name in ("DONTWAIT", "NOBLOCK", "SNDMORE", "POLLIN", "POLLOUT", "POLLERR"):
         assert getattr(transfer, name) == getattr(zmq, name)
+
+
+def test_types_of_the_two_surfaces_are_not_equal():
+    """All nine numbers are ours and ZeroMQ's, of other types: `transfer.PUSH == zmq.REP` was true."""
+    theirs = [kind for kind in zmq.SocketType if kind.name in transfer.SocketType.__members__]
+    for kind in transfer.SocketType:
+        assert not [other for other in theirs if other == kind or kind == other]
+        assert all(other != kind for other in theirs)
+        assert kind == int(kind)
+        assert int(kind) == kind
+        assert {kind: "x"}[int(kind)] == "x"
+    assert zmq.PUSH == 8
+    assert zmq.PUSH in {8}
+    assert transfer.PUSH == transfer.ZmqSocketType.PUSH
+    assert pickle.loads(pickle.dumps(transfer.PUSH)) == transfer.PUSH
+    assert transfer.PUSH != "PUSH"

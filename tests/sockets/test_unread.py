@@ -7,6 +7,8 @@ a ROUTER puts an envelope before a tensor: these are read first and given back.
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 
 import numpy
 import pytest
@@ -14,6 +16,7 @@ import pytest
 import transfer.asyncio
 from transfer import DEALER, POLLIN, PULL, PUSH, REP, REQ, ROUTER
 from transports.errors import Again, StateError, TensorMismatch, UsageError
+from transports.wire import HEADER, MAGIC, VERSION, Flag
 
 from .helpers import TCP, pair_of
 
@@ -152,3 +155,84 @@ def test_the_same_for_a_coroutine(core):
             push.close()
 
     asyncio.run(run())
+
+
+# -- several peers ---------------------------------------------------------------------------------
+
+CALLS = {
+    "recv": lambda pull: pull.recv(transfer.DONTWAIT),
+    "recv_multipart": lambda pull: pull.recv_multipart(transfer.DONTWAIT)[0],
+    "recv_string": lambda pull: pull.recv_string(transfer.DONTWAIT).encode(),
+    "recv_into": lambda pull: pull.recv_into(memoryview(INTO), flags=transfer.DONTWAIT) and bytes(INTO),
+    "a copy": lambda pull: pull.recv(transfer.DONTWAIT, copy=False).bytes,
+}
+INTO = bytearray(7)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_next_receive_gives_the_message_that_was_refused(context, call):
+    pull, first = pair_of(context, PULL, PUSH)
+    second = context.socket(PUSH)
+    second.connect(pull.last_endpoint)
+    pull.wait_for_peers(2, 10)
+    for sender in (first, second):
+        sender.send_tensors({"w": WEIGHTS[:2]})
+    first.send(b"refused")
+    second.send_tensors({"w": WEIGHTS})
+    kept = 0
+    for _ in range(4):
+        try:
+            assert pull.poll(5000)
+            pull.recv_tensors()
+            kept += 1
+        except TensorMismatch:
+            assert CALLS[call](pull) == b"refused"
+    assert kept == 3
+
+
+def head_of(flags, data, length=None):
+    return HEADER.pack(MAGIC, VERSION, int(PUSH), flags, 1, 0, len(data) if length is None else length, 0)
+
+
+BEGINNINGS = {
+    "a part": (head_of(Flag.MORE, b"a") + b"a", head_of(0, b"b") + b"b", [b"a", b"b"]),
+    "a large part": (
+        head_of(Flag.MORE, bytes(99_000)) + bytes(99_000),
+        head_of(0, b"b") + b"b",
+        [bytes(99_000), b"b"],
+    ),
+    "half a large part": (head_of(0, b"", 99_000) + bytes(5000), bytes(94_000), [bytes(99_000)]),
+}
+
+
+@pytest.mark.parametrize("case", BEGINNINGS)
+@pytest.mark.parametrize("out", [None, {"w": numpy.zeros_like(WEIGHTS)}], ids=["new", "out"])
+def test_a_message_is_refused_when_it_is_whole(context, case, out):
+    """Else a program that drops what was refused drops another peer's: the rest of that one is not there."""
+    beginning, rest, whole = BEGINNINGS[case]
+    pull = context.socket(PULL)
+    pull.bind(TCP)
+    host, port = pull.last_endpoint.removeprefix("tcp://").rsplit(":", 1)
+    with socket.create_connection((host, int(port))) as stranger:
+        stranger.sendall(head_of(0, b"hello") + b"hello")  # a peer without a hello begins with a message
+        assert pull.poll(5000)
+        assert pull.recv() == b"hello"
+        stranger.sendall(beginning)
+        time.sleep(0.05)  # where it is refused at once, it is refused now
+        with pytest.raises(Again):
+            pull.recv_tensors(transfer.DONTWAIT, out=out)
+        push = context.socket(PUSH)
+        push.connect(pull.last_endpoint)
+        push.send_tensors({"w": WEIGHTS})
+        assert pull.poll(5000)
+        tensors, _ = pull.recv_tensors(out=out)
+        assert numpy.array_equal(tensors["w"], WEIGHTS)
+        push.send(b"another")
+        stranger.sendall(rest)
+        pull.rcvtimeo = 5000
+        for _ in range(2):
+            with pytest.raises(TensorMismatch):
+                pull.recv_tensors(out=out)
+            refused_now = pull.recv_multipart()
+            assert refused_now in (whole, [b"another"])
+            whole = [b"another"] if refused_now == whole else whole

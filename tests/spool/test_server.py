@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import transfer
+from tests.core.raw import Raw
+from tests.faults.stranger import ended, speak, stranger
 from transfer.rows import to_json
 from transfer.runs import Begin, End, Rows, checksum, to_meta
 from transfer.spool.answers import Answers
@@ -20,6 +22,7 @@ from transfer.spool.client import RunClient
 from transfer.spool.link import Line
 from transfer.spool.order import Order
 from transfer.spool.protocol import (
+    MAX_REQUEST,
     AbortJob,
     Acknowledge,
     CommitJob,
@@ -48,6 +51,7 @@ from transports.errors import (
     ProtocolError,
     UsageError,
 )
+from transports.wire import SocketType
 
 from .processes import SpoolProcess, reader
 from .sending import RAGGED, SMALL, WIDE, agrees, ask, commit, frame, push, write
@@ -718,6 +722,12 @@ def test_a_slow_reader_stops_nobody_and_takes_no_memory(tmp_path):
         if line is not None:
             line.close()
         process.kill()
+
+
+def test_a_request_that_is_too_large_ends_its_connection(spool):
+    with stranger(spool.endpoint, SocketType.DEALER) as peer:
+        speak(peer, Raw(b"", length=MAX_REQUEST + 1, socket_type=int(SocketType.DEALER)))
+        assert ended(peer)
 
 
 def test_too_many_fetches_are_refused(spool, lines, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 import transfer.zmq
 from tests.ports import free_port
 from tests.sockets.processes import Program
+from transports.connector import SocketConnector
 
 COUNT = 60
 
@@ -63,6 +64,34 @@ def test_the_thread_sleeps_while_nothing_happens(context):
         debt.look = lambda look=debt.look: looks.append(1) or look()
     assert not lingering()[0].join(1.0)
     assert len(looks) <= COUNT, "each is looked at once, when it was closed"
+
+
+def test_few_try_to_connect_and_one_warns(context, monkeypatch, caplog):
+    """Of a thousand that are alike each tried once in two minutes, and each warned."""
+    begun = []
+    begin = SocketConnector._begin
+    monkeypatch.setattr(SocketConnector, "_begin", lambda self: begun.append(self) or begin(self))
+    monkeypatch.setattr(transfer.zmq.Socket, "_long_wait", 1000.0)
+    closed_with_something_unsent(context, f"tcp://127.0.0.1:{free_port()}", 300)
+    lingering()[0].join(2.0)
+    begun.clear()
+    lingering()[0].join(3.0)
+    assert len(begun) < 30, "20 a second by the one, and five a second by the others"
+    assert len([line for line in caplog.messages if "PUSH waits" in line]) == 1
+
+
+def test_one_of_another_type_tries_by_itself(context):
+    """The one that tries may be refused where this one is not."""
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    closed_with_something_unsent(context, endpoint, 2)
+    request = context.socket(transfer.zmq.REQ)
+    request.connect(endpoint)
+    request.send(b"a question")
+    request.close()
+    reply = context.socket(transfer.zmq.REP)
+    reply.rcvtimeo = 20_000
+    reply.bind(endpoint)
+    assert reply.recv() == b"a question"
 
 
 def test_each_linger_ends_by_itself(context):

@@ -149,7 +149,7 @@ CHOICES = (
     ),
     Choice(
         "security.tokenless",
-        ("tokenless",),
+        ("security", "tokenless"),
         values.allowed,
         "`allow`: TTP, PyBroker, rqueue, abtp, HTTP listen here without the token, which they cannot ask for",
     ),

@@ -17,7 +17,8 @@ class Crowd(Generic[G]):
     """Puts out whoever takes longer than `patience` seconds, and the oldest when there are more than `most`,
     so that those who say nothing keep nobody out. They count for the whole process, too (see `PENDING`).
 
-    put_out: ends one of them, and takes it out by `remove`; with the word `late`, or "crowded".
+    put_out: ends one of them, and takes it out by `remove`; with the word `late`, or "crowded". It returns
+    False if that one has meanwhile shown what it wants, and stays. patience: None: as long as there is room.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class Crowd(Generic[G]):
         loop: asyncio.AbstractEventLoop,
         put_out: Callable[[G, str], object],
         *,
-        patience: float,
+        patience: float | None,
         most: int,
         late: str = "late",
     ) -> None:
@@ -34,7 +35,7 @@ class Crowd(Generic[G]):
         self._put_out = put_out
         self._patience = patience
         self._late = late
-        self._timers: dict[G, asyncio.TimerHandle] = {}  # of the oldest first
+        self._timers: dict[G, asyncio.TimerHandle | None] = {}  # of the oldest first
 
     def __len__(self) -> int:
         return len(self._timers)
@@ -47,19 +48,29 @@ class Crowd(Generic[G]):
 
     def add(self, guest: G) -> None:
         """One more, for whom another one may have to go."""
-        self._timers[guest] = self._loop.call_later(self._patience, self._put_out, guest, self._late)
+        timer = None
+        if self._patience is not None:
+            timer = self._loop.call_later(self._patience, self._put_out, guest, self._late)
+        self._timers[guest] = timer
         PENDING.add(guest, partial(self._evict, guest))
         if len(self._timers) > self.most:
-            self._put_out(next(iter(self._timers)), "crowded")
+            self.put_out_oldest()
         PENDING.trim(self.most)
 
     def remove(self, guest: G) -> bool:
         """It is no longer one of them; False: it was none."""
-        timer = self._timers.pop(guest, None)
+        if guest not in self._timers:
+            return False
+        timer = self._timers.pop(guest)
         if timer is not None:
             timer.cancel()
-            PENDING.remove(guest)
-        return timer is not None
+        PENDING.remove(guest)
+        return True
+
+    def put_out_oldest(self) -> bool:
+        """The oldest one makes room; False: it did not, or there is none."""
+        oldest = next(iter(self._timers), None)
+        return oldest is not None and self._put_out(oldest, "crowded") is not False
 
     def _evict(self, guest: G) -> None:
         """It makes room for one at another door. Any thread."""

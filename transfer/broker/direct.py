@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from transfer import steady_clock
 from transfer.broker.burying import finish_buried, keep_letter, large_of, letter_of_parcel
 from transfer.broker.courier import Sent
 from transfer.broker.direct_journal import DirectJournal
@@ -285,7 +286,7 @@ class Direct:
     # -- what the desk wants done ------------------------------------------------------------------------
 
     def _now(self) -> Now:
-        return Now(self._loop.time(), time.time_ns() // 1_000_000)
+        return Now(self._loop.time(), steady_clock.unix_ms())
 
     def _do(self, actions: Sequence[Action]) -> None:
         """Does them in their order; what the desk wants because of one of them comes behind all."""

@@ -7,18 +7,25 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from transfer.broker.crowd import Crowd
 from transfer.broker.engine.tls_words import WORDS
 from transfer.broker.entry import Entry
 from transfer.broker.listener import Accepted, Listener
+from transfer.broker.secured import channel_of
 from transports.security.guard import check_listening
 
 if TYPE_CHECKING:
     import socket
 
     import transfer
+    from transfer.broker.line import Line
     from transports.core_contract import TlsChannel, TlsContext
+
+#: takes a connection that was let in; what it has made of it, where the doors look after it until its first
+#: frame
+Taker = Callable[["socket.socket", str], "Line | None"]
 
 
 class Doors:
@@ -35,6 +42,7 @@ class Doors:
         self._core = context.core
         self._listeners: dict[str, Listener] = {}
         self._entries: list[Entry] = []
+        self._silent: list[Crowd[Line]] = []
 
     @property
     def secured(self) -> bool:
@@ -48,8 +56,8 @@ class Doors:
 
     @property
     def unfinished(self) -> int:
-        """Handshakes that go on now."""
-        return sum(entry.unfinished for entry in self._entries)
+        """Handshakes that go on now, and connections that have shown neither a certificate nor a frame."""
+        return sum(entry.unfinished for entry in self._entries) + sum(map(len, self._silent))
 
     def refusals(self, name: str) -> Counter[str]:
         """Of this name."""
@@ -58,23 +66,29 @@ class Doors:
     def entry(
         self,
         name: str,
-        taker: Accepted,
+        taker: Taker,
         open_now: Callable[[], int],
         *protocols: str,
         clients: str | None = None,
+        crowd: Crowd[Any] | None = None,
     ) -> Accepted:
         """What takes connections for a front, which gets those that were let in. open_now: how many it has.
-        protocols: words of ALPN. clients: see Credentials.context. Raises SecurityError if there is
-        nothing to show to those who come."""
+        protocols: words of ALPN. clients: see Credentials.context. crowd: those that the front itself looks
+        after until they have shown what they want. Raises SecurityError if there is nothing to show to those
+        who come."""
         refused = self.refusals(name)
         most = self.credentials.security.connections
+        silent = self._silent_at(refused) if crowd is None else crowd
 
         def let_in(connection: socket.socket, peer: str) -> None:
-            if open_now() >= most:
+            if open_now() >= most and not silent.put_out_oldest():
                 refused["crowded"] += 1
                 connection.close()
-            else:
-                taker(connection, peer)
+                return
+            channel = channel_of(connection)
+            line = taker(connection, peer)
+            if line is not None and (channel is None or not channel.peer_certificate):
+                line.join(silent)
 
         if not self.secured:
             return let_in
@@ -107,6 +121,20 @@ class Doors:
     def check(self, host: str, where: str) -> None:
         """Raises SecurityError where strangers could come: these protocols know no token."""
         check_listening(host, where, self.credentials.security, token=False)
+
+    def _silent_at(self, refused: Counter[str]) -> Crowd[Line]:
+        """Those who have not sent a frame. They have no timer: a program may connect long before it sends."""
+
+        def put_out(line: Line, word: str) -> bool:
+            out = line.put_out()
+            refused[word] += out
+            return out
+
+        made: Crowd[Line] = Crowd(
+            self._loop, put_out, patience=None, most=self.credentials.security.unfinished
+        )
+        self._silent.append(made)
+        return made
 
     def _channel(self, protocols: tuple[str, ...], clients: str | None, fd: int) -> TlsChannel:
         made: TlsChannel = self._core.TlsChannel(self._context(protocols, clients), fd)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
+
+from transfer.steady_clock import unix_ms
 
 if TYPE_CHECKING:
     from transfer.broker.group_contract import Served
@@ -16,17 +17,13 @@ _BEHIND, _SHARE = 600.0, 0.1
 _AT_ONCE = 500
 
 
-def _unix_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class GroupActivity:
     """On the broker's loop. A group is in use while it has a consumer, and when one acknowledges.
 
     expire: seconds after which a group that is not in use has expired; None: never.
     """
 
-    def __init__(self, journal: Journal, expire: float | None, clock: Callable[[], int] = _unix_ms) -> None:
+    def __init__(self, journal: Journal, expire: float | None, clock: Callable[[], int] = unix_ms) -> None:
         self._journal = journal
         self._expire = expire
         self._clock = clock

@@ -21,6 +21,7 @@ from transfer.broker.secured import channel_of
 from transports.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from transfer.broker.crowd import Crowd
     from transfer.broker.lines import Lines
     from transfer.broker.message import Buffer
     from transports.core_contract import TlsChannel
@@ -72,6 +73,7 @@ class Line(ABC):
         self._looks = False  # the next read takes little
         self._scheduled = self._blocked = False
         self._paused = 0
+        self._crowd: Crowd[Line] | None = None  # of those who have not sent a whole frame yet
         self._loop.add_reader(connection.fileno(), self.read)
 
     # -- for the protocol above --------------------------------------------------------------------------
@@ -111,6 +113,31 @@ class Line(ABC):
     def relieved(self) -> None:
         """What was queued has been written, all of it."""
 
+    def has_begun(self, cut: int) -> bool:
+        """Whether the peer has shown what it wants, now that `cut` took so many bytes: by a whole frame."""
+        return cut > 0
+
+    # -- before the first frame --------------------------------------------------------------------------
+
+    def join(self, crowd: Crowd[Line]) -> None:
+        """It is one of them until its first frame is whole, or it ends."""
+        if not self.closed:
+            self._crowd = crowd
+            crowd.add(self)
+
+    def put_out(self) -> bool:
+        """Makes room, unless a whole frame is there; False: it stays."""
+        self.read(at_once=True)
+        if self._crowd is None:
+            return self.closed
+        self.close("it made room for others before its first frame")
+        return True
+
+    def _leave_crowd(self) -> None:
+        crowd, self._crowd = self._crowd, None
+        if crowd is not None:
+            crowd.remove(self)
+
     # -- reading -----------------------------------------------------------------------------------------
 
     def expect(self, nbytes: int) -> None:
@@ -147,11 +174,11 @@ class Line(ABC):
         """Nothing is read at the moment."""
         return self._paused > 0
 
-    def read(self) -> None:
-        """Reads what is there, if this turn of the loop has time for it."""
+    def read(self, *, at_once: bool = False) -> None:
+        """Reads what is there, if this turn of the loop has time for it, or `at_once`."""
         left = _TURN
         self.turn_ends = monotonic() + _TURN_SECONDS
-        while left > 0 and not self._paused and not self.closed and self._lines.may_read(self):
+        while left > 0 and not self._paused and not self.closed and (at_once or self._lines.may_read(self)):
             try:
                 data, more = self._receive()
             except (BlockingIOError, InterruptedError):
@@ -218,6 +245,8 @@ class Line(ABC):
                     data, self._rest = memoryview(self._rest + data), b""
                 cut = self.cut(data)
                 data = data[cut:]
+                if self._crowd is not None and self.has_begun(cut):
+                    self._leave_crowd()
                 if not self._body and (not cut or self._paused):
                     break
             if data and not self.closed:
@@ -391,6 +420,7 @@ class Line(ABC):
         if self._out and not self._blocked:
             self._last_words()
         self.closed = True
+        self._leave_crowd()
         self._lines.blocked.discard(self)
         number = self._socket.fileno()
         self._loop.remove_reader(number)

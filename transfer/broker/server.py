@@ -23,7 +23,7 @@ from transfer.broker.auditing import Auditing
 from transfer.broker.beside import Beside
 from transfer.broker.burying import Burying
 from transfer.broker.direct import Direct
-from transfer.broker.doors import Doors
+from transfer.broker.doors import Doors, Taker
 from transfer.broker.doorway import Doorway
 from transfer.broker.engine.delivery import RetryPolicy
 from transfer.broker.engine.direct import Rules
@@ -279,7 +279,7 @@ class Broker:
         """AetherBus's protocol, over ZeroMQ."""
         try:
             from transfer.broker.fronts.abtp import AbtpFront, AbtpSettings
-            from transfer.broker.fronts.abtp_tls import PrivateFolder, secured
+            from transfer.broker.fronts.abtp_relay import PrivateFolder, relayed
         except ModuleNotFoundError as error:
             if error.name != "zmq":
                 raise
@@ -290,7 +290,7 @@ class Broker:
         outside = {
             name: endpoint
             for name, endpoint in (("router", where.router), ("pub", where.pub))
-            if self.doors.secured and endpoint.startswith("tcp://")
+            if endpoint.startswith("tcp://")
         }
         inside = {"router": where.router, "pub": where.pub}
         if outside:
@@ -313,9 +313,9 @@ class Broker:
             if place.startswith("ipc://") and not place.startswith("ipc://@"):
                 os.chmod(place.removeprefix("ipc://"), FILE_MODE)
         self.hub.direct = self.direct  # from now on somebody brings its consumers
-        relayed = secured(self.doors, self._lines, outside, front.endpoints)
-        self._owned.callback(relayed.close)
-        endpoints = front.endpoints | relayed.endpoints
+        relays = relayed(self.doors, self._lines, outside, front.endpoints)
+        self._owned.callback(relays.close)
+        endpoints = front.endpoints | relays.endpoints
         self.endpoints |= {f"abtp {name}": endpoint for name, endpoint in endpoints.items()}
 
     def _open_fronts(self) -> None:
@@ -397,7 +397,7 @@ class Broker:
     def _listen(self, name: str, port: int, connected: Accepted) -> None:
         self.ports[name] = self.doors.listen(name, self.settings.host, port, connected).port
 
-    def _entry(self, name: str, front: Front, connected: Accepted, *protocols: str) -> Accepted:
+    def _entry(self, name: str, front: Front, connected: Taker, *protocols: str) -> Accepted:
         return self.doors.entry(name, connected, lambda: front.connections, *protocols)
 
     def _begin_drain(self) -> None:

@@ -59,8 +59,7 @@ class Settings:
     stop gives to what has begun. catalog: a file of routes, "" for none. direct: limits of direct delivery;
     ack_timeout: seconds that a consumer has for its ACK there; route_grace: that a message waits for one that
     went a moment ago. security: who may come in; None: what the
-    environment says. tokenless: fronts whose protocols know no token listen although there is one, and HTTP
-    without TLS answers this machine. named: fronts that were named: if one may not listen, that is an error
+    environment says. named: fronts that were named: if one may not listen, that is an error
     then. handshake: seconds that somebody has to show who he is.
     """
 
@@ -96,7 +95,6 @@ class Settings:
     direct: Limits = field(default_factory=Limits)
     fast_path: FastPath = field(default_factory=FastPath)
     security: Security | None = None
-    tokenless: bool = False
     named: frozenset[str] = field(default=frozenset(), compare=False)
     handshake: float = 10.0
 

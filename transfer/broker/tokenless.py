@@ -21,7 +21,7 @@ def places(settings: Settings, security: Security) -> tuple[dict[str, Any], list
     Raises SecurityError for those of the latter that were named, or have another place than by default.
     """
     found = {name: getattr(settings, name) for name in FRONTS}
-    if settings.tokenless or not skips_token(security):
+    if not skips_token(security):
         return found, []
     usual = Settings()
     shut = [name for name, place in found.items() if place is not None and not _is_private(place)]

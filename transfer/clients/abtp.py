@@ -17,9 +17,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
-import zmq
-
 from transfer.broker.engine.direct_actions import Ack, Deregister, Heartbeat, Nack, Register
 from transfer.broker.engine.sessions import Capabilities
 from transfer.clients.tunnel import Tunnel
@@ -35,7 +32,11 @@ from transfer.protocols.abtp_media import compress as compress_payload
 from transfer.protocols.abtp_words import CONTROL, SPEC_VERSION, Code, to_json
 from transfer.protocols.names import encode_topic
 from transports.config import security as read_security
-from transports.errors import Again, Closed, ProtocolError, TransferError, UsageError
+from transports.errors import Again, Closed, ProtocolError, TransferError, UsageError, comes_with
+
+with comes_with("fronts", __name__):
+    import msgspec
+    import zmq
 
 if TYPE_CHECKING:
     from transports.security.settings import Security

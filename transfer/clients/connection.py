@@ -64,6 +64,7 @@ class Connection:
         #: what bytes go by
         self._way: socket.socket | TlsChannel = self._channel or self._socket
         self._heard = False  # the peer has said something
+        self._begun = False  # we have
 
     def send(self, buffers: Sequence[bytes | memoryview], *, timeout: float | None = None) -> None:
         """Sends all of them, one behind the other; they are the caller's again when it returns.
@@ -74,6 +75,8 @@ class Connection:
         deadline = self._deadline(timeout)
         with self._sending:
             self._check()
+            if not self._begun:
+                self._check_first()
             left = [memoryview(data).cast("B") for data in buffers if len(data)]
             left.reverse()
             while not self._is_sent(left):
@@ -124,6 +127,15 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it has ended before
+
+    def _check_first(self) -> None:
+        """A broker may have ended a connection that had sent nothing: the first bytes would be lost without a
+        word. Raises Broken."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        if poll.poll(0):
+            raise closed(self.peer, self._channel, heard=self._heard)
+        self._begun = True
 
     def _receive_large(self, nbytes: int, deadline: float) -> bytearray:
         if not self._large:

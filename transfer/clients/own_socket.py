@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import transfer
+from transfer.links.no_peer import Said
 from transports.errors import Again
 from transports.identity import one_time_identity
 
@@ -20,13 +21,14 @@ def connected_socket(
     context: transfer.Context, endpoint: str, deadline: float, given_up: Callable[[], object]
 ) -> Any:
     """A DEALER socket that is connected. Raises Again: not by the deadline, or it was given up."""
-    seconds = _FIRST_TRY
+    seconds, said = _FIRST_TRY, Said()
     while True:
         left = max(0.0, deadline - time.monotonic())
         socket = context.socket(transfer.DEALER)
         try:
             # Another one each time: the broker then knows that the earlier connection has gone.
             socket.identity = one_time_identity()
+            socket._links.said = said  # not a warning for each try
             socket.rcvhwm = 0
             socket.reconnect_ivl = socket.reconnect_ivl_max = _NEVER_MS
             socket.connect(endpoint)

@@ -30,6 +30,7 @@ from transfer.protocols.own_registry import (
     encode_registering,
 )
 from transports.address import Address, format_host, is_numeric, parse
+from transports.arguments import seconds, text, wrong
 from transports.backoff import Backoff
 from transports.config import advertised_host
 from transports.discovery.directory import Directory, Listing
@@ -89,9 +90,11 @@ class Registration:
         from transfer.context import Context
 
         self._broker, name = broker_of(parse(registry))
-        if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
+        if not SHORTEST_LEASE <= (seconds(lease, "lease") or 0) <= LONGEST_LEASE:
             raise OptionError(f"a lease of {lease} seconds", hint=f"{SHORTEST_LEASE:g} to {LONGEST_LEASE:g}")
-        found = reachable(endpoint, self._broker, advertise)
+        if not (metadata is None or isinstance(metadata, Mapping)):
+            raise wrong("metadata", metadata, "a dict of texts")
+        found = reachable(endpoint, self._broker, text(advertise, "advertise"))
         # A program that comes again has begun later, and so has a larger one.
         member = Member(check_endpoint(found), time.time_ns(), check_metadata(metadata or {}))
         self.endpoint = found

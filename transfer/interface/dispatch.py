@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from transfer.interface.message import Form, Incoming, read
+from transports.arguments import callable_or_none
 from transports.errors import Again, Broken, Closed, TransferError
 
 logger = logging.getLogger("transfer.interface")
@@ -55,8 +56,7 @@ class Dispatcher:
 
     def set(self, form: Form, callback: Callback | None) -> None:
         """Sets or (None) removes the callback of one form; it applies from the next message on."""
-        if callback is not None and not callable(callback):
-            raise TypeError(f"a callback is callable, {type(callback).__name__} is not")
+        callable_or_none(callback, "callback", "a message as a dict")
         callbacks = {key: known for key, known in self._callbacks.items() if key is not form}
         if callback is not None:
             callbacks[form] = callback

@@ -59,7 +59,8 @@ class Arrivals(Controls):
         try:
             self._begin(socket, record, peer, replaced, queue)
         except Exception as error:  # the connection is the peer's by now, and ends with it
-            logger.exception("the connection to %s cannot be used", peer.address)
+            if not self.closing:  # its descriptor may be closed just now
+                logger.exception("the connection to %s cannot be used", peer.address)
             self.lost(peer.stream, error)
 
     def _begin(

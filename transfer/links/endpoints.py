@@ -8,6 +8,7 @@ broken, never once for each message. `state` holds the data, `losses` the end of
 from __future__ import annotations
 
 import logging
+import socket as socket_module
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transports import registry
 from transports.address import Address, parse
+from transports.arguments import text, wrong
 from transports.config import SocketOptions
 from transports.connection import ConnectOptions, reach, serve
 from transports.errors import (
@@ -99,6 +101,9 @@ class Links(Arrivals):
     def adopt(self, connection: socket.socket, peer: str) -> None:
         """Gives a connection that was accepted elsewhere to the oldest endpoint that is bound. Raises
         UsageError if there is none, and closes it."""
+        if not isinstance(connection, socket_module.socket):
+            raise wrong("connection", connection, "a connected TCP socket.socket")
+        text(peer, "peer")
         with self._lock:
             acceptors = [record.acceptor for record in self.endpoints if record.acceptor is not None]
         if not acceptors:

@@ -21,6 +21,7 @@ from transfer.peer import Endpoint, Peer
 from transports.discovery import liveness
 from transports.discovery.membership import Membership, Polling, State
 from transports.errors import AddressError, Broken, Closed, InternalError, TransferError
+from transports.forking import undivided
 
 if TYPE_CHECKING:
     from transfer.context import Context
@@ -45,10 +46,12 @@ LONGEST_LEAVE = 30.0
 def open_directory(address: Address, context: Context) -> Directory:
     """The name service of an endpoint. Raises NotSupported, OptionError."""
     if address.scheme == "dns":
-        from transports.discovery.dns import DnsDirectory
+        with undivided():
+            from transports.discovery.dns import DnsDirectory
 
         return DnsDirectory(address)
-    from transfer.clients.registry import RegistryDirectory
+    with undivided():
+        from transfer.clients.registry import RegistryDirectory
 
     return RegistryDirectory(address, context)
 

@@ -14,6 +14,8 @@ from transports.errors import Again
 if TYPE_CHECKING:
     import asyncio
 
+    from patterns.base import Pattern
+    from transfer.context import Context
     from transfer.peer import Endpoint
     from transfer.socket import SocketMethods
     from transports.errors import TransferError
@@ -26,12 +28,23 @@ _OF_ACCEPTED = frozenset({"magic", "socket_type"})
 _LASTING = _OF_ACCEPTED | {"flags", "length", "version", "hello", "no_hello", "self_connect", "token", "tls"}
 
 
+class Said:
+    """What the log has a warning of. Of one socket, or of those that one connection is tried with in turn.
+
+    waits: that a call waits without a peer. reasons: of failed handshakes.
+    """
+
+    def __init__(self) -> None:
+        self.waits = False
+        self.reasons: frozenset[str] = frozenset()
+
+
 class NoPeer(LinkState):
     """Says what is known of endpoints without a connection."""
 
-    _warned = False
-    #: reasons of failed handshakes that the log has a warning of
-    _said: frozenset[str] = frozenset()
+    def __init__(self, socket: SocketMethods, context: Context, pattern: Pattern) -> None:
+        super().__init__(socket, context, pattern)
+        self.said = Said()
 
     @property
     def alone(self) -> bool:
@@ -88,18 +101,18 @@ class NoPeer(LinkState):
         """A call waits: one warning for a socket, if it has no peer. Who only listens waits rightly."""
         listens = all(e.connector is None for e in list(self.endpoints)) and bool(self.endpoints)
         matters = not listens if self.alone else self.deaf
-        if self._warned or self.closing or not matters:
+        if self.said.waits or self.closing or not matters:
             return
-        self._warned = True
+        self.said.waits = True
         logger.warning("a %s waits: %s", self.pattern.socket_type.name, _line(self.nobody()))
 
     def warn_of(self, where: str, error: TransferError, outgoing: bool) -> bool:
         """A handshake failed: one warning for each reason that only a change of a program or its options
         removes. What a stranger causes who connects to us is one of few reasons."""
         reason = getattr(error, "reason", "")
-        if reason in self._said or reason not in (_LASTING if outgoing else _OF_ACCEPTED):
+        if reason in self.said.reasons or reason not in (_LASTING if outgoing else _OF_ACCEPTED):
             return False
-        self._said |= {reason}
+        self.said.reasons |= {reason}
         logger.warning("%s %s: %s", self.pattern.socket_type.name, where, _line(error))
         return True
 
@@ -108,7 +121,7 @@ class NoPeer(LinkState):
 
         def look() -> None:
             queue = record.queue
-            if queue is not None and not self._warned:
+            if queue is not None and not self.said.waits:
                 if queue.stream.queued:
                     self.long_wait()
                 self.watch_queue(record, seconds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import takewhile
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from transfer import steady_clock
 from transfer.log.appending import Appender, flat
 from transfer.log.blob import BlobPlace, BlobReader, blob_place
 from transfer.log.checks import check_key, check_name, lock, parts_of
@@ -44,7 +44,8 @@ class Log:
     of the machine loses it, one of the process does not. segment_bytes: of a file; by default 64 MiB, or a
     16th of `Retention.bytes` if that is less, which is 1 MiB at least then. repair: damage that is found at
     the start is cut off with all behind it, into quarantine, instead of LogDamaged. damaged: "serve" opens a
-    log of which messages are missing; reading them raises LogDamaged. clock: nanoseconds since 1970.
+    log of which messages are missing; reading them raises LogDamaged. clock: nanoseconds since 1970; see
+    `steady_clock`.
 
     Raises LogInUse, LogDamaged, LogFull, NotSupported (a newer format), InternalError. A write or sync that
     failed ends the log: what was not committed is in doubt until it is opened again. At the start are found:
@@ -62,7 +63,7 @@ class Log:
         segment_bytes: int | None = None,
         repair: bool = False,
         damaged: Literal["refuse", "serve"] = "refuse",
-        clock: Callable[[], int] = time.time_ns,
+        clock: Callable[[], int] = steady_clock.unix_ns,
     ) -> None:
         if fsync not in _FSYNC:
             raise OptionError(f"fsync={fsync!r}", hint="one of " + ", ".join(_FSYNC))

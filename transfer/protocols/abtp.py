@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
-
 from transfer.broker.engine.direct_actions import (
     Ack,
     Control,
@@ -26,7 +24,10 @@ from transfer.broker.engine.direct_actions import (
 from transfer.broker.engine.sessions import Capabilities
 from transfer.protocols.abtp_envelope import Envelope, Origin, check_name, read_new, read_old
 from transfer.protocols.abtp_words import CONTROL, MAX_ID, SPEC_VERSION, Code, to_json
-from transports.errors import ProtocolError
+from transports.errors import ProtocolError, comes_with
+
+with comes_with("fronts", __name__):
+    import msgspec
 
 #: where a broker listens unless it is told otherwise
 ROUTER_ENDPOINT, PUB_ENDPOINT = "tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556"

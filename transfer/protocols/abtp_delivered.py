@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from transfer.protocols.abtp_media import FRAME_MAGIC, decompress
 from transfer.protocols.abtp_words import Code
-from transports.errors import ProtocolError
+from transports.errors import ProtocolError, comes_with
+
+with comes_with("fronts", __name__):
+    import msgspec
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from transfer import json_text
 from transfer.broker.engine.fair import class_of
 from transfer.broker.engine.grammar import Kind, check_topic
 from transfer.protocols.abtp_media import FRAME_MAGIC, decompress
 from transfer.protocols.abtp_words import MAX_ID, SPEC_VERSION, Code
-from transports.errors import ProtocolError, UsageError
+from transports.errors import ProtocolError, UsageError, comes_with
+
+with comes_with("fronts", __name__):
+    import msgspec
 
 #: fields that the broker writes anew for each delivery; `auth` is for the broker, and for nobody behind it
 _LEFT_OUT = frozenset({"payload", "attempt", "delivery_id", "session_id", "auth"})

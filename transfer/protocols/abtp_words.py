@@ -6,10 +6,11 @@ import json
 from enum import StrEnum
 from typing import Any
 
-import msgspec
-
 from transfer.json_text import check
-from transports.errors import UsageError
+from transports.errors import UsageError, comes_with
+
+with comes_with("fronts", __name__):
+    import msgspec
 
 SPEC_VERSION = "abtp/1"
 #: the topic of control messages

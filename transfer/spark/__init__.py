@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import missing_library
+from transports.errors import MissingLibrary, missing_library
 
 if TYPE_CHECKING:
     from transfer.spark.session import local_session
@@ -31,5 +31,5 @@ def __getattr__(name: str) -> Any:
 
     try:
         return getattr(import_module(f"transfer.spark.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
+    except (ModuleNotFoundError, MissingLibrary) as error:
         raise missing_library(f"transfer.spark.{name}", error, "spark") from error

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-
 from transfer.rows import Layout, choose, from_json, row_bytes
 from transfer.spark.batches import batches, check_fit, schema_of
 from transfer.spark.options import ReadOptions
@@ -21,7 +19,10 @@ from transfer.spool.client import RunClient
 from transfer.spool.link import Link
 from transfer.spool.protocol import Acknowledge, AnswerTooLarge, InspectRun, Read
 from transfer.spool.source import OPEN, SEALED
-from transports.errors import Broken, NotSupported, OptionError, UsageError
+from transports.errors import Broken, NotSupported, OptionError, UsageError, comes_with
+
+with comes_with("spark", __name__):
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

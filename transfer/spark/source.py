@@ -14,19 +14,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
-
 from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
 from transfer.spark.options import WriteOptions, parse_options, parse_read_options
 from transfer.spark.producer import Receipt
 from transfer.spark.reading import RunReader, RunStream, read_schema
 from transfer.spool.protocol import raised, refusal
-from transports.errors import NotATensor, NotSupported, OptionError, UsageError
+from transports.errors import NotATensor, NotSupported, OptionError, UsageError, comes_with
+
+with comes_with("spark", __name__):
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceArrowWriter,
+        DataSourceStreamArrowWriter,
+        WriterCommitMessage,
+    )
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -10,14 +10,24 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from transfer import rows as row_layouts
 from transfer.spool.address import parse
 from transfer.spool.link import Link, changed, check, is_sound
 from transfer.spool.protocol import Acknowledge, AnswerTooLarge, Fetch, OpenRun, Release
 from transfer.spool.source import Lease, Rows, RunInfo
-from transports.errors import AddressError, Again, Broken, Closed, OptionError, TransferError, UsageError
+from transports.errors import (
+    AddressError,
+    Again,
+    Broken,
+    Closed,
+    OptionError,
+    TransferError,
+    UsageError,
+    comes_with,
+)
+
+with comes_with("spool", __name__):
+    import msgspec
 
 if TYPE_CHECKING:
     from transfer.rows import Arrays

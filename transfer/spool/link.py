@@ -8,12 +8,14 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from transfer.links.no_peer import Said
 from transfer.runs import fits
 from transfer.spool.protocol import Ask, raised, to_meta
-from transports.errors import Again, Broken, Closed, HandshakeError, ProtocolError, TensorMismatch
+from transports.errors import Again, Broken, Closed, HandshakeError, ProtocolError, TensorMismatch, comes_with
 from transports.identity import one_time_identity
+
+with comes_with("spool", __name__):
+    import msgspec
 
 if TYPE_CHECKING:
     from transfer.rows import Array, Arrays
@@ -31,15 +33,17 @@ _NEVER_MS = 86_400_000
 class Line:
     """One connection to a spool, until it breaks. Any thread may send; one receives.
 
-    Raises Again if nobody is there within `timeout` seconds.
+    said: what the log has a warning of, where this is not the first try. Raises Again if nobody is there
+    within `timeout` seconds.
     """
 
-    def __init__(self, endpoint: str, timeout: float) -> None:
+    def __init__(self, endpoint: str, timeout: float, said: Said | None = None) -> None:
         import transfer
 
         self._context = transfer.Context()
         try:
             self._socket = self._context.socket(transfer.DEALER)
+            self._socket._links.said = said or Said()
             self._socket.identity = one_time_identity()
             self._socket.reconnect_ivl = _NEVER_MS
             self._socket.reconnect_ivl_max = _NEVER_MS
@@ -100,6 +104,7 @@ class Link:
         self._sent = 0  # how often the request of now was
         self._unanswered: tuple[Line, Ask] | None = None
         self._patience = _FIRST
+        self._said = Said()  # since there was a connection
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
@@ -152,8 +157,8 @@ class Link:
         """The connection, made if there is none. Raises Again, Closed."""
         if self._line is None:
             patience, self._patience = self._patience, min(2 * self._patience, _CONNECT)
-            line = Line(self.endpoint, min(patience, max(0.01, timeout)))
-            self._patience = _FIRST
+            line = Line(self.endpoint, min(patience, max(0.01, timeout)), self._said)
+            self._patience, self._said = _FIRST, Said()
             with self._lock:
                 if self._closing.is_set():
                     line.close()

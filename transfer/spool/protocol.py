@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
-
 from transfer.runs import MAX_NAME, MAX_NUMBER
-from transfer.tensors.bundle import MAX_NAME as MAX_ARRAY_NAME, MAX_TENSORS
+from transfer.tensors.bundle import (
+    MAX_INDEX,
+    MAX_METADATA,
+    MAX_NAME as MAX_ARRAY_NAME,
+    MAX_TENSORS,
+)
 from transports import errors
-from transports.errors import ProtocolError, TransferError, UsageError
+from transports.errors import ProtocolError, TransferError, UsageError, comes_with
+
+with comes_with("spool", __name__):
+    import msgspec
 
 VERSION = 1
 #: ranges that one fetch may ask for, and the rows of all of them together
 MAX_TIMES, MAX_ROWS = 1 << 16, 1 << 24
 #: bytes that the rows of one answer have at most, unless it is one row; each counts as a few bytes at least
 MAX_ANSWER, MIN_ROW_BYTES = 1 << 30, 8
+#: bytes of a request: words alone, and those that a bundle takes for them at most
+MAX_REQUEST = MAX_INDEX + MAX_METADATA
 #: rows that are explained at a time
 MAX_EXPLAINED = 1 << 18
 

@@ -24,7 +24,7 @@ from transfer.spool.answers import Answers
 from transfer.spool.desk import Desk
 from transfer.spool.expiry import Expiry
 from transfer.spool.message_receiver import MessageReceiver
-from transfer.spool.protocol import from_meta as request_of, refusal
+from transfer.spool.protocol import MAX_REQUEST, from_meta as request_of, refusal
 from transfer.spool.store import Store
 from transfer.spool.writer_requests import no_room
 from transfer.tensors.arrival import take_bundle, take_bundle_from
@@ -103,6 +103,7 @@ class Spool:
             self._asked = self.context.socket(transfer.ROUTER)
             # The desk bounds what is on its way to each reader; here an answer would be dropped.
             self._asked.sndhwm = self._asked.sndhwm_bytes = 0
+            self._asked.maxmsgsize = MAX_REQUEST
             self._requests = MessageReceiver(self._asked, take_bundle_from, self.faults)
             self._asked.bind(endpoint)
             self.endpoint: str = self._asked.last_endpoint

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transfer import rows as row_layouts
+from transfer import rows as row_layouts, steady_clock
 from transfer.log import Log, Retention
 from transfer.log.checks import check_key
 from transfer.runs import Abort, Begin, Commit, End, Rows, Winner, to_table
@@ -63,9 +63,8 @@ class Store:
             self.log = where
         self._runs = RunLog(self.log, self.lock)
         self._booked: deque[Booked] = deque()
-        began = time.time() - time.monotonic()
         #: the time of day, of a clock that nobody sets
-        self.now: Callable[[], float] = lambda: began + time.monotonic()
+        self.now: Callable[[], float] = lambda: steady_clock.unix_ns() / 1e9
         try:
             self.entries = recover(self._runs, self.now)
         except BaseException:

@@ -220,7 +220,7 @@ class BundleArrival:
     # -- before each frame is read
 
     def sink(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
-        """Where the next frame goes. Raising leaves it unread."""
+        """Where the next frame goes. What this raises gets out when the message is whole."""
         recipe = known_recipes.get(meta) if self._position >= 0 else None
         if meta is None or recipe is None or nbytes != recipe.nbytes:
             if meta is None or self._position < 0 or kind_of(meta) == KIND_BUNDLE:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from transfer.tensors import dtypes
 from transfer.tensors.header import EXTENDED_FLAGS, TENSOR_FLAGS, TensorSpec, is_extended, unpack
 from transports.errors import NotATensor, NotSupported, ProtocolError, TensorMismatch
+from transports.forking import undivided
 
 _CACHE_LIMIT: Final = 4096
 #: headers that were read and found good; a look-up here is the fast path of every receive
@@ -104,7 +105,8 @@ class TorchBuilder:
         """Imports torch, for a caller who asked for it by name. Raises NotSupported."""
         import_numpy()
         try:
-            import torch
+            with undivided():
+                import torch
         except ImportError as error:
             raise NotSupported("tensors of torch need torch", hint="pip install torch") from error
         self._from_numpy = torch.from_numpy
@@ -210,7 +212,8 @@ def type_name(recipe: Recipe) -> str:
 
 def import_numpy() -> ModuleType:
     try:
-        import numpy
+        with undivided():
+            import numpy
     except ImportError as error:
         raise NotSupported(
             "numpy is missing, which tensors are received with",

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from transfer.tensors import dtypes
 from transfer.tensors.build import Recipe, builder_for
 from transfer.tensors.header import EXTENDED_FLAGS, TensorSpec
-from transports.errors import UsageError
+from transports.arguments import wrong
+from transports.errors import ArgumentError, UsageError
 
 MAX_DIMENSIONS = 32
 
 
 def empty(allocate: Callable[[int], Any], shape: int | Sequence[int], dtype: Any, like: Any) -> Any:
     """An uninitialised C-contiguous tensor over `allocate(nbytes)`. Raises UsageError, NotATensor."""
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if len(sizes) > MAX_DIMENSIONS or any(type(size) is not int or size < 0 for size in sizes):
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Iterable) else (-1,)
+    if len(sizes) > MAX_DIMENSIONS or any(type(size) is not int or not 0 <= size < 1 << 63 for size in sizes):
         raise UsageError(f"{shape!r} is no shape", hint=f"up to {MAX_DIMENSIONS} numbers from 0 on")
     code, text, itemsize = _described(dtype)
     spec = TensorSpec(code, sizes, itemsize, text=text)
@@ -24,6 +25,8 @@ def empty(allocate: Callable[[int], Any], shape: int | Sequence[int], dtype: Any
 
 
 def _described(dtype: Any) -> tuple[int, str, int]:
+    if dtype is None:  # which numpy takes for float64
+        raise _no_dtype(dtype)
     name = str(dtype).removeprefix("torch.")
     row = dtypes.BY_NAME.get(name)
     if row is not None:
@@ -33,4 +36,8 @@ def _described(dtype: Any) -> tuple[int, str, int]:
     try:
         return dtypes.describe_numpy(numpy.dtype(dtype))
     except TypeError as error:
-        raise UsageError(f"{dtype!r} is no element type") from error
+        raise _no_dtype(dtype) from error
+
+
+def _no_dtype(given: Any) -> ArgumentError:
+    return wrong("dtype", given, 'a name, for instance "float32", or a type of numpy or torch')

@@ -18,6 +18,7 @@ from transfer.tensors.bundle import OutFrame, frames_of
 from transfer.tensors.export import export, on_device
 from transfer.tensors.target import target_for
 from transfer.tensors.way import send_from_device
+from transports.arguments import flags_of, octets, wrong
 from transports.errors import UsageError
 from transports.wire import MAX_TOPIC
 
@@ -49,7 +50,7 @@ class FrameReceiver(Protocol):
     `_recv_frames`: one whole message, envelope stripped, the pattern's state advanced. The sink is
     not asked for compressed frames, and these come out still compressed. If the sink raises
     ProtocolError, the connection ends as after any other, and the wait goes on; if it raises
-    something else, the message stays unread and that comes out.
+    something else, that comes out when the message is whole, and the next call receives it.
 
     `_unreceive`: what `_recv_frames` gave just now is received again by the next call.
 
@@ -84,6 +85,8 @@ class TensorMethods:
         host memory, but for `copy=False` where every peer takes device pointers. Raises
         NotATensor, Again, and what the pattern raises.
         """
+        if flags != 0:
+            flags = flags_of(flags)
         common = copy is None and topic is None and not track and not flags & ~DONTWAIT
         if common and self._send_known(tensor, flags):
             return None
@@ -103,9 +106,9 @@ class TensorMethods:
         numpy array, a torch tensor, plain writable memory) the bytes are read straight into it if
         the order of axes allows, and `out` is returned.
 
-        Raises TensorMismatch, before anything is read, when the next message is no tensor or does
-        not fit `out`; it is then still unread. Raises Again after `rcvtimeo`. If the connection
-        breaks in the middle, `out` may be overwritten in part.
+        Raises TensorMismatch, before `out` is changed, when the next message is no tensor or does
+        not fit `out`; the next receive of any kind gives that message. Raises Again after `rcvtimeo`.
+        If the connection breaks in the middle, `out` may be overwritten in part.
         """
         if out is not None:
             return self._sound(receive_into, self, flags, target_for(out))
@@ -126,7 +129,7 @@ class TensorMethods:
         NotATensor, UsageError (names, metadata), Again.
         """
         encoded = None if topic is None else _topic(topic)
-        return self._send_outframes(frames_of(tensors, meta, encoded), flags, track, None)
+        return self._send_outframes(frames_of(tensors, meta, encoded), flags_of(flags), track, None)
 
     def recv_tensors(
         self: FrameReceiver, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None
@@ -137,8 +140,10 @@ class TensorMethods:
         tensors of one message share one piece of memory, which lives as long as any of them.
 
         Raises TensorMismatch when the next message is no such dict, or when names, dtypes or shapes
-        differ from `out`; it is then still unread.
+        differ from `out`; the next receive of any kind gives that message.
         """
+        if not (out is None or isinstance(out, Mapping)):
+            raise wrong("out", out, "a dict of memory by name, as send_tensors() takes")
         targets = None if out is None else {name: target_for(memory) for name, memory in out.items()}
         return self._sound(receive_bundle, self, flags, builder_for(like), targets)
 
@@ -157,8 +162,9 @@ class TensorMethods:
         copy=False: large tensors are kept until they are sent, and a tracker tells when. Raises Unroutable
         if nobody has the identity and `router_mandatory` is set; else such a message is dropped.
         """
-        frames: list[OutFrame] = [(0, 0, None, None, identity), *frames_of(tensors, meta, None)]
-        return self._send_outframes(frames, flags, track, copy)
+        named = octets(identity, "identity")
+        frames: list[OutFrame] = [(0, 0, None, None, named), *frames_of(tensors, meta, None)]
+        return self._send_outframes(frames, flags_of(flags), track, copy)
 
     def recv_tensors_from(
         self: FrameReceiver, flags: int = 0, *, like: Any = None
@@ -171,7 +177,7 @@ class TensorMethods:
 
 
 def _topic(topic: bytes | str) -> bytes:
-    encoded = topic.encode() if isinstance(topic, str) else bytes(topic)
+    encoded = octets(topic, "topic")
     if len(encoded) > MAX_TOPIC:
         raise UsageError(f"a topic of {len(encoded)} bytes; at most {MAX_TOPIC} can travel")
     return encoded

@@ -134,7 +134,10 @@ class MemoryTarget:
         try:
             view = memoryview(out)
         except TypeError as error:
-            raise NotATensor(f"out= is {type(out).__name__}, which has no memory to read into") from error
+            raise NotATensor(
+                f"out= is {type(out).__name__}, which has no memory to read into",
+                hint="give an array, a torch tensor, or a bytearray",
+            ) from error
         if view.readonly or not view.c_contiguous:
             raise TensorMismatch("out= is read-only or not contiguous")
         self.out = out

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import missing_library
+from transports.errors import MissingLibrary, missing_library
 
 if TYPE_CHECKING:
     from transfer.torch.dataset import StreamDataset
@@ -30,5 +30,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return getattr(import_module(f"transfer.torch.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
+    except (ModuleNotFoundError, MissingLibrary) as error:
         raise missing_library(f"transfer.torch.{name}", error, "torch") from error

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch.utils.data import get_worker_info
-
 from transfer.rows import column_names
 from transfer.torch.receiver import MessageSource, RunReader, SocketSource
 from transfer.torch.slicing import Batch, Slicer
-from transports.errors import Again, OptionError, ProtocolError, TransferError, UsageError
+from transports.errors import Again, OptionError, ProtocolError, TransferError, UsageError, comes_with
+
+with comes_with("torch", __name__):
+    import torch
+    from torch.utils.data import get_worker_info
 
 
 @dataclass(slots=True)

@@ -6,16 +6,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
-import torch
-from torch.utils.data import IterableDataset, get_worker_info
-
 from transfer.reading import Lineage, RowStream, merge_states
 from transfer.reading.lineage import with_seed
 from transfer.reading.opening import check_group, checked_numbers, open_source, whole
 from transfer.reading.state import STATE_VERSION, check_run
 from transfer.rows import column_names
 from transfer.spool.source import Lease
-from transports.errors import OptionError, UsageError
+from transports.errors import OptionError, UsageError, comes_with
+
+with comes_with("torch", __name__):
+    import torch
+    from torch.utils.data import IterableDataset, get_worker_info
 
 if TYPE_CHECKING:
     from types import TracebackType

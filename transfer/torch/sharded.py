@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack, overload
 
-import torch.distributed as dist
-
 from transfer.torch.dataset import StreamDataset, StreamOptions
 from transfer.torch.runs import BatchT, Tensors, TensorTuple
-from transports.errors import OptionError, UsageError
+from transports.errors import OptionError, UsageError, comes_with
+
+with comes_with("torch", __name__):
+    import torch.distributed as dist
 
 #: the dimension of a mesh along which ranks have other rows, if none is named
 DATA = "dp"

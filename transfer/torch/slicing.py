@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
-import torch
+from transports.errors import comes_with
+
+with comes_with("torch", __name__):
+    import torch
+
 
 Batch = dict[str, torch.Tensor]
 

@@ -18,6 +18,7 @@ from transfer.zmq import context as _context, poll as _poll, socket as _socket
 from transfer.zmq.constants import PollEvent
 from transfer.zmq.serial import Serialising
 from transfer.zmq.watch import Watch
+from transports.arguments import events_of, flags_of, milliseconds
 from transports.errors import Again, NotSupported
 
 __all__ = ["Context", "Poller", "Socket", "ZMQEventLoop", "install"]
@@ -114,31 +115,31 @@ class Socket(Serialising):
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Awaitable[Any]:
         """A future that is done when the part was taken."""
-        own = int(flags) | DONTWAIT
+        own = flags_of(flags) | DONTWAIT
         return self._send(lambda: self._sync_socket.send(data, own, copy, track), flags)
 
     def send_multipart(
         self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
     ) -> Awaitable[Any]:
         """A future that is done when the message was taken."""
-        own = int(flags) | DONTWAIT
+        own = flags_of(flags) | DONTWAIT
         return self._send(lambda: self._sync_socket.send_multipart(msg_parts, own, copy, track), flags)
 
     def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> Awaitable[int]:
         """A future of the bits that hold; 0 after `timeout` ms."""
         if self.closed:
             raise NotSupported("the socket is closed")
+        bits, limit = events_of(flags), milliseconds(timeout)
         return self._watch.begin(
             self._watch.pollers,
-            lambda: _found(self._sync_socket._ready_bits(int(flags))),
-            -1 if timeout is None or timeout < 0 else timeout / 1000,
+            lambda: _found(self._sync_socket._ready_bits(bits)),
+            -1 if limit is None or limit < 0 else limit / 1000,
             lambda future: future.set_result(0),
         )
 
     def _receive(self, attempt: Callable[[], Any], flags: int) -> asyncio.Future[Any]:
-        return self._watch.begin(
-            self._watch.receivers, attempt, _seconds(self._sync_socket.receive_timeout, flags), _time_out
-        )
+        limit = _seconds(self._sync_socket.receive_timeout, flags_of(flags))
+        return self._watch.begin(self._watch.receivers, attempt, limit, _time_out)
 
     def _send(self, attempt: Callable[[], Any], flags: int) -> asyncio.Future[Any]:
         return self._watch.begin(
@@ -170,6 +171,7 @@ class Poller(_poll.Poller):
     def poll(self, timeout: float | None = -1) -> Awaitable[list[tuple[Any, int]]]:  # type: ignore[override]
         """A future of what is ready; an empty list after `timeout` ms."""
         entries = [(_poll._known(thing), int(bits)) for thing, bits in self.sockets]
+        timeout = milliseconds(timeout)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         ready = wait(entries, 0)
         if ready or timeout == 0:

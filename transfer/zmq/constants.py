@@ -11,6 +11,8 @@ import errno
 from enum import Enum, IntEnum, IntFlag
 from typing import TYPE_CHECKING, Any
 
+from transports.wire import TypeNumber
+
 # zmq.h: numbers that no operating system uses begin here
 _OWN_ERRORS = 156384712
 
@@ -60,7 +62,7 @@ class ContextOption(IntEnum):
     THREAD_NAME_PREFIX = 9
 
 
-class SocketType(IntEnum):
+class SocketType(TypeNumber):
     """Socket types by pyzmq's numbers; 0 to 8 are supported."""
 
     PAIR = 0

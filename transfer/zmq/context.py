@@ -15,6 +15,8 @@ from transfer.zmq.constants import ContextOption, Errno, SocketOption
 from transfer.zmq.error import ZMQError
 from transfer.zmq.heirs import Heirs
 from transfer.zmq.socket import Socket
+from transports.arguments import linger_of, whole
+from transports.errors import ArgumentError
 from transports.forking import undivided
 
 __all__ = ["Context", "SyncContext"]
@@ -54,6 +56,7 @@ class Context(transfer.context.Context):
     def __init__(self, io_threads: Any = 1, shadow: Any = None) -> None:
         if isinstance(io_threads, Context):
             io_threads, shadow = 1, io_threads
+        whole(io_threads, "io_threads")
         if shadow:
             if isinstance(shadow, int):
                 shadow = _by_address.get(shadow)
@@ -106,12 +109,21 @@ class Context(transfer.context.Context):
         if self.closed:
             raise ZMQError(Errno.ENOTSUP, "the context is terminated")
         made = (socket_class or self._socket_class)(self, socket_type, **kwargs)
+        try:
+            self._set_defaults(made)
+        except BaseException:
+            made.close(0)
+            raise
+        return made
+
+    def _set_defaults(self, made: Any) -> None:
         for option, value in self.sockopts.items():
             try:
                 made.setsockopt(option, value)
+            except ArgumentError:
+                raise
             except ZMQError:
                 continue  # it does not apply to this type: SUBSCRIBE on a PUSH
-        return made
 
     def setsockopt(self, opt: int, value: Any) -> None:
         """A default for the sockets made from now on."""
@@ -126,9 +138,10 @@ class Context(transfer.context.Context):
     def set(self, option: int, optval: int) -> None:
         """An option of the context. Taken and remembered; none has an effect here."""
         try:
-            self._options[ContextOption(option)] = int(optval)
+            known = ContextOption(option)
         except ValueError:
             raise ZMQError(Errno.EINVAL, f"there is no context option {option!r}") from None
+        self._options[known] = whole(optval, known.name, -1, 2**31 - 1)
 
     def get(self, option: int) -> int:
         """The value of an option of the context. Raises ZMQError (EINVAL)."""
@@ -188,6 +201,7 @@ class Context(transfer.context.Context):
         return self._end(linger)
 
     def _end(self, linger: float | None) -> int:
+        linger = linger_of(linger)
         with self._lock:
             if self._ending or self.forked:
                 return 0

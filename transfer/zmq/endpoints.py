@@ -8,11 +8,13 @@ from typing import Any
 
 import transfer.socket
 from transfer.binding import Binding
+from transfer.socket import _text
 from transfer.zmq.constants import Errno, Event, SocketType
 from transfer.zmq.error import ZMQBindError, ZMQError
 from transfer.zmq.monitor import MonitorPump
 from transports import core, registry
 from transports.address import parse
+from transports.arguments import text, whole
 from transports.errors import AddressError, Closed, TransferError
 
 #: transfer.Socket over the core in use
@@ -48,6 +50,7 @@ class EndpointMethods(Base):
 
     def bind(self, addr: str) -> Any:
         """Binds. Raises ZMQError; `last_endpoint` has the real port."""
+        _text(addr)
         try:
             return Bound(self, "bind", super().bind(addr).addr)
         except TransferError as error:
@@ -55,6 +58,7 @@ class EndpointMethods(Base):
 
     def connect(self, addr: str) -> Any:
         """Begins to connect; what is sent before the peer is there waits for it."""
+        _text(addr)
         try:
             return Bound(self, "connect", super().connect(addr).addr)
         except TransferError as error:
@@ -101,6 +105,9 @@ class EndpointMethods(Base):
         self, addr: str, min_port: int = 49152, max_port: int = 65536, max_tries: int = 100
     ) -> int:
         """Binds to a free port, in the range if one is given. Raises ZMQBindError."""
+        text(addr, "addr")
+        whole(min_port, "min_port", 0, 65535), whole(max_port, "max_port", min_port + 1, 65536)
+        whole(max_tries, "max_tries", 1)
         if (min_port, max_port) == (49152, 65536):
             self.bind(f"{addr}:*")
             return int(self.last_endpoint.rsplit(b":", 1)[1])
@@ -119,6 +126,9 @@ class EndpointMethods(Base):
 
     def monitor(self, addr: str | None, events: int = Event.ALL) -> None:
         """Sends the events of this socket to an inproc endpoint; None ends that."""
+        if addr is not None:
+            _text(addr)
+        whole(events, "events", 0, 2**31 - 1)
         pump, self._pump = self._pump, None
         if pump is not None:
             pump.close()
@@ -139,7 +149,3 @@ class EndpointMethods(Base):
         """Ends what `get_monitor_socket` or `monitor` began."""
         self._watcher = None
         self.monitor(None, 0)
-
-
-def _text(addr: str | bytes) -> str:
-    return addr.decode() if isinstance(addr, bytes) else addr

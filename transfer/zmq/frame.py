@@ -10,7 +10,8 @@ from transfer.zmq.constants import MessageOption
 from transfer.zmq.error import ZMQError
 from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 from transports import core
-from transports.errors import NoSuchAttribute, NotSupported
+from transports.arguments import whole
+from transports.errors import NoSuchAttribute, NotSupported, not_a_buffer
 from transports.wire import Flag
 
 __all__ = ["COPY_THRESHOLD", "Frame", "Message"]
@@ -36,11 +37,14 @@ class Frame(core.Frame):
         copy: bool | None = None,
         copy_threshold: int | None = None,
     ) -> None:
-        if isinstance(data, str):
-            raise TypeError("text is no buffer: encode it")
         data = b"" if data is None else data
-        with memoryview(data) as view:
-            size = view.nbytes
+        try:
+            with memoryview(data) as view:
+                size = view.nbytes
+        except TypeError:
+            raise not_a_buffer(data) from None
+        if copy_threshold is not None:
+            whole(copy_threshold, "copy_threshold")
         if copy or (copy is None and size < (COPY_THRESHOLD if copy_threshold is None else copy_threshold)):
             data = bytes(data)
             self.tracker = _FINISHED_TRACKER if track else None

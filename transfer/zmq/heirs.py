@@ -28,8 +28,9 @@ _LOOK = 0.02
 _FINISH = 5.0
 #: ms for the last credit and the end of the connection, when the peer's kernel has all messages
 _CLOSE = 100.0
-#: seconds between two attempts of those for which another one tries, at most
-_RARELY = 120.0
+#: seconds between two attempts to connect, at most: nobody waits for a closed socket, and it tries for all
+#: that are alike; and of the others, should its fate not be theirs
+_PAUSE, _RARELY = 1.0, 600.0
 _TELLING = (EventKind.CONNECTED, EventKind.DISCONNECTED)
 
 
@@ -77,9 +78,11 @@ class Heirs:
         debt = Debt(heir, self)
         heir._links.monitors.append(debt)
         with self._lock:
-            known = {address for other in self._all for address in other.addresses}
-            if known.issuperset(debt.addresses):
+            known = {end for other in self._all for end in other.ends}
+            if debt.ends and known.issuperset(debt.ends):
                 debt.leave_it_to_others()
+            else:
+                debt.try_again()
             self._all.add(debt)
             if self._thread is None:
                 self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -127,10 +130,10 @@ class Heirs:
                     self._pass_on(debt)
 
     def _pass_on(self, debt: Debt) -> None:
-        """It tried for those with the same endpoints: now all of them do, or another one if it gave up."""
+        """It tried for those that are alike: now all of them do, or another one if it gave up."""
         debt.tries = False
         with self._lock:
-            others = [o for o in self._all if not o.tries and not debt.addresses.isdisjoint(o.addresses)]
+            others = [o for o in self._all if not o.tries and not debt.ends.isdisjoint(o.ends)]
         for other in others if debt.reached else others[:1]:
             other.try_again()
 
@@ -164,8 +167,9 @@ class Heirs:
 class Debt:
     """One heir: until when it may send, and what tells that it can go on.
 
-    tries: it connects as often as its options say; others with the same endpoints wait for it. reached:
-    it had a peer. fds: descriptors that were full. due: its next look, in time.monotonic().
+    ends: where it connects to, and as what: those that have the same are alike. tries: it connects in short
+    pauses, and those that are alike wait for it. reached: it had a peer. fds: descriptors that were full.
+    due: its next look, in time.monotonic().
     """
 
     def __init__(self, heir: Any, heirs: Heirs) -> None:
@@ -175,22 +179,24 @@ class Debt:
         self.tries, self.reached = True, False
         connectors = [record.connector for record in heir._links.endpoints]
         self._connectors = [one for one in connectors if isinstance(one, SocketConnector)]
-        self.addresses = {str(connector.address) for connector in self._connectors}
+        kind = heir._pattern.socket_type
+        self.ends = {(str(connector.address), kind) for connector in self._connectors}
         self._heirs = heirs
         self._started = time.monotonic()
         self._finishing = 0.0
         self._left = -1
 
     def leave_it_to_others(self) -> None:
-        """A thousand of them that try ten times a second are a core's work."""
+        """A thousand of them that try ten times a second are a core's work, and each warns of its wait."""
         self.tries = False
+        self.heir._links.said.waits = True
         for connector in self._connectors:
             connector.rarely(_RARELY)
 
     def try_again(self) -> None:
         self.tries = True
         for connector in self._connectors:
-            connector.hurry()
+            connector.hurry(_PAUSE)
 
     def _put(self, event: Any) -> None:
         """As a monitor of the heir: a peer that came or went changes what can be sent."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfer.poller import Poller as OurPoller, wait
+from transfer.poller import Poller as OurPoller, descriptor, wait
 from transfer.zmq.constants import PollEvent
+from transports.arguments import events_of, seconds, sequence, wrong
 
 __all__ = ["Poller", "select", "zmq_poll"]
 
@@ -23,14 +24,18 @@ class Poller(OurPoller):
 
 def zmq_poll(sockets: list[tuple[Any, int]], timeout: float | None = -1) -> list[tuple[Any, int]]:
     """(socket or descriptor, bits) of what is ready. `timeout` in milliseconds, negative: endless."""
-    return wait([(_known(thing), int(bits)) for thing, bits in sockets], timeout)
+    try:
+        entries = [(_known(thing), events_of(bits)) for thing, bits in sockets]
+    except ValueError:
+        raise wrong("sockets", sockets, "a list of (socket, flags)") from None
+    return wait(entries, timeout)
 
 
 def _known(thing: Any) -> Any:
     """A socket as it is, anything else as its descriptor."""
     if isinstance(thing, int) or hasattr(thing, "_ready_bits"):
         return thing
-    return thing.fileno()
+    return descriptor(thing)
 
 
 def select(
@@ -43,9 +48,10 @@ def select(
         (wlist, PollEvent.POLLOUT),
         (xlist, PollEvent.POLLERR),
     ):
-        for thing in things:
+        for thing in sequence(things, "what is polled", "sockets and descriptors"):
             wanted[thing] = wanted.get(thing, 0) | int(bit)
-    ready = zmq_poll(list(wanted.items()), None if timeout is None else timeout * 1000)
+    limit = seconds(timeout)
+    ready = zmq_poll(list(wanted.items()), None if limit is None else limit * 1000)
     return (
         [thing for thing, bits in ready if bits & PollEvent.POLLIN],
         [thing for thing, bits in ready if bits & PollEvent.POLLOUT],

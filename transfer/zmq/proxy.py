@@ -7,6 +7,7 @@ from typing import Any
 
 from transfer.zmq.constants import DeviceType, PollEvent, SocketType
 from transfer.zmq.poll import Poller
+from transports.arguments import wrong
 from transports.errors import Again, Closed, NotSupported, StateError
 
 __all__ = ["device", "proxy", "proxy_steerable"]
@@ -84,6 +85,9 @@ def device(device_type: DeviceType, frontend: Any, backend: Any) -> None:
 
 
 def _run(frontend: Any, backend: Any, capture: Any, control: Any) -> None:
+    for sock in filter(lambda given: given is not None, (frontend, backend, capture, control)):
+        if not hasattr(sock, "recv_frames"):
+            raise wrong("what a proxy joins", sock, "sockets of one context of transfer.zmq")
     for sock in (frontend, backend):
         if hasattr(sock, "_sync_socket"):
             raise NotSupported("a proxy blocks: give it sockets of a plain Context")

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from transfer.config import pickle_allowed
+from transfer.receiving import decoder_of
+from transfer.sending import encoded, json_of
 from transfer.zmq.utils import jsonapi
 from transports.errors import PickleRefused
 
@@ -27,12 +29,11 @@ class Serialising:
         self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8", **kwargs: Any
     ) -> Any:
         """Sends a text as one part."""
-        if not isinstance(u, str):
-            raise TypeError(f"text is wanted, not {type(u).__name__}")
-        return self.send(u.encode(encoding), flags=flags, copy=copy, **kwargs)
+        return self.send(encoded(u, encoding), flags=flags, copy=copy, **kwargs)
 
     def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> Any:
         """Receives one part as text."""
+        decoder_of(encoding)
         return self._deserialize(self.recv(flags=flags), lambda part: part.decode(encoding))
 
     send_unicode = send_string
@@ -40,7 +41,7 @@ class Serialising:
 
     def send_json(self, obj: object, flags: int = 0, **kwargs: Any) -> Any:
         """Sends an object as JSON; keyword arguments go to `json.dumps`."""
-        return self.send(jsonapi.dumps(obj, **kwargs), flags=flags)
+        return self.send(json_of(obj, kwargs), flags=flags)
 
     def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
         """Receives one part of JSON; keyword arguments go to `json.loads`."""

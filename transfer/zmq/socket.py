@@ -24,6 +24,7 @@ from transfer.zmq.serial import Serialising
 from transfer.zmq.sockopts import OptionAccess, our_type
 from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 from transports import core, wire
+from transports.arguments import events_of, flags_of, linger_of, whole, wrong
 from transports.errors import (
     Again,
     ArgumentError,
@@ -166,8 +167,10 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
     ) -> Any:
         """Sends all parts as one message, whole or not at all."""
-        if not msg_parts:
-            raise UsageError("a message has at least one part")
+        if type(msg_parts) is not list or not msg_parts:
+            parts_of(msg_parts)
+        if flags != 0:
+            flags = flags_of(flags)
         parts = [part if type(part) is bytes else _part(i, part) for i, part in enumerate(msg_parts)]
         try:
             if flags & SNDMORE or self._partial:
@@ -175,7 +178,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
                     _send(self, part, flags | SNDMORE, copy, False)
                 sent = _send(self, parts[-1], flags, copy, track and not copy)
             else:
-                sent = Base.send_multipart(self, parts, int(flags), copy, track and not copy)
+                sent = Base.send_multipart(self, parts, flags, copy, track and not copy)
         except Closed as error:
             raise self._ended(error) from None
         return None if sent is None else MessageTracker(sent)
@@ -197,7 +200,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """Receives all parts of a message."""
         try:
-            parts: list[Any] = Base.recv_multipart(self, int(flags), copy)
+            parts: list[Any] = Base.recv_multipart(self, flags, copy)
         except Closed as error:
             raise self._ended(error) from None
         if copy:
@@ -207,7 +210,8 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
 
     def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
         """Receives one part into writable memory; returns its length, also if it was cut off."""
-        with memoryview(buffer) as view:
+        nbytes, flags = whole(nbytes, "nbytes", -1), flags_of(flags)
+        with buffer_of(buffer) as view:
             if view.readonly:
                 raise BufferError("the buffer is read-only")
             room = nbytes or view.nbytes
@@ -242,7 +246,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         if self.closed:
             error = self._ended(Closed("the socket is closed"))
             raise error if isinstance(error, ContextTerminated) else NotSupported(str(error))
-        ready = wait([(self, int(flags))], timeout)
+        ready = wait([(self, events_of(flags))], timeout)
         return ready[0][1] if ready else 0
 
     def fileno(self) -> int:
@@ -318,6 +322,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
 
         `Context.term` waits for that. Idempotent.
         """
+        linger = linger_of(linger)
         if self.closed or self._inherited:
             return
         self._closed_by_user = not self.context._ending
@@ -352,6 +357,22 @@ def _payload(data: Any) -> Any:
     if isinstance(data, str):
         raise not_a_buffer(data)
     return data
+
+
+def buffer_of(given: Any) -> memoryview:
+    """The memory of an argument. Raises ArgumentError."""
+    try:
+        return memoryview(given)
+    except TypeError:
+        raise wrong("the memory to receive into", given, "a bytearray, or an array") from None
+
+
+def parts_of(given: Any) -> None:
+    """Raises ArgumentError if this is no list of parts, UsageError if there is none."""
+    if isinstance(given, str | bytes | bytearray | memoryview) or not isinstance(given, Sequence):
+        raise wrong("the parts of a message", given, "a list; send() sends one part")
+    if not given:
+        raise UsageError("a message has at least one part")
 
 
 def _size(data: Any) -> int:

@@ -31,7 +31,8 @@ Good to know:
   an option that is not there may still be set to its default.
 * A socket type may be a number of ZeroMQ's, a name ("PUSH"), or the member of that name of any
   enumeration (`zmq.PUSH` of pyzmq, `transfer.PUSH`). `transfer.Context` takes the same, except for bare
-  numbers: its own differ from ZeroMQ's.
+  numbers: its own differ from ZeroMQ's. `zmq.PUSH == 8`, but `transfer.PUSH == zmq.REP` is false, though
+  both are 4.
 * A peer that speaks ZeroMQ's own protocol is recognised by its greeting, and a warning of the log says so.
 * Sockets may be used from any thread.
 * `close` returns at once and what was sent is delivered in the background, as in libzmq;

@@ -8,6 +8,7 @@ from typing import Any
 
 from transfer.tracker import Tracker
 from transfer.zmq.error import NotDone
+from transports.arguments import seconds
 from transports.errors import Again, Broken
 
 __all__ = ["MessageTracker"]
@@ -47,7 +48,8 @@ class MessageTracker:
 
         A message whose peer died counts as done, as in pyzmq: its memory is free.
         """
-        deadline = None if timeout is False or timeout < 0 else time.monotonic() + timeout
+        timeout = -1 if timeout is False or (limit := seconds(timeout)) is None else limit
+        deadline = None if timeout < 0 else time.monotonic() + timeout
         for event in self.events:
             if not event.wait(_left(deadline)):
                 raise NotDone

@@ -16,6 +16,7 @@ from transports.address import Address
 from transports.config import dns_family, name_servers
 from transports.discovery.directory import Directory, Listing
 from transports.errors import AddressError, Again, Broken, Closed, NotSupported, TransferError
+from transports.forking import undivided
 
 if TYPE_CHECKING:
     import dns.message
@@ -40,7 +41,8 @@ class DnsDirectory(Directory):
 
     def __init__(self, address: Address) -> None:
         try:
-            import dns.resolver  # noqa: F401 - told at the connect, and not by a thread
+            with undivided():
+                import dns.resolver  # noqa: F401 - told at the connect, and not by a thread
         except ModuleNotFoundError as error:
             raise NotSupported(
                 f"{address} needs dnspython", hint="pip install 'tensor-transfer[discovery]'"

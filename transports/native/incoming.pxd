@@ -13,6 +13,7 @@ cdef enum:
 
 cdef class Incoming(Outgoing):
     cdef list parts                 # frames of a message whose end is still to come
+    cdef bint refused               # a sink refused a frame of it: the rest is read without one
     cdef uint64_t parts_size        # bytes of those: data, topics, tensor headers
     cdef bint hungry                # the kernel had no more, and a message is not complete
     # a partial frame that left the reader
@@ -49,6 +50,7 @@ cdef class Incoming(Outgoing):
     cdef int understands(self, const char* at, size_t available, size_t* head) except -1
     cdef Frame whole_frame(self, const char* at, size_t head, bint as_bytes, object sink)
     cdef object check(self, Frame frame, unsigned int checksum)
+    cdef object ask(self, object sink, Frame frame, uint64_t size)
     cdef Frame referred(self, const char* at, size_t head, object sink)
     cdef int begin_large(self, reader_t* reader, size_t head, bint as_bytes, object sink) except -1
     cdef int read_large(self, reader_t* reader) except -1

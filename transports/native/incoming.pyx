@@ -154,7 +154,7 @@ cdef class Incoming(Outgoing):
         if header.socket_type & REFERENCE_BIT:
             return self.referred(at, head, sink)
         if sink is not None and not header.flags & (F_CONTROL | F_LZ4):
-            target = sink(frame.meta, frame.topic, size)
+            target = self.ask(sink, frame, size)
         if target is not None:
             PyObject_GetBuffer(target, &view, PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE)
             try:
@@ -172,6 +172,19 @@ cdef class Incoming(Outgoing):
             frame.data = PyBytes_FromStringAndSize(at + head, size)
         return frame
 
+    cdef object ask(self, object sink, Frame frame, uint64_t size):
+        """Where the payload goes, or None. A message that the sink refuses is read to its end: the socket
+        asks again when it is whole, and then the error gets out."""
+        if self.refused:
+            return None
+        try:
+            return sink(frame.meta, frame.topic, size)
+        except ProtocolError:
+            raise
+        except Exception:
+            self.refused = True
+            return None
+
     cdef Frame referred(self, const char* at, size_t head, object sink):
         """A frame whose payload came beside the connection. The checksum is that of the reference."""
         cdef header_t* header = <header_t*>at
@@ -184,9 +197,8 @@ cdef class Incoming(Outgoing):
         frame.flags &= ~F_CRC
         memcpy(&size, at + head + REFERENCE_SIZE - 8, 8)
         self.admit(size)
-        # The sink may refuse, and then the frame stays unread: nothing is fetched before.
         if sink is not None and not frame.flags & F_LZ4:
-            target = sink(frame.meta, frame.topic, size)
+            target = self.ask(sink, frame, size)
         payload = self.carrier.fetch(frame.data)
         if target is not None:
             copy_into(target, payload)
@@ -236,7 +248,7 @@ cdef class Incoming(Outgoing):
         cdef HeldBuffer held
         cdef bint lease = not as_bytes or header.flags & F_TENSOR
         if sink is not None and not header.flags & F_LZ4:
-            target = sink(frame.meta, frame.topic, size)
+            target = self.ask(sink, frame, size)
             self.large_sink = sink
         if target is not None:
             held = HeldBuffer(target)
@@ -266,7 +278,7 @@ cdef class Incoming(Outgoing):
         """Copies a payload that was read before this sink was known to where the sink wants it."""
         if frame.flags & (F_CONTROL | F_LZ4):
             return None
-        target = sink(frame.meta, frame.topic, len(frame.data))
+        target = self.ask(sink, frame, len(frame.data))
         if target is not None:
             fill(target, frame.data)
             frame.data = target
@@ -469,6 +481,7 @@ cdef class Incoming(Outgoing):
         self.large_hold = self.large_sink = None
         self.spare = None
         self.parts = None
+        self.refused = False
         return 0
 
     cdef int took(self, reader_t* reader, ssize_t count, int error) except -1:

@@ -52,6 +52,7 @@ cdef class Receiving(Sending):
     cdef int take_lock(self, long long timeout, int64_t deadline) except -1
     cdef tuple poll_once(self, bint as_bytes, sink)
     cdef tuple pour_stash(self, sink)
+    cdef int own(self, list frames) except -1
     cdef bint next_ready(self)
     cdef int leave_sink(self) except -1
     cdef tuple next_of_current(self, bint as_bytes, sink)
@@ -62,7 +63,6 @@ cdef class Receiving(Sending):
     cdef tuple next_foreign(self, sink)
     cdef object ask_foreign(self, object stream, sink)
     cdef object take_foreign(self, object stream, sink)
-    cdef int keep_unread(self, object stream) except -1
     cdef bint wanted(self, list frames)
     cdef bint look(self) except -1
     cdef bint take_events(self, epoll_event* events, int count) except -1

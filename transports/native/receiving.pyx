@@ -14,7 +14,7 @@ from transports.native cimport link as native_link
 from transports.native.atomic cimport store_int
 from transports.native.incoming cimport STEP_US, STEPS, group, prepare_reader
 from transports.native.link cimport F_CONTROL, F_LZ4, now_ns
-from transports.native.pool cimport Frame, fill
+from transports.native.pool cimport Frame, Lease, fill, room_for
 from transports.native.stream cimport Stream
 from transports.native.system cimport epoll_event, epoll_wait
 
@@ -162,22 +162,38 @@ cdef class Receiving(Sending):
         """The message that was found before its sink was known: one more copy. None: the sink found
         that it breaks the protocol, and its stream is lost."""
         cdef tuple message = self.stash
+        cdef list frames = message[1]
+        cdef list targets = []
         cdef Frame frame
         self.leave_sink()  # what is half there from others would be mixed with it
         try:
-            for frame in message[1]:
-                if frame.flags & (F_CONTROL | F_LZ4):
-                    continue
-                target = sink(frame.meta, frame.topic, len(frame.data))
-                if target is not None:
-                    fill(target, frame.data)
-                    frame.data = target
+            for frame in frames:
+                unseen = frame.flags & (F_CONTROL | F_LZ4)
+                targets.append(None if unseen else sink(frame.meta, frame.topic, len(frame.data)))
         except ProtocolError as error:
             self.stash = None
             self.lose(message[0], error)
             return None
+        except BaseException:
+            self.own(frames)
+            raise
+        for frame, target in zip(frames, targets):
+            if target is not None and target is not frame.data:
+                fill(target, frame.data)
+                frame.data = target
         self.stash = None
         return message
+
+    cdef int own(self, list frames) except -1:
+        """What a sink had placed before it refused the message leaves the memory of its caller."""
+        cdef Frame frame
+        cdef Lease lease
+        for frame in frames:
+            if type(frame.data) is not bytes and type(frame.data) is not Lease:
+                lease = room_for(self.pool, len(frame.data))
+                fill(lease, frame.data)
+                frame.data = lease
+        return 0
 
     cdef bint next_ready(self):
         """Takes the next stream that epoll named."""
@@ -226,6 +242,7 @@ cdef class Receiving(Sending):
     cdef tuple read_current(self, Stream stream, bint as_bytes, sink):
         cdef object frame
         cdef list frames
+        cdef bint refused
         while self.current is stream:
             try:
                 frame = stream.next_frame(&self.reader, as_bytes, sink)
@@ -247,9 +264,14 @@ cdef class Receiving(Sending):
                 return None
             if frames is None:
                 continue
+            refused = stream.refused
+            stream.refused = False
             if self.receive_mode == FILTERED and not self.wanted(frames):
                 self.filtered += 1
                 continue
+            if refused and sink is not None:
+                self.stash = (stream, frames)   # it stays unread if the sink refuses it again
+                return self.pour_stash(sink)
             return (stream, frames)
         return None
 
@@ -353,30 +375,12 @@ cdef class Receiving(Sending):
             frames = stream.take(sink)
         except (Broken, Closed, ProtocolError):
             raise
-        except BaseException:  # the sink refuses
+        except Exception:  # the sink refuses: it is asked again when the message is whole
             self.leave_sink()
-            self.keep_unread(stream)
-            raise
+            return stream.take()
         if not stream.sinking:
             self.foreign_sinking = None
         return frames
-
-    cdef int keep_unread(self, object stream) except -1:
-        """What a sink refused is for the next receive, and the descriptor tells of it."""
-        try:
-            frames = stream.take()
-        except (Broken, Closed, ProtocolError) as error:
-            self.lose(stream, error)
-            return 0
-        if frames is None:
-            return 0
-        if (<Frame>frames[0]).flags & F_CONTROL:
-            self._on_control(stream, frames[0])
-        elif self.receive_mode == FILTERED and not self.wanted(frames):
-            self.filtered += 1
-        else:
-            self.stash = (stream, frames)
-        return 0
 
     cdef bint wanted(self, list frames):
         """Whether one of our own subscriptions matches; the publisher has checked before."""

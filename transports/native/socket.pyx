@@ -6,6 +6,7 @@ halves in sending.pyx and receiving.pyx. The GIL guards the lists; the receive l
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_CheckExact
 from libc.errno cimport errno
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free
@@ -13,6 +14,7 @@ from posix.unistd cimport close as close_fd
 from posix.unistd cimport usleep
 from posix.unistd cimport write as write_fd
 
+from transports.arguments import flags_of
 from transports.descriptors import descriptor_hint
 from transports.errors import Again, Broken, InternalError, NotSupported, OutOfDescriptors
 
@@ -46,6 +48,15 @@ cdef enum:
     SENDING = 0                # sides of a turn
     RECEIVING = 1
     LOOK_MS = 50               # a REQ looks this often whether its peer still lives
+
+
+cdef inline int bits_of(object flags) except -1:
+    """The flags of a call; what they cannot be is looked at in Python."""
+    cdef int overflow = 0
+    cdef long bits = -1
+    if PyLong_CheckExact(flags):
+        bits = PyLong_AsLongAndOverflow(flags, &overflow)
+    return <int>bits if 0 <= bits <= 3 else flags_of(flags)
 
 
 cdef class SocketBase(Receiving):
@@ -103,10 +114,11 @@ cdef class SocketBase(Receiving):
 
     # --- sending --------------------------------------------------------------------------------
 
-    def send(self, data, int flags=0, bint copy=True, bint track=False):
+    def send(self, data, flags=0, bint copy=True, bint track=False):
         """Sends one part. Returns None, or a tracker if `track`. Raises Again after send_timeout
         (at once with DONTWAIT), Closed, StateError. Any thread may call."""
-        if (type(data) is bytes and not (flags & ~DONTWAIT) and not track and is_usable(self)
+        cdef int bits = bits_of(flags)
+        if (type(data) is bytes and not (bits & ~DONTWAIT) and not track and is_usable(self)
                 and PyBytes_GET_SIZE(data) < self.copy_threshold):
             if self._lockstep:
                 if self.send_in_turn(data):
@@ -119,7 +131,7 @@ cdef class SocketBase(Receiving):
             elif self.send_mode == FANOUT:
                 self.push_all(data)
                 return None
-        return self.send_slowly(data, flags, copy, track)
+        return self.send_slowly(data, bits, copy, track)
 
     cdef bint send_in_turn(self, bytes data) except -1:
         """The common send of a REQ or REP; False: the pattern has to look."""
@@ -182,7 +194,7 @@ cdef class SocketBase(Receiving):
 
     # --- receiving ------------------------------------------------------------------------------
 
-    def recv(self, int flags=0, bint copy=True, bint track=False):
+    def recv(self, flags=0, bint copy=True, bint track=False):
         """Receives one part: bytes, or a Frame if not `copy`. Raises Again after receive_timeout
         (at once with DONTWAIT), Closed, StateError. Any thread may call."""
         cdef Stream stream = self.current
@@ -190,6 +202,7 @@ cdef class SocketBase(Receiving):
         cdef size_t available
         cdef size_t size
         cdef bytes data
+        cdef int bits = bits_of(flags)
         if (stream is not None and not self.receiving and not self._general_recv and self.stash is None
                 and self.receive_mode == FAIR and not self.closed and not self.foreign_ins
                 and self.generation == native_link.fork_generation):
@@ -209,7 +222,7 @@ cdef class SocketBase(Receiving):
                     if copy:
                         return data
                     return plain_frame(data, header)
-        return self.recv_slowly(flags, copy, track)
+        return self.recv_slowly(bits, copy, track)
 
     cdef object recv_slowly(self, int flags, bint copy, bint track):
         cdef tuple message

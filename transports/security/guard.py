@@ -28,7 +28,8 @@ def is_loopback(host: str) -> bool:
 
 def skips_token(security: Security) -> bool:
     """Whether a protocol that knows no token would let in those who have none, where there is one."""
-    return security.has_token and not security.asks_certificates and not security.unauthenticated
+    allowed = security.unauthenticated or security.tokenless
+    return security.has_token and not security.asks_certificates and not allowed
 
 
 def check_listening(

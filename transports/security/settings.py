@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from transports.errors import SecurityError
+from transports.arguments import text, whole, wrong
+from transports.errors import ArgumentError, SecurityError
 from transports.security.strength import is_strong
 
 #: what a peer that connects has to show
@@ -25,7 +26,8 @@ class Security:
     is an authority. server_name: what the certificates of peers that are connected to have to name, instead
     of their endpoint's host. token: a shared secret, or token_file: where it stands, one a line: the first
     is shown, each is taken, so that it can be changed without a pause. unauthenticated: strangers may come
-    in beyond loopback, said in words. encrypt: "all": what goes by rdma or ucx is not encrypted, so
+    in beyond loopback, said in words. tokenless: what cannot ask for the token listens on this machine
+    although there is one. encrypt: "all": what goes by rdma or ucx is not encrypted, so
     they are not used. connections, unfinished: at once, of one bound endpoint; the latter of peers that did
     not show yet who they are.
     """
@@ -38,13 +40,13 @@ class Security:
     token: str = field(default="", repr=False)
     token_file: str = ""
     unauthenticated: bool = False
+    tokenless: bool = False
     encrypt: str = "tcp"
     connections: int = 100_000
     unfinished: int = 4096
 
     def __post_init__(self) -> None:
-        for name in ("certificate", "key", "authority", "token_file"):  # a Path is welcome
-            object.__setattr__(self, name, os.fspath(getattr(self, name)))
+        self._check_kinds()
         if self.server_name.startswith(".") or not self.server_name.isprintable():
             raise SecurityError(f"no certificate names {self.server_name!r}", hint="a host, or its number")
         if bool(self.certificate) != bool(self.key):
@@ -68,6 +70,22 @@ class Security:
             raise SecurityError("a token and a file of tokens", hint="give one of them")
         if self.token:
             check_token(self.token, "the token")
+
+    def _check_kinds(self) -> None:
+        """Raises ArgumentError, and makes text of a Path. The token is in no error."""
+        for name in ("certificate", "key", "authority", "token_file"):
+            try:
+                object.__setattr__(self, name, text(os.fspath(getattr(self, name)), name))
+            except TypeError:
+                raise wrong(name, getattr(self, name), "the path of a file") from None
+        for name in ("clients", "server_name", "encrypt"):
+            text(getattr(self, name), name)
+        if not isinstance(self.token, str):
+            raise ArgumentError("a token is text", hint=MAKE_TOKEN)
+        if not isinstance(self.unauthenticated, bool):
+            raise wrong("unauthenticated", self.unauthenticated, "True or False")
+        for name in ("connections", "unfinished"):
+            whole(getattr(self, name), name, 1)
 
     @property
     def tls(self) -> bool:

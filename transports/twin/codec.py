@@ -227,6 +227,8 @@ class Decoder:
         self.placed: set[int] = set()
         self._pool = pool
         self._parts: list[Frame] = []
+        #: a sink refused a frame of this message: the rest of it is read without one
+        self._refused = False
         self._size = Size()
         self._rest = b""
         self._body: Any = None
@@ -323,19 +325,20 @@ class Decoder:
         if not frame.flags & MORE:
             self.messages.append(self._parts)
             self._parts = []
+            self._refused = False
 
     # -- the data of a large frame
 
     def body(self, sink: Sink | None) -> memoryview:
         """Where the rest of the large frame's data goes. With a sink, it is asked first.
 
-        What the sink raises leaves the frame unread. Raises ProtocolError without memory for it.
+        A message that it refuses is read to its end; `place` asks again. Raises ProtocolError.
         """
         head = self.head
         assert head is not None
         if self._view is None:
             if sink is not None and not self.messages and not head.flags & (CONTROL | LZ4):
-                self._body = chosen(sink, head.meta, head.topic, head.length)
+                self._body = self._ask(sink, head)
                 if self._body is not None:
                     self.placed.add(len(self._parts))
             if self._body is None:
@@ -345,6 +348,14 @@ class Decoder:
             self._view[: len(known)] = known
             self._got = len(known)
         return self._view[self._got :]
+
+    def _ask(self, sink: Sink, head: Head) -> Any:
+        try:
+            return None if self._refused else chosen(sink, head.meta, head.topic, head.length)
+        except ProtocolError:
+            raise
+        except Exception:  # noqa: BLE001 - `place` asks again, and there it gets out
+            self._refused = True
 
     def filled(self, nbytes: int) -> bool:
         """`nbytes` more stand in `body()`; True when the frame is whole. Raises ProtocolError."""
@@ -370,7 +381,7 @@ class Decoder:
     def abandon(self) -> None:
         """Drops the message that will never be complete, and its memory."""
         self.head = self._body = self._view = None
-        self._parts, self._rest = [], b""
+        self._parts, self._rest, self._refused = [], b"", False
         if not self.messages:
             self.placed = set()
 

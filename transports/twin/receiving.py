@@ -206,10 +206,10 @@ class Receiving(Attachments):
             frames = stream.take(sink)
         except (Broken, ProtocolError):
             raise
-        except BaseException:  # the sink refuses: the message is for the next call
+        except Exception:  # noqa: BLE001 - the sink refuses: it is asked again when the message is whole
             self._leave_foreign_sink()
-            self._turns.append(stream)
-            raise
+            frames = stream.take()
+            return None if frames is None else (frames, set())
         if not stream.sinking:
             self._sinking = None
         return None if frames is None else (frames, {0} if stream.placed else set())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from transports.arguments import flags_of
 from transports.twin.codec import LZ4, MORE, TENSOR, TOPIC
 from transports.twin.flusher import Flusher
 from transports.twin.pool import Pool
@@ -34,6 +35,7 @@ class SocketBase(Sending, Receiving):
         self._turn: Turn | None = None
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        flags = flags_of(flags)
         if flags & ~DONTWAIT or track or self._general_send or self._foreign or self._send_mode == NONE:
             return self._send_general(data, flags, copy, track)
         frames, size = plain(data)
@@ -42,6 +44,7 @@ class SocketBase(Sending, Receiving):
         return None
 
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        flags = flags_of(flags)
         if self._general_recv or self._receive_mode == NONE:
             return self._recv_general(flags, copy, track)
         stream, frames = self._recv_message(0 if flags & DONTWAIT else self.receive_timeout)

@@ -74,7 +74,7 @@ class TlsContext:
     def _show(self, certificate: str, key: str) -> None:
         try:
             self.context.load_cert_chain(certificate, key, password=lambda: b"")
-            with open(certificate, encoding="ascii") as file:
+            with open(certificate, encoding="utf-8") as file:
                 self.certificate = _first(file.read())
         except (OSError, ssl.SSLError, ValueError) as error:
             raise SecurityError(

@@ -13,7 +13,8 @@ from transfer.broker.engine.sessions import Capabilities, Session
 
 
 class Now(NamedTuple):
-    """The time, as the caller reads it: seconds of the monotonic clock, and milliseconds since 1970.
+    """The time, as the caller reads it: seconds of the monotonic clock, and milliseconds since 1970, of a
+    clock that is not set either.
 
     Deadlines of sessions and acknowledgements, and pauses between tries, are of the first; what messages
     say of themselves is of the second.

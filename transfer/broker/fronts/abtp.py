@@ -26,6 +26,7 @@ from transfer.broker.engine.direct_events import Facts
 from transfer.broker.fronts.abtp_awaiting import Awaiting, AwaitingRoute
 from transfer.broker.fronts.abtp_outgoing import Frames, Outgoing
 from transfer.broker.fronts.abtp_pub import PubSubscriber, envelope_of
+from transfer.broker.fronts.abtp_times import expired, timed
 from transfer.broker.message import Front, Message
 from transfer.peer_faults import PeerFaults
 from transfer.protocols.abtp import (
@@ -153,6 +154,7 @@ class AbtpFront:
             socket.setsockopt(zmq.MAXMSGSIZE, settings.largest + _ENVELOPE_ROOM)
             socket.setsockopt(zmq.HEARTBEAT_IVL, 10_000)  # a peer whose machine is gone is noticed
             socket.setsockopt(zmq.LINGER, _LINGER)
+            socket.setsockopt(zmq.BACKLOG, 1024)  # as our own listeners
             try:
                 socket.bind(endpoint)
             except zmq.ZMQError as error:
@@ -256,7 +258,7 @@ class AbtpFront:
         match request:
             case Published(envelope, answer):
                 self.counters["ingress"] += 1
-                self._publish(peer, envelope, answer)
+                self._publish(peer, timed(envelope), answer)
             case Rejected(code, text, message_id):
                 self._refuse(peer, code, text, message_id)
             case _:
@@ -332,7 +334,7 @@ class AbtpFront:
         return False
 
     def _fan_out(self, envelope: Envelope, message: Message, told: Told) -> None:
-        if 0 < envelope.expires_ms <= time.time() * 1000:
+        if expired(envelope):
             self.counters["expired"] += 1
             told(None)
             return

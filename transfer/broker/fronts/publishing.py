@@ -173,7 +173,7 @@ class PublishingFront(ABC, Generic[_Settings]):
         self.counters: dict[str, int] = self._shared.counters
 
     @abstractmethod
-    def connected(self, connection: socket.socket, peer: str) -> None:
+    def connected(self, connection: socket.socket, peer: str) -> Line:
         """Takes a connection that was accepted, in non-blocking mode."""
 
     @property

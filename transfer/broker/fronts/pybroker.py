@@ -177,6 +177,6 @@ class PyBrokerFront(PublishingFront[PyBrokerSettings]):
         super().__init__(hub, lines, settings)
         self._fetches = _Fetches(lines.loop)
 
-    def connected(self, connection: socket.socket, peer: str) -> None:
+    def connected(self, connection: socket.socket, peer: str) -> PyBrokerConnection:
         """See PublishingFront."""
-        PyBrokerConnection(self._shared, self._fetches, connection, peer)
+        return PyBrokerConnection(self._shared, self._fetches, connection, peer)

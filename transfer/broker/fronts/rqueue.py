@@ -171,6 +171,6 @@ class RqueueFront(PublishingFront[RqueueSettings]):
     #: notified: messages that subscribers were given. untold: that were larger than a NOTIFICATION can be
     names = (*PublishingFront.names, "notified", "untold")
 
-    def connected(self, connection: socket.socket, peer: str) -> None:
+    def connected(self, connection: socket.socket, peer: str) -> RqueueConnection:
         """See PublishingFront."""
-        RqueueConnection(self._shared, connection, peer)
+        return RqueueConnection(self._shared, connection, peer)

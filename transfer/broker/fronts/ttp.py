@@ -81,9 +81,11 @@ class TtpFront:
         """How many are open."""
         return len(self._connections)
 
-    def connected(self, connection: socket.socket, peer: str) -> None:
+    def connected(self, connection: socket.socket, peer: str) -> TtpConnection:
         """Takes a connection that was accepted, in non-blocking mode."""
-        self._connections.add(TtpConnection(self, self._lines, connection, peer))
+        taken = TtpConnection(self, self._lines, connection, peer)
+        self._connections.add(taken)
+        return taken
 
     def disconnected(self, connection: TtpConnection) -> None:
         """A connection has ended."""

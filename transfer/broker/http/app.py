@@ -104,6 +104,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         if "Allow" in error.headers:
             told.headers["Allow"] = error.headers["Allow"]
         return told
+    except ConnectionResetError:  # the peer went, and hears no answer
+        raise
     except StateError as error:
         return refusal(409, "conflict", str(error))
     except (Again, Closed, LogInUse) as error:

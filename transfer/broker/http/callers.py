@@ -121,5 +121,9 @@ def _no_json(request: web.Request) -> web.Response | None:
 
 
 def _is_here(request: web.Request) -> bool:
+    try:
+        asked = request.url.host
+    except ValueError:  # what it names has no number as its port
+        return False
     # The second: a page of the web that got a name for this machine, and asks through a browser.
-    return is_loopback(request.remote or "") and is_loopback(request.url.host or "")
+    return is_loopback(request.remote or "") and is_loopback(asked or "")

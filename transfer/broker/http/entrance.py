@@ -31,7 +31,7 @@ class Entrance:
     """Gives connections to aiohttp, after the handshake where there is TLS. On the broker's loop.
 
     patience: seconds until the first request; those who have not asked are a `Crowd`, of `unfinished` at
-    most. refused: how many did not come in, by word.
+    most (`crowd`). refused: how many did not come in, by word.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Entrance:
         self.refused = refused
         self._loop = loop
         self._runner = runner
-        self._guests: Crowd[_Guest] = Crowd(loop, self._put_out, patience=patience, most=unfinished)
+        self.crowd: Crowd[_Guest] = Crowd(loop, self._put_out, patience=patience, most=unfinished)
         self._by_protocol: dict[asyncio.BaseProtocol, _Guest] = {}
         self._certified: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
         self._transports: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
@@ -77,12 +77,12 @@ class Entrance:
         channel = channel_of(connection)
         guest = _Guest(connection, channel is not None and bool(channel.peer_certificate))
         guest.task = self._loop.create_task(self._take(guest))
-        self._guests.add(guest)
+        self.crowd.add(guest)
 
     async def close(self) -> None:
         """When aiohttp has ended its connections: those that are left. Idempotent."""
-        tasks = [guest.task for guest in self._guests if guest.task is not None and not guest.task.done()]
-        for guest in self._guests:
+        tasks = [guest.task for guest in self.crowd if guest.task is not None and not guest.task.done()]
+        for guest in self.crowd:
             self._end(guest)
         await asyncio.gather(*tasks, return_exceptions=True)
         for transport in list(self._transports):
@@ -126,6 +126,6 @@ class Entrance:
                 guest.connection.close()
 
     def _let_go(self, guest: _Guest) -> None:
-        self._guests.remove(guest)
+        self.crowd.remove(guest)
         if guest.protocol is not None:
             self._by_protocol.pop(guest.protocol, None)

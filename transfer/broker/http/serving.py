@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from transfer.broker.server import Broker
 
 _log = logging.getLogger("transfer.broker")
+#: seconds after which a connection is ended that asks no more; aiohttp leaves it an hour
+KEEP_ALIVE = 75.0
 #: seconds that answers on their way have when the broker ends
 _LAST_WORDS = 1.0
 
@@ -52,7 +54,7 @@ class HttpServer:
                 token,
                 https,
                 lambda request: self._entrance.is_certified(request),  # noqa: PLW0108 the entrance is made below
-                here=broker.settings.tokenless or not skips_token(security),
+                here=not skips_token(security),
             ),
             live=partial(live_problems, broker),
             ready=partial(ready_problems, broker),
@@ -63,6 +65,7 @@ class HttpServer:
         self._runner = web.AppRunner(
             app,
             access_log=None,
+            keepalive_timeout=KEEP_ALIVE,
             handle_signals=False,
             shutdown_timeout=_LAST_WORDS,
             logger=RequestLog(_log),
@@ -77,7 +80,12 @@ class HttpServer:
         asks = "optional" if security.asks_certificates else "none"
         entrance = self._entrance
         self.accepted = broker.doors.entry(
-            "http", entrance.accepted, lambda: entrance.connections, PROTOCOL, clients=asks
+            "http",
+            entrance.accepted,
+            lambda: entrance.connections,
+            PROTOCOL,
+            clients=asks,
+            crowd=entrance.crowd,
         )
         app.middlewares.insert(0, self._entrance.middleware())
         self._listener: Listener | None = None

@@ -1,5 +1,5 @@
-"""TLS for abtp. ZeroMQ's wire format has none of its own, so its sockets listen in a folder of this user's,
-and bytes go to and fro between them and the connections that were let in."""
+"""The TCP ports of abtp. libzmq has neither TLS nor a limit on connections, so its sockets listen in a folder
+of this user's, and bytes go to and fro between them and the connections that were let in."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from transfer.broker.line import Line
 from transports.address import format_host, parse
-from transports.errors import Broken, InternalError, ProtocolError
+from transports.descriptors import is_reserved
+from transports.errors import InternalError, ProtocolError
+from transports.pending import PENDING
+from transports.tcp import bind_address
 
 if TYPE_CHECKING:
     from transfer.broker.doors import Doors
@@ -26,6 +29,8 @@ _MOST = 4 << 20
 _LAST_WORDS = 10.0
 #: bytes that the name of a Unix socket may have
 _LONGEST = 100
+#: bytes of ZeroMQ's greeting; then each peer says what socket it is
+_GREETING = 64
 
 
 class PrivateFolder:
@@ -54,49 +59,59 @@ class PrivateFolder:
 class Relay:
     """Connections from the outside to one ZeroMQ socket. On the broker's loop. endpoint: where that is.
 
-    connections: that are open.
+    connections: that are open. ends: of all of them, on both sides.
     """
 
     def __init__(self, lines: Lines, endpoint: str) -> None:
         self._lines = lines
         self._path = endpoint.removeprefix("ipc://")
-        self._ends: set[_End] = set()
+        self.connections = 0
+        self.ends: set[_End] = set()
 
-    @property
-    def connections(self) -> int:
-        """How many are open."""
-        return len(self._ends) // 2
+    def connected(self, connection: socket.socket, peer: str) -> Line:
+        """Takes a connection that was let in, in non-blocking mode."""
+        outer = _Outer(self, self._lines, connection, peer)
+        self.connections += 1
+        return outer
 
-    def connected(self, connection: socket.socket, peer: str) -> None:
-        """Takes a connection that was let in, in non-blocking mode. Raises Broken."""
-        inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    def reach(self, outer: _Outer) -> None:
+        """Connects it to the socket inside. Raises ProtocolError."""
+        try:
+            inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        except OSError as error:
+            raise _busy(error.strerror or str(error)) from error
+        if is_reserved(inside.fileno()):
+            inside.close()
+            PENDING.make_room()
+            raise _busy("the last descriptors are kept for files")
         try:
             inside.connect(self._path)
         except OSError as error:
             inside.close()
-            raise Broken(f"abtp takes no connection now: {error.strerror or error}") from error
-        outer = _End(self._lines, connection, peer, self._ends.discard)
-        inner = _End(self._lines, inside, peer, self._ends.discard)
-        outer.other, inner.other = inner, outer
-        self._ends |= {outer, inner}
+            raise _busy(error.strerror or str(error)) from error
+        outer.other = inner = _End(self, self._lines, inside, outer.peer)
+        inner.other = outer
 
     def close(self) -> None:
         """Ends all connections. Idempotent."""
-        for end in list(self._ends):
+        for end in list(self.ends):
             end.close("the broker ends")
+
+
+def _busy(why: str) -> ProtocolError:
+    return ProtocolError("busy", f"abtp takes no connection now: {why}")
 
 
 class _End(Line):
     """One end: what it reads is written to the other one."""
 
-    def __init__(
-        self, lines: Lines, connection: socket.socket, peer: str, gone: Callable[[_End], object]
-    ) -> None:
+    def __init__(self, relay: Relay, lines: Lines, connection: socket.socket, peer: str) -> None:
         self.other: _End | None = None
-        self._gone = gone
+        self._relay = relay
         self._stopped = False  # it reads no more until the other end has written
         self._last = False  # the other end has closed: it ends when all is written
         super().__init__(lines, connection, peer)
+        relay.ends.add(self)
 
     def cut(self, data: memoryview) -> int:
         """See Line."""
@@ -122,7 +137,7 @@ class _End(Line):
 
     def lost(self, reason: str) -> None:
         """See Line. The other end ends when it has written what came."""
-        self._gone(self)
+        self._relay.ends.discard(self)
         other, self.other = self.other, None
         if other is None or other.closed:
             return
@@ -134,9 +149,33 @@ class _End(Line):
             self._loop.call_later(_LAST_WORDS, other.close, reason)
 
 
-def secured(doors: Doors, lines: Lines, where: Mapping[str, str], inside: Mapping[str, str]) -> Secured:
-    """TLS before abtp's sockets. where: their places by name, as others see them; inside: where they really
-    listen. Raises AddressInUse, AddressError, SecurityError."""
+class _Outer(_End):
+    """The end of a peer. Nothing inside knows of it before its first bytes: ZeroMQ has no side that waits."""
+
+    def __init__(self, relay: Relay, lines: Lines, connection: socket.socket, peer: str) -> None:
+        self._missing = _GREETING  # bytes of its greeting
+        super().__init__(relay, lines, connection, peer)
+
+    def cut(self, data: memoryview) -> int:
+        """See Line."""
+        if self.other is None:
+            self._relay.reach(self)
+        return super().cut(data)
+
+    def has_begun(self, cut: int) -> bool:
+        """See Line. The rest of its handshake libzmq waits for, and not for long."""
+        self._missing -= cut
+        return self._missing < 0
+
+    def lost(self, reason: str) -> None:
+        """See Line."""
+        self._relay.connections -= 1
+        super().lost(reason)
+
+
+def relayed(doors: Doors, lines: Lines, where: Mapping[str, str], inside: Mapping[str, str]) -> Relays:
+    """What listens before abtp's sockets. where: their places by name, as others see them; inside: where they
+    really listen. Raises AddressInUse, AddressError, SecurityError."""
     relays: list[Relay] = []
     endpoints: dict[str, str] = {}
     for name, endpoint in where.items():
@@ -144,13 +183,13 @@ def secured(doors: Doors, lines: Lines, where: Mapping[str, str], inside: Mappin
         relay = Relay(lines, inside[name])
         relays.append(relay)
         entry = doors.entry("abtp", relay.connected, partial(getattr, relay, "connections"))
-        host = "0.0.0.0" if address.host == "*" else address.host
-        listener = doors.listen(f"abtp {name}", host, address.port, entry)
+        host, port = bind_address(address)[1][:2]
+        listener = doors.listen(f"abtp {name}", str(host), int(port), entry)
         endpoints[name] = f"tcp://{format_host(listener.host)}:{listener.port}"
-    return Secured(endpoints, relays)
+    return Relays(endpoints, relays)
 
 
-class Secured(NamedTuple):
+class Relays(NamedTuple):
     """endpoints: where the relays listen, by name."""
 
     endpoints: dict[str, str]

@@ -1,0 +1,24 @@
+"""Times that producers say, by the clock that the broker goes by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from transfer.steady_clock import of_wall, unix_ms
+
+if TYPE_CHECKING:
+    from transfer.protocols.abtp_envelope import Envelope
+
+
+def timed(envelope: Envelope) -> Envelope:
+    """Its times are the wall clock's, which may have been set since this process began."""
+    expires, due = of_wall(envelope.expires_ms), of_wall(envelope.due_ms)
+    if (expires, due) == (envelope.expires_ms, envelope.due_ms):
+        return envelope
+    return replace(envelope, expires_ms=expires, due_ms=due)
+
+
+def expired(envelope: Envelope) -> bool:
+    """Nobody wants one that was `timed` any more."""
+    return 0 < envelope.expires_ms <= unix_ms()

@@ -1,0 +1,132 @@
+"""Checks of arguments. Each returns what the call goes on with, or raises ArgumentError."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from operator import index
+from typing import Any, TypeVar
+
+from transports.errors import ArgumentError
+
+C = TypeVar("C", bound="Callable[..., Any] | None")
+
+#: seconds that a lock can wait, some 292 years; a longer time has no end
+_LONGEST = threading.TIMEOUT_MAX
+
+
+def wrong(name: str, given: object, wanted: str) -> ArgumentError:
+    """The error of an argument, with what is wanted as its hint."""
+    return ArgumentError(f"{name} cannot be {shown(given)}", hint=wanted)
+
+
+def shown(given: object) -> str:
+    """A short text of what was given: its repr may be long, or fail."""
+    try:
+        text = repr(given)
+    except Exception:  # noqa: BLE001 - the error is about another thing
+        text = f"a {type(given).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def number(given: Any) -> int | None:
+    """A whole number, numpy's too, as an int; None for all else."""
+    try:
+        return index(given)
+    except TypeError:
+        return None
+
+
+def flags_of(flags: Any) -> int:
+    """The flags of a send or receive."""
+    if type(flags) is int and 0 <= flags <= 3:  # first, since every send and receive asks
+        return flags
+    bits = number(flags)
+    if bits is not None and 0 <= bits <= 3:
+        return bits
+    raise wrong("flags", flags, "0, DONTWAIT, SNDMORE, or both: DONTWAIT | SNDMORE")
+
+
+def events_of(flags: Any) -> int:
+    """Bits that a poll waits for."""
+    if type(flags) is int and 0 <= flags < 1 << 15:
+        return flags
+    bits = number(flags)
+    if bits is not None and 0 <= bits < 1 << 15:
+        return bits
+    raise wrong("flags", flags, "POLLIN, POLLOUT, or both: POLLIN | POLLOUT")
+
+
+def milliseconds(timeout: Any, name: str = "timeout") -> float | None:
+    """A time in milliseconds; None for one without end."""
+    return _time(timeout, name, "milliseconds", _LONGEST * 1000)
+
+
+def linger_of(linger: Any) -> float | None:
+    """A linger in milliseconds: negative for one without end; None: the option says it."""
+    given = milliseconds(linger, "linger")
+    return -1 if given is None and linger is not None else given
+
+
+def seconds(timeout: Any, name: str = "timeout") -> float | None:
+    """A time in seconds; None for one without end."""
+    return _time(timeout, name, "seconds", _LONGEST)
+
+
+def _time(given: Any, name: str, unit: str, longest: float) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, (int, float, Real)):
+        limit: Any = given
+        if limit > longest:
+            return None
+        if limit == limit:  # NaN is not
+            return max(limit, -longest)  # type: ignore[no-any-return]
+    raise wrong(name, given, f"a number of {unit}, or None to wait without end")
+
+
+def whole(given: Any, name: str, low: int = 0, high: int = 2**63 - 1) -> int:
+    """A whole number."""
+    found = number(given)
+    if found is not None and low <= found <= high:
+        return found
+    upto = f"from {low} to {high}" if high < 2**31 else f"of {low} or more"
+    raise wrong(name, given, f"a whole number {upto}")
+
+
+def octets(given: Any, name: str) -> bytes:
+    """Bytes, or text as UTF-8. A number is none: `bytes(3)` would be three zeros."""
+    try:
+        if isinstance(given, str):
+            return given.encode()
+        if isinstance(given, bytes | bytearray | memoryview):
+            return bytes(given)
+    except UnicodeEncodeError:
+        raise wrong(name, given, "text that UTF-8 can say") from None
+    raise wrong(name, given, "bytes or text")
+
+
+def text(given: Any, name: str) -> str:
+    """Text that can be encoded."""
+    if isinstance(given, str):
+        try:
+            given.encode()
+        except UnicodeEncodeError:
+            raise wrong(name, given, "text that UTF-8 can say") from None
+        return given
+    raise wrong(name, given, "text")
+
+
+def callable_or_none(given: C, name: str, takes: str) -> C:
+    """A function that is called with `takes`, or None."""
+    if given is None or callable(given):
+        return given
+    raise wrong(name, given, f"a function that takes {takes}, or None")
+
+
+def sequence(given: Any, name: str, of: str) -> Iterable[Any]:
+    """Several things: no text and no bytes, which are iterable too."""
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray | memoryview | Mapping):
+        return given
+    raise wrong(name, given, f"a list of {of}")
