@@ -12,10 +12,9 @@ _SOCKETS = (
 )
 SOCKETS = tuple(f"tests/sockets/test_{name}.py" for name in _SOCKETS)
 FAULTS = ("tests/faults/test_bad_peer.py", "tests/faults/test_payloads.py", "tests/sockets/test_faults.py")
-#: of frames and headers. The fuzz of a broker's doors bounds its memory, and ASan keeps what was freed
 FUZZ = (
-    *("tests/fuzz/test_frames.py", "tests/transports/test_fuzz_hello.py"),
-    *("tests/transports/test_fuzz_upgrade.py", "tests/tensors/test_fuzz_header.py"),
+    *("tests/fuzz", "tests/transports/test_fuzz_hello.py", "tests/transports/test_fuzz_upgrade.py"),
+    "tests/tensors/test_fuzz_header.py",
 )
 LOCAL = ("tests/local",)
 
