@@ -13,7 +13,7 @@ def no_descriptor_left(but: int = 0) -> Iterator[None]:
     """Until the end this process can open `but` descriptors more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(int(name) for name in os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8 + but, hard))
     held: list[int] = []
     try:
         while True:

@@ -209,16 +209,8 @@ def run(name: str, chosen: list[str]) -> tuple[int, str]:
     sanitizer = SANITIZERS[name]
     check_planted(sanitizer)
     place = build(sanitizer)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests.sanitizers.plugin",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow"]
+    command += ["-p", "no:cacheprovider", "-p", "tests.sanitizers.plugin"]
     return watched(
         sanitizer,
         [*command, *asked(name, chosen)],

@@ -53,7 +53,7 @@ cdef class Slots:
     def take(self):
         """The first free slot, used from now on; -1: there is none."""
         cdef char* found = <char*>memchr(self.states, FREE, self.count)
-        # It stays free, since this side alone takes slots; what the peer did there before is seen from here on.
+        # It stays free, since this side alone takes slots; what the peer did there is seen from here on.
         if found == NULL or slot_state(found) != FREE:
             return -1
         slot_set(found, USED)

@@ -135,8 +135,8 @@ cdef class Stream(Incoming):
         return lost
 
     cdef void end_unclosed(self) noexcept:
-        """It dies without a close. The flusher may write from its queue at this moment; a forked child has none,
-        and there the mutex may be held for ever."""
+        """It dies without a close. The flusher may write from its queue at this moment. A forked child has
+        none, and there the mutex may be held for ever."""
         cdef bint alone = self.link.flusher.generation != native_link.fork_generation
         cdef segment_t* left
         cdef int fd
