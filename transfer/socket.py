@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from transfer.announcing import Announcing
 from transfer.attributes import Strict
 from transfer.binding import Binding
 from transfer.constants import POLLIN, POLLOUT, socket_type_of
+from transfer.dropped import end_dropped
 from transfer.forwarding import Forwarding
 from transfer.links import Links
 from transfer.monitor import Monitor
@@ -318,10 +318,8 @@ class SocketMethods(Strict, SocketOptions, Sending, Receiving, TensorMethods, Fo
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "closed", True) or getattr(self, "_inherited", True):
-            return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
-        self.close(0)
+        if not getattr(self, "closed", True) and not getattr(self, "_inherited", True):
+            end_dropped(self)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._links.peers)} peers"

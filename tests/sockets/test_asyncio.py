@@ -13,6 +13,8 @@ from transfer.asyncio import Context, Poller
 from transports.errors import Again, Broken, Closed
 
 TCP = "tcp://127.0.0.1:0"
+#: most coroutines here leave it to the end of their sockets to close them
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 
 @pytest.fixture

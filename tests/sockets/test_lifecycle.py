@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import socket as sockets
 import threading
@@ -147,6 +148,66 @@ def test_a_forgotten_socket_is_a_resource_warning(core):
     with pytest.warns(ResourceWarning, match="unclosed <Socket REQ"):
         sockets.clear()
     context.term()
+
+
+def open_descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def ends():
+    """Both ends of inproc, or a whole context, are a cycle: the next collection finds it."""
+    gc.collect()
+    return True
+
+
+def pushed(context, endpoint):
+    """Sends by a socket that nobody closes."""
+    push = context.socket(PUSH)
+    push.connect(endpoint)
+    push.send(b"x")
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_dropped_sockets_end_and_send_what_they_had(core, endpoint):
+    with transfer.Context(core=core) as context, context.socket(PULL, rcvtimeo=20_000) as pull:
+        pull.bind(endpoint)
+        pushed(context, pull.last_endpoint)
+        before = open_descriptors()
+        for _ in range(20):
+            pushed(context, pull.last_endpoint)
+        assert [pull.recv() for _ in range(21)] == [b"x"] * 21
+        assert eventually(lambda: ends() and not pull.poll(1) and not pull.peers())  # inproc looks in calls
+        assert eventually(lambda: ends() and open_descriptors() <= before)
+        assert len(context.sockets) == 1
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_dropped_socket_says_how_much_was_not_sent(core, caplog):
+    with transfer.Context(core=core) as context:
+        push = context.socket(PUSH, linger=-1, immediate=False)
+        push.connect("tcp://127.0.0.1:1")
+        push.send(b"lost")
+        del push
+    assert [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()] == [
+        "<Socket PUSH 1 peers> was dropped without close(): 1 messages were not sent"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_dropped_contexts_end(core):
+    def use():
+        context = transfer.Context(core=core)
+        pull, push = pair_of(context, PULL, PUSH)
+        push.send(b"x")
+        assert pull.recv() == b"x"
+
+    use()
+    gc.collect()
+    threads, before = threading.active_count(), open_descriptors()
+    for _ in range(5):
+        use()
+    assert eventually(lambda: ends() and threading.active_count() <= threads)
+    assert eventually(lambda: ends() and open_descriptors() <= before)
 
 
 def test_instance_is_shared_until_it_is_terminated():

@@ -92,6 +92,7 @@ def test_one_of_another_type_tries_by_itself(context):
     reply.rcvtimeo = 20_000
     reply.bind(endpoint)
     assert reply.recv() == b"a question"
+    reply.close()
 
 
 def test_each_linger_ends_by_itself(context):
@@ -119,6 +120,7 @@ def test_another_one_tries_when_the_one_that_tried_gave_up(context):
     pull.rcvtimeo = 20_000
     pull.bind(endpoint)
     assert {pull.recv() for _ in range(3)} == {b"0", b"1", b"2"}
+    pull.close()
 
 
 def test_term_waits_and_destroy_does_not(context):

@@ -340,8 +340,9 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     def __del__(self) -> None:
         # As in pyzmq, what was sent is delivered also when nobody closed the socket.
         if not getattr(self, "closed", True) and not getattr(self, "_inherited", True):
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=1, source=self)
+            name = repr(self)
             self.close()
+            warnings.warn(f"unclosed {name}", ResourceWarning, stacklevel=1, source=self)
 
     def __repr__(self) -> str:
         return f"<zmq.Socket(zmq.{self._kind.name}) at {id(self):#x}{' closed' if self.closed else ''}>"
