@@ -13,8 +13,7 @@ from transports.base import Transport
 from transports.connection import AcceptorOwner, Connected, hand_over
 from transports.descriptors import descriptor_hint, is_reserved
 from transports.errors import HandshakeError, OutOfDescriptors, TransferError
-from transports.exchange import Exchange, wished
-from transports.handshake import Handshake
+from transports.exchange import Exchange
 from transports.hello import Agreement
 from transports.pending import MOST, PENDING
 from transports.reactor import READABLE, Reactor
@@ -139,18 +138,8 @@ class SocketAcceptor:
 
     def _begin(self, connection: socket.socket, peer: str) -> None:
         try:
-            hello = wished(self._owner.hello(), self.address, self._base)
-            upgrades = self._owner.upgrades
-            handshake = Handshake(
-                hello,
-                connecting=False,
-                base=self._base,
-                upgrades=upgrades,
-                tokens=self._owner.tokens,
-                guarded=self._owner.guarded,
-            )
-            exchange = Exchange(
-                self._reactor, connection, handshake, peer, self._ended, self._owner.secure("")
+            exchange = self._owner.exchange(
+                self._reactor, connection, self.address, peer, self._ended, base=self._base
             )
             exchange.start(self._timeout)
         except BaseException:

@@ -16,17 +16,20 @@ import os
 import socket
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 from transports.address import Address
 from transports.base import Stream, Transport
-from transports.choice import HINT
+from transports.choice import HINT, permitted
 from transports.errors import Fatal, HandshakeError, TransferError
+from transports.exchange import Exchange, OnEnd, wished
+from transports.handshake import Handshake
 from transports.hello import Agreement, Hello
 from transports.reactor import Reactor
 from transports.security.credentials import Credentials
+from transports.security.guard import on_loopback
 from transports.upgrade import Made, UpgradeFactory
 
 
@@ -144,6 +147,34 @@ class Owner:
     hello: HelloFactory
     upgrades: UpgradeFactory | None = None
     credentials: Credentials | None = None
+
+    def exchange(
+        self,
+        reactor: Reactor,
+        connection: socket.socket,
+        address: Address,
+        peer: str,
+        on_end: OnEnd,
+        *,
+        base: str,
+        server_name: str | None = None,
+    ) -> Exchange:
+        """The handshake on a new connection, which is the exchange's from now on, unless this raises.
+
+        base: the transport's scheme. server_name: of whom was connected to; None: the connection was
+        accepted. Raises TransferError.
+        """
+        hello = wished(self.hello(), address, base)
+        allowed = permitted(hello.offer, known=self.guarded, loopback=on_loopback(connection))
+        handshake = Handshake(
+            replace(hello, offer=allowed),
+            connecting=server_name is not None,
+            base=base,
+            upgrades=self.upgrades,
+            tokens=self.tokens,
+            guarded=self.guarded,
+        )
+        return Exchange(reactor, connection, handshake, peer, on_end, self.secure(server_name or ""))
 
     @property
     def tokens(self) -> tuple[bytes, ...]:

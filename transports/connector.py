@@ -13,8 +13,7 @@ from transports.backoff import Backoff
 from transports.base import Transport
 from transports.connection import Connected, ConnectOptions, ConnectorOwner, final, hand_over
 from transports.errors import AddressError, Broken, Closed, Fatal, HandshakeError, TransferError
-from transports.exchange import Exchange, wished
-from transports.handshake import Handshake
+from transports.exchange import Exchange
 from transports.hello import Agreement
 from transports.reactor import EDGE, WRITABLE, Reactor, Timer
 from transports.tcp import connect_error, describe
@@ -181,22 +180,12 @@ class SocketConnector:
         self._reactor.unregister(connection.fileno())
         self._cancel_timer()
         self._state = _State.SHAKING
-        base = self._transport.scheme
         try:
-            hello = wished(self._owner.hello(), self.address, base)
-            owner = self._owner
-            handshake = Handshake(
-                hello,
-                connecting=True,
-                base=base,
-                upgrades=owner.upgrades,
-                tokens=owner.tokens,
-                guarded=owner.guarded,
-            )
-            self._exchange = Exchange(
-                self._reactor, connection, handshake, peer,
+            self._exchange = self._owner.exchange(
+                self._reactor, connection, self.address, peer,
                 lambda exchange, outcome, made: self._ended(number, exchange, outcome, made),
-                owner.secure(self.address.server_name or self.address.host),
+                base=self._transport.scheme,
+                server_name=self.address.server_name or self.address.host,
             )  # fmt: skip
             self._exchange.start(self._options.handshake_timeout)
         except BaseException:
