@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from contextlib import suppress
@@ -50,11 +51,12 @@ class SocketAcceptor:
         #: the oldest first
         self._exchanges: dict[Exchange, None] = {}
         self._listener = transport.listen(address, backlog=backlog)
+        self._user = os.geteuid()  # as peers hear it from the kernel, also when this process changes it later
         self.address = self._listener.address
         credentials = owner.credentials
         self._most = MOST if credentials is None else credentials.security.unfinished
         try:
-            if credentials is not None:
+            if credentials is not None and owner.networked:
                 check_listening(self.address.host, str(self.address), credentials.security)
                 owner.secure("")  # without a certificate nobody could come in
             reactor.register(self._listener.fileno(), READABLE, self._ready)
@@ -139,8 +141,9 @@ class SocketAcceptor:
     def _begin(self, connection: socket.socket, peer: str) -> None:
         try:
             exchange = self._owner.exchange(
-                self._reactor, connection, self.address, peer, self._ended, base=self._base
-            )
+                self._reactor, connection, self.address, peer, self._ended,
+                base=self._base, user=self._user,
+            )  # fmt: skip
             exchange.start(self._timeout)
         except BaseException:
             connection.close()

@@ -169,12 +169,14 @@ class SocketConnector:
             peer = _peer_name(self._socket) if code == 0 else None
             if code == 0 and peer is None:
                 return  # not done: some kernels report a fresh socket as writable
+            error = connect_error(code, self.address) if code else None
             if peer is not None:
-                self._shake_hands(number, peer)
-        if code:
-            self._failed(number, connect_error(code, self.address))
+                error = self._shake_hands(number, peer)
+        if error is not None:
+            self._failed(number, error)
 
-    def _shake_hands(self, number: int, peer: str) -> None:
+    def _shake_hands(self, number: int, peer: str) -> TransferError | None:
+        """Begins with it; why not, if so."""
         assert self._socket is not None
         connection, self._socket = self._socket, None
         self._reactor.unregister(connection.fileno())
@@ -188,9 +190,12 @@ class SocketConnector:
                 server_name=self.address.server_name or self.address.host,
             )  # fmt: skip
             self._exchange.start(self._options.handshake_timeout)
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, HandshakeError):
+                return error
             raise
+        return None
 
     def _ended(
         self, number: int, exchange: Exchange, outcome: Agreement | HandshakeError, made: Made | None
