@@ -36,10 +36,11 @@ class IpcTransport(Transport):
             address = replace(address, path=os.path.join(folder, "socket"))
         listener = new_socket(socket.AF_UNIX, self.options)
         try:
+            if not address.is_abstract:
+                # The file gets the descriptor's mode. To change the file's later would follow a link.
+                os.fchmod(listener.fileno(), 0o600)
             _bind(listener, address)
             inode = None if address.is_abstract else _inode(address.path)
-            if not address.is_abstract:
-                os.chmod(address.path, 0o600)  # before anybody can connect: this user's processes alone may
             listener.listen(backlog)
         except BaseException as error:
             listener.close()
