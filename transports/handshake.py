@@ -58,7 +58,7 @@ class Handshake:
     base: the transport that carries this. upgrades: makes our part in changing to a faster one.
     tokens: those that the peer may prove to know, ours first.
     guarded: strangers are to be told no more than a hello tells: faster transports are for peers that have
-    shown who they are.
+    shown who they are. refusal: what a peer that connects is told, and no more.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Handshake:
         upgrades: UpgradeFactory | None = None,
         tokens: tuple[bytes, ...] = (),
         guarded: bool = False,
+        refusal: HandshakeError | None = None,
     ) -> None:
         self.local = replace(local, proves=bool(tokens))
         self.connecting = connecting
@@ -87,6 +88,7 @@ class Handshake:
         self._dialogue: Dialogue | None = None  # about a faster transport, once hellos are exchanged
         self._tokens = tokens
         self._guarded = guarded
+        self._refusal = refusal
         self._proving: Proving | None = None  # that both know the token, before that
         self._encrypted = self._authenticated = False
         self._certificate = b""
@@ -166,10 +168,10 @@ class Handshake:
             return
         socket_type = _plain_header(header, int(self.local.limits.get("max_message", MAX_DATA)))
         self.wants = 0
-        self.outcome = negotiate(self.local, plain_peer(socket_type), base=self._base)
+        self.outcome = self._negotiate(plain_peer(socket_type))
 
     def _decide(self, remote: Hello) -> None:
-        agreement = negotiate(self.local, remote, base=self._base)
+        agreement = self._negotiate(remote)
         if not self.connecting:
             self._said = encode(self.local)
             self.output += self._said
@@ -185,6 +187,11 @@ class Handshake:
             connecting=self.connecting,
         )
         self._after_proof(self._proving)
+
+    def _negotiate(self, remote: Hello) -> Agreement:
+        if self._refusal is not None:
+            raise self._refusal
+        return negotiate(self.local, remote, base=self._base)
 
     def _feed_proving(self, proving: Proving, data: bytes) -> None:
         try:

@@ -50,7 +50,7 @@ from transfer.broker.store import Store
 from transfer.broker.volume import log_room
 from transfer.log import Log, Retention, undisturbed
 from transfer.log.disk import make_folder
-from transfer.log.private import FILE_MODE, close_to_others
+from transfer.log.private import close_to_others
 from transfer.log.upkeep import Upkeep
 from transports.address import format_host
 from transports.errors import NotSupported, TransferError
@@ -309,9 +309,6 @@ class Broker:
         )
         front = AbtpFront(self.hub, self._loop, self.direct, settings, beside=beside, allowed=allowed)
         self._add("abtp", front)
-        for place in front.endpoints.values():
-            if place.startswith("ipc://") and not place.startswith("ipc://@"):
-                os.chmod(place.removeprefix("ipc://"), FILE_MODE)
         self.hub.direct = self.direct  # from now on somebody brings its consumers
         relays = relayed(self.doors, self._lines, outside, front.endpoints)
         self._owned.callback(relays.close)

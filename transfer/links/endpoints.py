@@ -25,6 +25,7 @@ from transfer.peer import Endpoint, Peer
 from transports import registry
 from transports.address import Address, parse
 from transports.arguments import text, wrong
+from transports.choice import BASE, permitted
 from transports.config import SocketOptions
 from transports.connection import ConnectOptions, reach, serve
 from transports.errors import (
@@ -39,6 +40,7 @@ from transports.errors import (
     UsageError,
 )
 from transports.identity import make_hello, new_nonce
+from transports.security.guard import is_loopback
 from transports.upgrade import Surroundings, Upgrade
 from transports.wire import CREDIT, Control
 
@@ -351,7 +353,11 @@ class Links(Arrivals):
         """Loads what the endpoint's transport needs, if it takes long. Not for the reactor's thread."""
         if address.scheme in ("inproc", "ipc"):
             return None
-        return registry.preparation(self.context.offer, address.scheme)
+        offer = self.context.offer
+        if address.scheme == BASE:  # any other is named by its scheme
+            known, loopback = self.context.credentials.security.any, is_loopback(address.host)
+            offer = permitted(offer, known=known, loopback=loopback)
+        return registry.preparation(offer, address.scheme)
 
     # -- how to connect -----------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
-"""What may be listened on: beyond this machine only where those who come are asked who they are. Pure."""
+"""What may be listened on: beyond this machine only where those who come are asked who they are."""
 
 from __future__ import annotations
 
 import ipaddress
+import socket
 
 from transports.errors import SecurityError
 from transports.security.settings import Security
@@ -24,6 +25,17 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = getattr(number, "ipv4_mapped", None)
     return (mapped or number).is_loopback
+
+
+def on_loopback(connection: socket.socket) -> bool:
+    """Whether a connection is to or from a number of loopback."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    try:
+        ends = connection.getsockname(), connection.getpeername()
+    except OSError:  # it has ended already
+        return True
+    return any(is_loopback(host) for host, *_ in ends)
 
 
 def skips_token(security: Security) -> bool:

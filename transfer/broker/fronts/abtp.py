@@ -24,6 +24,7 @@ from transfer.broker.courier import DirectDriver, Sent
 from transfer.broker.engine.direct_actions import Admitted, Dispatch, Full, NoRoute, Register, Reply
 from transfer.broker.engine.direct_events import Facts
 from transfer.broker.fronts.abtp_awaiting import Awaiting, AwaitingRoute
+from transfer.broker.fronts.abtp_listeners import AbtpListeners
 from transfer.broker.fronts.abtp_outgoing import Frames, Outgoing
 from transfer.broker.fronts.abtp_pub import PubSubscriber, envelope_of
 from transfer.broker.fronts.abtp_times import expired, timed
@@ -44,7 +45,7 @@ from transfer.protocols.abtp import (
 from transfer.protocols.abtp_envelope import Envelope, write_envelope
 from transfer.protocols.abtp_media import compress
 from transfer.protocols.abtp_words import CONTROL, DEAD_LETTERS, Code
-from transports.errors import AddressError, AddressInUse, InternalError, LogFull, TransferError, UsageError
+from transports.errors import InternalError, LogFull, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.beside import Beside
@@ -124,11 +125,13 @@ class AbtpFront:
         self._away = False  # a large message is read beside the loop, and others come behind it
         self.connections = 0
         self._monitors: list[zmq.Socket[bytes]] = []
+        self._listeners = AbtpListeners()
         self._context = zmq.Context()
         try:
             self._open()
         except BaseException:
             self._context.destroy(0)
+            self._listeners.close()
             raise
         self.subscriber = PubSubscriber(hub, self._tell, self.settings.largest)
         for socket in (self._router, self._pub, *self._monitors):
@@ -155,12 +158,8 @@ class AbtpFront:
             socket.setsockopt(zmq.HEARTBEAT_IVL, 10_000)  # a peer whose machine is gone is noticed
             socket.setsockopt(zmq.LINGER, _LINGER)
             socket.setsockopt(zmq.BACKLOG, 1024)  # as our own listeners
-            try:
-                socket.bind(endpoint)
-            except zmq.ZMQError as error:
-                raise _address_error(endpoint, error) from error
+            bound = self.endpoints[name] = self._listeners.bind(socket, endpoint)
             self._monitors.append(socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
-            bound = self.endpoints[name] = socket.getsockopt_string(zmq.LAST_ENDPOINT)
             if self._allowed is not None and bound.startswith("tcp://"):
                 self._allowed(bound.removeprefix("tcp://").rpartition(":")[0].strip("[]"), bound)
 
@@ -177,6 +176,7 @@ class AbtpFront:
         self._hub.fanout.leave(self.subscriber)
         self._awaiting.close()
         self._context.destroy()
+        self._listeners.close()
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -443,9 +443,3 @@ def _frames_of(action: Dispatch, message: Message, *, packs: bool) -> Frames:
         session_id=delivery.session_id,
     )
     return [action.peer, b"", delivery.topic.encode(), compress(envelope) if packs else envelope]
-
-
-def _address_error(endpoint: str, error: zmq.ZMQError) -> TransferError:
-    if error.errno == zmq.EADDRINUSE:
-        return AddressInUse(f"{endpoint}: {error}", hint="end who has it, or name another port")
-    return AddressError(f"{endpoint}: {error}", hint="tcp://host:port of this machine")
