@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,6 +60,22 @@ def claim(folder: Path, inside: Sequence[str] | None = None) -> None:
                 changed += _claim_all(path) if path.is_dir() else _claim_file(path, _owners(found))
     if changed:
         _log.warning("%s: %d files and folders were open to other users; now they are not", folder, changed)
+
+
+def check_private(folder: Path, names: Iterable[str]) -> None:
+    """Sees that a folder, and these files if they are there, are this user's or root's, and that others
+    cannot write them. Changes nothing. Raises SecurityError, OSError."""
+    _look_above(folder)
+    for path in (folder, *(folder / name for name in names)):
+        with suppress(FileNotFoundError):
+            for found in (look() for look in (path.lstat, path.stat)):
+                if found.st_uid not in (os.geteuid(), 0):
+                    raise _of_another(path, found, folder)
+            if found.st_mode & stat.S_IWOTH:
+                raise SecurityError(
+                    f"every user of this host can write {path}",
+                    hint=f"name another folder; or, if what is there is still yours: chmod o-w {path}",
+                )
 
 
 def _claim_all(folder: Path) -> int:
