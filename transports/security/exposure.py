@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from transports.security.settings import Security
@@ -37,7 +37,16 @@ def exposures(security: Security) -> Iterator[Exposure]:
 
 def warn_of(security: Security) -> None:
     """Warns of each once in the life of the process."""
-    for found in exposures(security):
+    _warn(exposures(security))
+
+
+def warn_of_secret(name: str, path: str | os.PathLike[str]) -> None:
+    """The same of another file in which there is a secret."""
+    _warn(Exposure(name, text, hint) for text, hint in _of_file(os.fspath(path), secret=True))
+
+
+def _warn(all_of_them: Iterable[Exposure]) -> None:
+    for found in all_of_them:
         if found not in _said:
             _said.add(found)
             _log.warning("%s\n  hint: %s", found.text, found.hint)
