@@ -156,9 +156,8 @@ def _look_above(folder: Path) -> None:
     us = os.geteuid()
     for path in dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents)):
         found = path.lstat()
-        for_all = found.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH and stat.S_ISDIR(
-            found.st_mode
-        )
+        shared = found.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
+        for_all = shared and stat.S_ISDIR(found.st_mode)  # a link's own bits mean nothing
         if found.st_uid not in (us, 0) or for_all:
             who = "every user of this host" if for_all else f"user {found.st_uid}"
             _warn(path, f"{who} can put another folder in the place of {folder}: {path} lets him")
