@@ -50,7 +50,7 @@ from transfer.broker.store import Store
 from transfer.broker.volume import log_room
 from transfer.log import Log, Retention, undisturbed
 from transfer.log.disk import make_folder
-from transfer.log.private import close_to_others
+from transfer.log.private import claim
 from transfer.log.upkeep import Upkeep
 from transports.address import format_host
 from transports.errors import NotSupported, TransferError
@@ -207,7 +207,7 @@ class Broker:
     def _open(self) -> None:
         settings, loop = self.settings, self._loop
         make_folder(self.folder)
-        close_to_others(self.folder, inside=OTHER_PARTS)
+        claim(self.folder, inside=OTHER_PARTS)
         room = log_room(settings.retention_bytes, self.folder / LOG)
         retention = Retention(bytes=room, age=settings.retention_age)
         log = self._owned.enter_context(Log(self.folder / LOG, retention=retention, damaged="serve"))

@@ -15,7 +15,7 @@ from typing import Any
 
 from transfer.log.disk import full_disk_told, reserve, sync_folder
 from transfer.log.index import Run, Uses
-from transfer.log.private import FILE_MODE
+from transfer.log.private import open_file
 from transfer.log.segment_files import BLOBS, REMOVED, finish_removals, path_of
 from transports import core
 from transports.errors import LogFull
@@ -87,7 +87,7 @@ class Segment:
     def create(cls, folder: Path, first: int, capacity: int, *, scarce: bool = False) -> Segment:
         """A new one whose room on the disk is reserved. Raises LogFull; nothing is left of it then."""
         path = path_of(folder, first)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             reserve(fd, 0, capacity)
             segment = cls(folder, first, fd, capacity)
@@ -101,14 +101,22 @@ class Segment:
     @classmethod
     def open(cls, folder: Path, first: int) -> Segment:
         """One that is there; `end` is for whoever scans it to say."""
-        fd = os.open(path_of(folder, first), os.O_RDWR | os.O_CLOEXEC)
+        fd = open_file(path_of(folder, first), cls._flags())
         try:
             segment = cls(folder, first, fd, os.fstat(fd).st_size)
         except BaseException:
             os.close(fd)
             raise
-        segment._open_blobs()
+        try:
+            segment._open_blobs()
+        except BaseException:
+            segment.close()
+            raise
         return segment
+
+    @classmethod
+    def _flags(cls) -> int:
+        return os.O_RDONLY if cls.read_only else os.O_RDWR
 
     @property
     def path(self) -> Path:
@@ -294,7 +302,7 @@ class Segment:
     def _make_blobs(self) -> None:
         if self._blob_fd < 0:
             path = path_of(self.folder, self.first, BLOBS)
-            self._blob_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            self._blob_fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             sync_folder(self.folder)
 
     def _reserve(self, position: int, nbytes: int) -> None:
@@ -344,8 +352,7 @@ class Segment:
 
     def _open_blobs(self) -> None:
         try:
-            path = path_of(self.folder, self.first, BLOBS)
-            self._blob_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._blob_fd = open_file(path_of(self.folder, self.first, BLOBS), self._flags())
         except FileNotFoundError:
             return
         self._find_room()
