@@ -74,7 +74,7 @@ class Admin:
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _Direct()]
         if parts.scheme == "https":
             asked = Asked(parts.hostname or "", parts.port or 443, "/", secure=True)
-            handlers.append(_Secured(*trust(asked, security or Security())))
+            handlers.append(_Secured(*trust(asked, security or Security(), secret=True)))
         self._opener = urllib.request.build_opener(*handlers)
 
     def get(self, path: str, **query: str | int | None) -> dict[str, Any]:
@@ -114,7 +114,8 @@ class Admin:
             if isinstance(error.reason, ssl.SSLError):
                 raise Broken(
                     f"no TLS with {self._url}: {_words(error.reason)}",
-                    hint="TRANSFER_TLS_CA says whom to trust, TRANSFER_TLS_CERT what is shown",
+                    hint="TRANSFER_TLS_CA says whom to trust, TRANSFER_TLS_SERVER_NAME which name its "
+                    "certificate has, TRANSFER_TLS_CERT what is shown",
                 ) from error
             if ended_without_answer(error.reason):
                 raise self._ended(error.reason) from error
