@@ -48,12 +48,17 @@ class Callers:
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
             answer = self._refused(request) or await handler(request)
-            asks = self._https.security.authenticates or _shown(request) is not None
-            if asks and not (self._is_known(request) or self._has_own(request)):
+            if self.shows(request) is False:
                 answer.force_close()  # strangers hold no connection, and have one try of a token on each
             return answer
 
         return guarded
+
+    def shows(self, request: web.Request) -> bool | None:
+        """Whether it shows who asks, by what is good; None: nothing is asked for, and nothing is shown."""
+        if not (self._https.security.authenticates or self._token or _shown(request) is not None):
+            return None
+        return self._is_known(request) or self._has_own(request)
 
     def _refused(self, request: web.Request) -> web.Response | None:
         path = request.path

@@ -1,4 +1,4 @@
-"""HTTP's connections up to their first request: deadlines, and how many there may be."""
+"""HTTP's connections until a request shows who asks: deadlines, and how many there may be."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import socket
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -17,7 +19,7 @@ from transfer.broker.secured import channel_of
 
 @dataclass(slots=True, eq=False)
 class _Guest:
-    """Somebody who has not asked for anything yet."""
+    """A peer that has not shown who it is, or has not sent a whole request yet."""
 
     connection: socket.socket
     certified: bool
@@ -27,11 +29,30 @@ class _Guest:
     protocol: asyncio.BaseProtocol | None = None
 
 
+class _Watched(asyncio.Protocol):
+    """aiohttp's protocol of a connection. ended: is called when the connection is lost."""
+
+    def __init__(self, protocol: asyncio.Protocol, ended: Callable[[], object]) -> None:
+        self._ended = ended
+        self._protocol = protocol
+        self.connection_made = protocol.connection_made  # type: ignore[method-assign]
+        self.data_received = protocol.data_received  # type: ignore[method-assign]
+        self.eof_received = protocol.eof_received  # type: ignore[method-assign]
+        self.pause_writing = protocol.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = protocol.resume_writing  # type: ignore[method-assign]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.BaseProtocol.connection_lost`."""
+        self._ended()
+        self._protocol.connection_lost(exc)
+
+
 class Entrance:
     """Gives connections to aiohttp, after the handshake where there is TLS. On the broker's loop.
 
-    patience: seconds until the first request; those who have not asked are a `Crowd`, of `unfinished` at
-    most (`crowd`). refused: how many did not come in, by word.
+    patience: seconds that a connection has to show who asks; those who have not are a `Crowd`, of
+    `unfinished` at most (`crowd`), also while they are answered. refused: how many did not come in, by word.
+    shows: whether a request has shown who asks; None: it cannot, since nothing is asked for.
     """
 
     def __init__(
@@ -39,6 +60,7 @@ class Entrance:
         loop: asyncio.AbstractEventLoop,
         runner: web.AppRunner,
         refused: Counter[str],
+        shows: Callable[[web.Request], bool | None],
         *,
         patience: float,
         unfinished: int,
@@ -46,6 +68,7 @@ class Entrance:
         self.refused = refused
         self._loop = loop
         self._runner = runner
+        self._shows = shows
         self.crowd: Crowd[_Guest] = Crowd(loop, self._put_out, patience=patience, most=unfinished)
         self._by_protocol: dict[asyncio.BaseProtocol, _Guest] = {}
         self._certified: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
@@ -61,13 +84,18 @@ class Entrance:
         return request.transport in self._certified
 
     def middleware(self) -> Middleware:
-        """Notices the first request of each connection."""
+        """Notices the first request of each connection that shows who asks, or, where nothing is asked for,
+        that is whole: a body that is announced and never comes holds no connection."""
 
         @web.middleware
         async def noticing(request: web.Request, handler: Handler) -> web.StreamResponse:
             guest = self._by_protocol.get(request.protocol)
             if guest is not None:
-                self._let_go(guest)
+                shown = self._shows(request)
+                if shown:
+                    self._let_go(guest)
+                elif shown is None:
+                    request.content.on_eof(partial(self._let_go, guest))
             return await handler(request)
 
         return noticing
@@ -95,8 +123,8 @@ class Entrance:
         assert self._runner.server is not None
         guest.begun = True
         try:
-            transport, protocol = await self._loop.connect_accepted_socket(
-                self._runner.server, guest.connection
+            transport, _ = await self._loop.connect_accepted_socket(
+                partial(self._watched, guest), guest.connection
             )
         except asyncio.CancelledError:
             guest.connection.close()
@@ -105,11 +133,16 @@ class Entrance:
             guest.connection.close()
             self._let_go(guest)
             return
-        guest.transport, guest.protocol = transport, protocol
-        self._by_protocol[protocol] = guest
+        guest.transport = transport
         self._transports.add(transport)
         if guest.certified:
             self._certified.add(transport)
+
+    def _watched(self, guest: _Guest) -> _Watched:
+        assert self._runner.server is not None
+        guest.protocol = self._runner.server()
+        self._by_protocol[guest.protocol] = guest
+        return _Watched(guest.protocol, partial(self._let_go, guest))
 
     def _put_out(self, guest: _Guest, word: str) -> None:
         if guest.transport is None or not guest.transport.is_closing():

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("transfer.broker")
 #: seconds after which a connection is ended that asks no more; aiohttp leaves it an hour
 KEEP_ALIVE = 75.0
+#: seconds in which the rest of a body is read that was not wanted, so that its sender reads the answer
+_LINGERING = 1.0
 #: seconds that answers on their way have when the broker ends
 _LAST_WORDS = 1.0
 
@@ -47,15 +49,16 @@ class HttpServer:
         replaying = Replaying(broker.loop, broker.hub, broker.letters.payloads)
         operator = Operator(broker.letters, broker.audit, replaying)
         token = broker.settings.token
+        callers = Callers(
+            token,
+            https,
+            lambda request: self._entrance.is_certified(request),  # noqa: PLW0108 the entrance is made below
+            here=not skips_token(security),
+        )
         app = application(
             operator,
             token=token,
-            callers=Callers(
-                token,
-                https,
-                lambda request: self._entrance.is_certified(request),  # noqa: PLW0108 the entrance is made below
-                here=not skips_token(security),
-            ),
+            callers=callers,
             live=partial(live_problems, broker),
             ready=partial(ready_problems, broker),
             topics=TopicAdmin(broker.loop, broker.hub, broker.letters, broker.audit),
@@ -68,12 +71,14 @@ class HttpServer:
             keepalive_timeout=KEEP_ALIVE,
             handle_signals=False,
             shutdown_timeout=_LAST_WORDS,
+            lingering_time=_LINGERING,
             logger=RequestLog(_log),
         )
         self._entrance = Entrance(
             self._loop,
             self._runner,
             broker.doors.refusals("http"),
+            callers.shows,
             patience=broker.settings.handshake,
             unfinished=security.unfinished,
         )
