@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
+from aiohttp import web
 
 from tests.broker.everything import dial
 from tests.broker.running import running
@@ -65,3 +66,16 @@ def test_a_body_that_comes_late_is_waited_for(tmp_path):
         assert connection.recv(65536).startswith(b"HTTP/1.1 400")
         connection.sendall(WHOLE + b"\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_those_who_say_nothing_cost_no_more_than_an_accept(tmp_path, monkeypatch):
+    """What aiohttp makes of each connection costs ten times as much; a storm of them kept others waiting."""
+    made = []
+    served = web.Server.__call__
+    monkeypatch.setattr(web.Server, "__call__", lambda server: made.append(1) or served(server))
+    with running(tmp_path, http=0, **NONE, **OPEN) as broker, ExitStack() as stack:
+        crowd = [stack.enter_context(dial(broker, "http")) for _ in range(4)]
+        assert crowd[0].recv(1) == b"" and refused(broker, "http") == {"crowded": 1}
+        crowd[1].close()
+        ask(stack, broker, WHOLE)
+        assert len(made) == 1

@@ -70,6 +70,7 @@ class Entrance:
         self._runner = runner
         self._shows = shows
         self.crowd: Crowd[_Guest] = Crowd(loop, self._put_out, patience=patience, most=unfinished)
+        self._silent = 0  # connections that have sent nothing; aiohttp has them not
         self._by_protocol: dict[asyncio.BaseProtocol, _Guest] = {}
         self._certified: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
         self._transports: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
@@ -77,7 +78,8 @@ class Entrance:
     @property
     def connections(self) -> int:
         """How many are open."""
-        return len(self._runner.server.connections) if self._runner.server is not None else 0
+        served = len(self._runner.server.connections) if self._runner.server is not None else 0
+        return served + self._silent
 
     def is_certified(self, request: web.Request) -> bool:
         """Whether its connection has shown a certificate, which is good then."""
@@ -104,7 +106,11 @@ class Entrance:
         """A new connection, in non-blocking mode, of which nothing was read."""
         channel = channel_of(connection)
         guest = _Guest(connection, channel is not None and bool(channel.peer_certificate))
-        guest.task = self._loop.create_task(self._take(guest))
+        if channel is None:
+            self._silent += 1
+            self._loop.add_reader(connection.fileno(), self._speaks, guest)
+        else:  # its first bytes may be decrypted already
+            self._begin(guest)
         self.crowd.add(guest)
 
     async def close(self) -> None:
@@ -118,6 +124,27 @@ class Entrance:
                 transport.abort()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
+
+    def _speaks(self, guest: _Guest) -> None:
+        """Only now aiohttp gets it: what it makes of a connection costs ten times an accept, and a storm of
+        those that say nothing would keep others waiting."""
+        self._unwatch(guest)
+        try:
+            gone = not guest.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            gone = True
+        if gone:
+            self._let_go(guest)
+            guest.connection.close()
+        else:
+            self._begin(guest)
+
+    def _unwatch(self, guest: _Guest) -> None:
+        self._silent -= 1
+        self._loop.remove_reader(guest.connection.fileno())
+
+    def _begin(self, guest: _Guest) -> None:
+        guest.task = self._loop.create_task(self._take(guest))
 
     async def _take(self, guest: _Guest) -> None:
         assert self._runner.server is not None
@@ -153,10 +180,13 @@ class Entrance:
         self._let_go(guest)
         if isinstance(guest.transport, asyncio.WriteTransport):
             guest.transport.abort()
-        elif guest.task is not None:
+            return
+        if guest.task is not None:
             guest.task.cancel()
-            if not guest.begun:
-                guest.connection.close()
+        else:
+            self._unwatch(guest)
+        if not guest.begun:
+            guest.connection.close()
 
     def _let_go(self, guest: _Guest) -> None:
         self.crowd.remove(guest)
