@@ -21,7 +21,7 @@ from transfer.broker.replaying import Replaying
 from transfer.broker.state.operations import Operator
 from transfer.broker.topic_admin import TopicAdmin
 from transfer.https import PROTOCOL, Https
-from transports.errors import AddressError, AddressInUse
+from transports.errors import AddressError, AddressInUse, SecurityError
 from transports.security.guard import check_listening, is_loopback, skips_token
 from transports.security.settings import check_token
 
@@ -97,8 +97,8 @@ class HttpServer:
         try:
             self._loop.run_until_complete(self._runner.setup())
             allowed = partial(check_listening, security=security, shown=True)
-            if token and not is_loopback(host):
-                check_token(token, "http.token")
+            if token:
+                _check_operators(token, host)
             self._listener = Listener(self._loop, host, port, self.accepted, allowed=allowed)
         except BaseException as error:
             self.close()
@@ -114,6 +114,17 @@ class HttpServer:
         self._loop.run_until_complete(self._runner.cleanup())
         self._loop.run_until_complete(self._entrance.close())
         self._loop.run_until_complete(_end_requests())
+
+
+def _check_operators(token: str, host: str) -> None:
+    """Raises SecurityError for a token that can be guessed; on this machine alone it is a warning."""
+    try:
+        check_token(token, "http.token")
+    except SecurityError as error:
+        if not is_loopback(host):
+            raise
+        text = "%s, by any user of this machine; beyond it the broker does not take it (%s)"
+        _log.warning(text, str(error).partition("\n")[0], error.hint)
 
 
 async def _end_requests() -> None:
