@@ -44,6 +44,22 @@ def skips_token(security: Security) -> bool:
     return security.has_token and not security.asks_certificates and not allowed
 
 
+def is_private(endpoint: str) -> bool:
+    """Whether this user's processes alone get there: by a socket that is a file, with its mode."""
+    return endpoint.startswith("ipc://") and not endpoint.startswith("ipc://@")
+
+
+def check_connecting(peer: str, security: Security) -> None:
+    """For clients whose protocol knows no token: where there is one, any user of the peer's host may have its
+    port, since the broker leaves it free, and only TLS shows who answers. Raises SecurityError."""
+    if security.has_token and not security.tls and not (security.unauthenticated or security.tokenless):
+        raise SecurityError(
+            f"{peer} cannot show that it knows the token: the protocol knows no token",
+            hint="give this side certificates (TRANSFER_TLS_CA), use the broker's own protocol, or say that "
+            "whatever answers gets the messages: TRANSFER_TOKENLESS=allow",
+        )
+
+
 def check_listening(
     host: str, where: str, security: Security, *, token: bool = True, shown: bool = False
 ) -> None:
