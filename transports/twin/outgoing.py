@@ -380,13 +380,25 @@ class Outgoing:
         self._settle()
         return result
 
+    def drop_unsent(self) -> int:
+        """As `take_unsent`, for what goes to nobody else: how many messages. Nothing is copied."""
+        with self._lock:
+            dropped = [m for m in self._queue if not m.begun and not m.control]
+            self._drop(dropped)
+        self._settle()
+        return len(dropped)
+
     def _remove(self, taken: list[Message]) -> list[list[OutFrame]]:
-        self._queue = deque(m for m in self._queue if m.begun or m.control)
         result = [m.frames if self.carrier is None else self.carrier.take_back(m.frames) for m in taken]
+        self._drop(taken)
+        return result
+
+    def _drop(self, taken: list[Message]) -> None:
+        """They leave the queue, and are all in it that was not begun."""
+        self._queue = deque(m for m in self._queue if m.begun or m.control)
         error = self.broken or Broken("taken back before it was sent")
         for message in taken:
             self._leave(message, error)
-        return result
 
     # -- the flusher's
 
