@@ -373,7 +373,9 @@ class Outgoing:
                 taken = [m for m in self._queue if not m.begun and not m.control]
                 borrowed = [m for m in taken if m.borrowed]
                 if not borrowed:
-                    result = self._remove(taken)
+                    back = self.carrier.take_back if self.carrier is not None else lambda frames: frames
+                    result = [back(message.frames) for message in taken]
+                    self._drop(taken)
                     break
             for message in borrowed:  # its sender still waits, or is not told yet that he may change it
                 self._own(message)
@@ -383,18 +385,11 @@ class Outgoing:
     def drop_unsent(self) -> int:
         """As `take_unsent`, for what goes to nobody else: how many messages. Nothing is copied."""
         with self._lock:
-            dropped = [m for m in self._queue if not m.begun and not m.control]
-            self._drop(dropped)
+            self._drop(dropped := [m for m in self._queue if not m.begun and not m.control])
         self._settle()
         return len(dropped)
 
-    def _remove(self, taken: list[Message]) -> list[list[OutFrame]]:
-        result = [m.frames if self.carrier is None else self.carrier.take_back(m.frames) for m in taken]
-        self._drop(taken)
-        return result
-
     def _drop(self, taken: list[Message]) -> None:
-        """They leave the queue, and are all in it that was not begun."""
         self._queue = deque(m for m in self._queue if m.begun or m.control)
         error = self.broken or Broken("taken back before it was sent")
         for message in taken:
