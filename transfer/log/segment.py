@@ -30,6 +30,8 @@ _STEP = 64 << 20
 _FIRST_STEP = 256 << 10
 #: only whole ones of these are given back
 PAGE = 4096
+#: bytes of a file of blobs that share a mapping
+_STRETCH = 32 << 20
 #: the unit of `st_blocks`
 _BLOCK = 512
 _READ = mmap.PROT_READ
@@ -80,7 +82,11 @@ class Segment:
         self._sync_failed: OSError | None = None
         self.given_back = 0
         #: where the blobs begin that are viewed; views that have ended leave by themselves
-        self._views: dict[weakref.ref[core.Mapping], int] = {}
+        self._views: dict[weakref.ref[core.Region], int] = {}
+        #: of the file of blobs, by begin and size, as long as there are views in them
+        self._mappings: weakref.WeakValueDictionary[tuple[int, int], core.Mapping] = (
+            weakref.WeakValueDictionary()
+        )
         self._lock = threading.Lock()
 
     @classmethod
@@ -324,15 +330,29 @@ class Segment:
         """
         if not nbytes:
             return memoryview(b"")
-        begin = position // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        size = position - begin + nbytes
         with self._lock:  # its number must not become another file's meanwhile
             if self._blob_fd < 0 or os.fstat(self._blob_fd).st_size < position + nbytes:
                 return None
-            mapping = core.Mapping(self._blob_fd, size, offset=begin, readonly=True)
+            begin, mapping = self._mapped(position, nbytes)
+            bytes_of_it = memoryview(mapping)[position - begin : position - begin + nbytes]
+            region = core.Region(bytes_of_it, readonly=True)
             # The last view's end comes in any thread and at any time: no lock is taken for it.
-            self._views[weakref.ref(mapping, self._views.pop)] = position if of is None else of
-        return memoryview(mapping)[position - begin :]
+            self._views[weakref.ref(region, self._views.pop)] = position if of is None else of
+        return memoryview(region).toreadonly()
+
+    def _mapped(self, position: int, nbytes: int) -> tuple[int, core.Mapping]:
+        """A mapping with these bytes of the file of blobs, and where it begins. All views of a stretch have
+        one: the system allows some 65,000 to a process, and one who does not read may hold many views."""
+        begin = position // _STRETCH * _STRETCH
+        size = 2 * _STRETCH  # so that what reaches into the next stretch is in it; the file may end before
+        if position + nbytes > begin + size:
+            begin = position // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            size = position + nbytes - begin
+        mapping = self._mappings.get((begin, size))
+        if mapping is None:
+            mapping = core.Mapping(self._blob_fd, size, offset=begin, readonly=True)
+            self._mappings[begin, size] = mapping
+        return begin, mapping
 
     @contextmanager
     def punching(self) -> Iterator[tuple[int, set[int]]]:
