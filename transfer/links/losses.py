@@ -143,10 +143,11 @@ class Losses(NoPeer):
             kept = False
         elif kept and peer.retained:
             numbered = sorted(peer.retained, key=lambda kept: kept[0])  # noted by several threads
-            left = [Orphan(frames, trackers.pop(n, None)) for n, frames in numbered if n < first]
+            left = [Orphan(frames, trackers.pop(n, None), peer, n) for n, frames in numbered if n < first]
             self._count("resent", len(left))
         if kept:
-            left += [Orphan(frames, trackers.pop(first + i, None)) for i, frames in enumerate(unsent)]
+            waiting = enumerate(unsent, first)
+            left += [Orphan(frames, trackers.pop(n, None), peer, n) for n, frames in waiting]
             self._count("redistributed", len(unsent))
             with self._lock:  # a stream has older messages than those that wait for one
                 self.orphans.extendleft(reversed(left))
@@ -372,7 +373,14 @@ class Losses(NoPeer):
         if number >= peer.settled or not kept:  # it had not left, and others get it already
             return False
         with self._in_order(), self._lock:
-            self.orphans.appendleft(Orphan(list(frames), tracker))
+            self._put_back(Orphan(list(frames), tracker, peer, number))
         self._count("resent")
         self.give_orphans()
         return True
+
+    def _put_back(self, orphan: Orphan) -> None:
+        """Before what waits, but behind what the same stream had before it. Under the lock."""
+        its = [i for i, other in enumerate(self.orphans) if other.lost is orphan.lost]
+        older = sum(self.orphans[i].number < orphan.number for i in its)
+        at = its[0] + older if its else 0  # they stand together
+        self.orphans.insert(at, orphan)
