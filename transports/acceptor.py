@@ -148,6 +148,7 @@ class SocketAcceptor:
                 upgrades=upgrades,
                 tokens=self._owner.tokens,
                 guarded=self._owner.guarded,
+                admits=self._owner.admits,
             )
             exchange = Exchange(
                 self._reactor, connection, handshake, peer, self._ended, self._owner.secure("")

@@ -24,6 +24,7 @@ from transports.address import Address
 from transports.base import Stream, Transport
 from transports.choice import HINT
 from transports.errors import Fatal, HandshakeError, TransferError
+from transports.handshake import Admits
 from transports.hello import Agreement, Hello
 from transports.reactor import Reactor
 from transports.security.credentials import Credentials
@@ -138,10 +139,12 @@ class Connector(Protocol):
 class Owner:
     """What whoever has an endpoint says of itself, and shows.
 
-    credentials: None where strangers cannot come, and nothing is shown.
+    credentials: None where strangers cannot come, and nothing is shown. admits: raises HandshakeError for a
+    peer that cannot come in now; asked of an accepting side, and of both where they meet in one step.
     """
 
     hello: HelloFactory
+    admits: Admits | None = None
     upgrades: UpgradeFactory | None = None
     credentials: Credentials | None = None
 
@@ -217,11 +220,12 @@ def serve(
     handshake_timeout: float = 30.0,
     upgrades: UpgradeFactory | None = None,
     credentials: Credentials | None = None,
+    admits: Admits | None = None,
 ) -> Acceptor:
     """Binds `address` now, in the calling thread, and accepts until `close`.
 
-    credentials: what is shown to, and asked of, those who come by a network. Raises AddressInUse,
-    AddressNotAvailable, AddressError, OutOfDescriptors, SecurityError.
+    credentials: what is shown to, and asked of, those who come by a network. admits: as in `Owner`. Raises
+    AddressInUse, AddressNotAvailable, AddressError, OutOfDescriptors, SecurityError.
     """
     if not transport.capabilities.networked:
         credentials = None
@@ -231,6 +235,7 @@ def serve(
         on_failed=on_failed,
         upgrades=upgrades,
         credentials=credentials,
+        admits=admits,
     )
     if isinstance(transport, DirectTransport):
         return transport.serve(reactor, address, owner)
@@ -254,8 +259,9 @@ def reach(
     options: ConnectOptions | None = None,
     upgrades: UpgradeFactory | None = None,
     credentials: Credentials | None = None,
+    admits: Admits | None = None,
 ) -> Connector:
-    """Begins to connect and returns at once. credentials: as in `serve`. Raises AddressError for a
+    """Begins to connect and returns at once. credentials, admits: as in `serve`. Raises AddressError for a
     wildcard."""
     options = ConnectOptions() if options is None else options
     if not transport.capabilities.networked:
@@ -268,6 +274,7 @@ def reach(
         on_retried=on_retried,
         upgrades=upgrades,
         credentials=credentials,
+        admits=admits,
     )
     if isinstance(transport, DirectTransport):
         return transport.reach(reactor, address, owner, options)
