@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from patterns import Replier, Requester
 from patterns.base import SendMode
-from transfer.links.no_peer import NoPeer
+from transfer.links.credits import Credits
 from transfer.links.remnant import Remnant
 from transfer.links.state import Orphan
 from transfer.monitor import EventKind
@@ -35,7 +35,7 @@ _RETRY = 0.01
 _MOST_LEFT = 64 << 20
 
 
-class Losses(NoPeer):
+class Losses(Credits):
     """The end of a connection, found by any thread, and what follows from it."""
 
     def lost(self, stream: Any, error: BaseException) -> bool:
@@ -350,6 +350,8 @@ class Losses(NoPeer):
         socket = self._socket()
         if socket is not None and socket.resend and self._retain(frames, tracker, stream, number):
             return
+        if peer is not None and peer.confirms:
+            self.await_credits()
         if peer is None:
             if tracker is not None:
                 tracker._fail(Broken("the peer went at once"))
