@@ -25,7 +25,7 @@ from transports.base import Stream, Transport
 from transports.choice import HINT, permitted
 from transports.errors import Fatal, HandshakeError, TransferError
 from transports.exchange import Exchange, OnEnd, wished
-from transports.handshake import Handshake
+from transports.handshake import Admits, Handshake
 from transports.hello import Agreement, Hello
 from transports.peercred import same_user
 from transports.reactor import Reactor
@@ -143,10 +143,12 @@ class Owner:
     """What whoever has an endpoint says of itself, and shows.
 
     networked: others get there by a network. credentials: None where strangers cannot come, and nothing is
-    shown.
+    shown. admits: raises HandshakeError for a peer that cannot come in now; asked of an accepting side, and
+    of both where they meet in one step.
     """
 
     hello: HelloFactory
+    admits: Admits | None = None
     upgrades: UpgradeFactory | None = None
     credentials: Credentials | None = None
     networked: bool = True
@@ -183,6 +185,7 @@ class Owner:
             tokens=tokens,
             guarded=self.guarded,
             refusal=refusal,
+            admits=None if connecting else self.admits,
         )
         return Exchange(reactor, connection, handshake, peer, on_end, secure)
 
@@ -276,12 +279,13 @@ def serve(
     handshake_timeout: float = 30.0,
     upgrades: UpgradeFactory | None = None,
     credentials: Credentials | None = None,
+    admits: Admits | None = None,
 ) -> Acceptor:
     """Binds `address` now, in the calling thread, and accepts until `close`.
 
     credentials: what is shown to, and asked of, peers: all who come by a network, and on a Unix socket
-    those of other users. Raises AddressInUse, AddressNotAvailable, AddressError, OutOfDescriptors,
-    SecurityError.
+    those of other users. admits: as in `Owner`. Raises AddressInUse, AddressNotAvailable, AddressError,
+    OutOfDescriptors, SecurityError.
     """
     if not transport.capabilities.has_socket:
         credentials = None
@@ -292,6 +296,7 @@ def serve(
         upgrades=upgrades,
         credentials=credentials,
         networked=transport.capabilities.networked,
+        admits=admits,
     )
     if isinstance(transport, DirectTransport):
         return transport.serve(reactor, address, owner)
@@ -315,8 +320,9 @@ def reach(
     options: ConnectOptions | None = None,
     upgrades: UpgradeFactory | None = None,
     credentials: Credentials | None = None,
+    admits: Admits | None = None,
 ) -> Connector:
-    """Begins to connect and returns at once. credentials: as in `serve`. Raises AddressError for a
+    """Begins to connect and returns at once. credentials, admits: as in `serve`. Raises AddressError for a
     wildcard."""
     options = ConnectOptions() if options is None else options
     if not transport.capabilities.has_socket:
@@ -330,6 +336,7 @@ def reach(
         upgrades=upgrades,
         credentials=credentials,
         networked=transport.capabilities.networked,
+        admits=admits,
     )
     if isinstance(transport, DirectTransport):
         return transport.reach(reactor, address, owner, options)

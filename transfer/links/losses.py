@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from patterns import Replier, Requester
 from patterns.base import SendMode
-from transfer.links.no_peer import NoPeer
+from transfer.links.credits import Credits
 from transfer.links.remnant import Remnant
 from transfer.links.state import Orphan
 from transfer.monitor import EventKind
@@ -37,7 +37,7 @@ _RETRY = 0.01
 _MOST_LEFT = 64 << 20
 
 
-class Losses(NoPeer):
+class Losses(Credits):
     """The end of a connection, found by any thread, and what follows from it."""
 
     def lost(self, stream: Any, error: BaseException) -> bool:
@@ -153,10 +153,11 @@ class Losses(NoPeer):
             kept = False
         elif kept and peer.retained:
             numbered = sorted(peer.retained, key=lambda kept: kept[0])  # noted by several threads
-            left = [Orphan(frames, trackers.pop(n, None)) for n, frames in numbered if n < first]
+            left = [Orphan(frames, trackers.pop(n, None), peer, n) for n, frames in numbered if n < first]
             self._count("resent", len(left))
         if kept:
-            left += [Orphan(frames, trackers.pop(first + i, None)) for i, frames in enumerate(unsent)]
+            waiting = enumerate(unsent, first)
+            left += [Orphan(frames, trackers.pop(n, None), peer, n) for n, frames in waiting]
             self._count("redistributed", len(unsent))
             with self._lock:  # a stream has older messages than those that wait for one
                 self.orphans.extendleft(reversed(left))
@@ -362,6 +363,8 @@ class Losses(NoPeer):
         socket = self._socket()
         if socket is not None and socket.resend and self._retain(frames, tracker, stream, number):
             return
+        if peer is not None and peer.confirms:
+            self.await_credits()
         if peer is None:
             if tracker is not None:
                 tracker._fail(Broken("the peer went at once"))
@@ -385,7 +388,14 @@ class Losses(NoPeer):
         if number >= peer.settled or not kept:  # it had not left, and others get it already
             return False
         with self._in_order(), self._lock:
-            self.orphans.appendleft(Orphan(list(frames), tracker))
+            self._put_back(Orphan(list(frames), tracker, peer, number))
         self._count("resent")
         self.give_orphans()
         return True
+
+    def _put_back(self, orphan: Orphan) -> None:
+        """Before what waits, but behind what the same stream had before it. Under the lock."""
+        its = [i for i, other in enumerate(self.orphans) if other.lost is orphan.lost]
+        older = sum(self.orphans[i].number < orphan.number for i in its)
+        at = its[0] + older if its else 0  # they stand together
+        self.orphans.insert(at, orphan)
