@@ -278,8 +278,9 @@ class Broker:
     def _open_abtp(self, where: AbtpEndpoints) -> None:
         """AetherBus's protocol, over ZeroMQ."""
         try:
-            from transfer.broker.fronts.abtp import AbtpFront, AbtpSettings
+            from transfer.broker.fronts.abtp import AbtpFront
             from transfer.broker.fronts.abtp_relay import PrivateFolder, relayed
+            from transfer.broker.fronts.abtp_sockets import AbtpSettings
         except ModuleNotFoundError as error:
             if error.name != "zmq":
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import zmq
@@ -16,13 +17,17 @@ if TYPE_CHECKING:
 
 
 class AbtpListeners:
-    """Binds, and owns the listeners of files: libzmq listens before a file's mode could be changed."""
+    """Binds, and owns the listeners of files: libzmq listens before a file's mode could be changed.
 
-    def __init__(self) -> None:
+    allowed: see AbtpFront.
+    """
+
+    def __init__(self, allowed: Callable[[str, str], object] | None) -> None:
+        self._allowed = allowed
         self._files: list[Listener] = []
 
     def bind(self, socket: zmq.Socket[bytes], endpoint: str) -> str:
-        """The endpoint with the real port. Raises AddressInUse, AddressError."""
+        """The endpoint with the real port. Raises AddressInUse, AddressError, and what `allowed` raises."""
         if endpoint.startswith("ipc://") and not (address := parse(endpoint)).is_abstract:
             listener = IpcTransport().listen(address)
             self._files.append(listener)
@@ -32,7 +37,10 @@ class AbtpListeners:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
             raise _address_error(endpoint, error) from error
-        return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self._allowed is not None and bound.startswith("tcp://"):
+            self._allowed(bound.removeprefix("tcp://").rpartition(":")[0].strip("[]"), bound)
+        return bound
 
     def close(self) -> None:
         """Removes the files, behind the sockets' end. Idempotent."""
