@@ -21,6 +21,6 @@ class Pair(Pattern):
         if self.peers:
             raise HandshakeError(
                 "pair_busy",
-                "this PAIR has its peer already",
+                "this side's PAIR has its peer already",
                 hint="a PAIR is one to one; use PUSH/PULL or ROUTER/DEALER for more peers",
             )

@@ -52,6 +52,11 @@ class Forwarding:
         streams: dict[bytes, Any] = {**self._router().routes()}
         return {identity: stream.queued for identity, stream in streams.items()}
 
+    def waiting_bytes(self, identity: bytes) -> int | None:
+        """Of a ROUTER: bytes that wait for a peer; None: it is not there. Raises NotSupported."""
+        stream: Any = self._router().routes().get(octets(identity, "identity"))
+        return None if stream is None else int(stream.queued_bytes)
+
     def expel(self, identity: bytes, reason: str) -> bool:
         """Of a ROUTER: ends the connection with a peer that does not do its part; what waits for it is not
         sent, and what it sent and nobody received is gone. False: it is not there. Raises NotSupported."""

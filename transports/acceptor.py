@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from contextlib import suppress
@@ -13,8 +14,7 @@ from transports.base import Transport
 from transports.connection import AcceptorOwner, Connected, hand_over
 from transports.descriptors import descriptor_hint, is_reserved
 from transports.errors import HandshakeError, OutOfDescriptors, TransferError
-from transports.exchange import Exchange, wished
-from transports.handshake import Handshake
+from transports.exchange import Exchange
 from transports.hello import Agreement
 from transports.pending import MOST, PENDING
 from transports.reactor import READABLE, Reactor
@@ -51,11 +51,12 @@ class SocketAcceptor:
         #: the oldest first
         self._exchanges: dict[Exchange, None] = {}
         self._listener = transport.listen(address, backlog=backlog)
+        self._user = os.geteuid()  # as peers hear it from the kernel, also when this process changes it later
         self.address = self._listener.address
         credentials = owner.credentials
         self._most = MOST if credentials is None else credentials.security.unfinished
         try:
-            if credentials is not None:
+            if credentials is not None and owner.networked:
                 check_listening(self.address.host, str(self.address), credentials.security)
                 owner.secure("")  # without a certificate nobody could come in
             reactor.register(self._listener.fileno(), READABLE, self._ready)
@@ -139,19 +140,10 @@ class SocketAcceptor:
 
     def _begin(self, connection: socket.socket, peer: str) -> None:
         try:
-            hello = wished(self._owner.hello(), self.address, self._base)
-            upgrades = self._owner.upgrades
-            handshake = Handshake(
-                hello,
-                connecting=False,
-                base=self._base,
-                upgrades=upgrades,
-                tokens=self._owner.tokens,
-                guarded=self._owner.guarded,
-            )
-            exchange = Exchange(
-                self._reactor, connection, handshake, peer, self._ended, self._owner.secure("")
-            )
+            exchange = self._owner.exchange(
+                self._reactor, connection, self.address, peer, self._ended,
+                base=self._base, user=self._user,
+            )  # fmt: skip
             exchange.start(self._timeout)
         except BaseException:
             connection.close()

@@ -202,6 +202,10 @@ class Stream(ABC):
         """The messages of which nothing left this process; they are no longer queued. In memory of
         their own, copied before whoever sent them is told (see `owning.unsent`)."""
 
+    def drop_unsent(self) -> int:
+        """As `take_unsent`, for messages that go to nobody else: how many they were."""
+        return len(self.take_unsent())
+
     @abstractmethod
     def close(self) -> int:
         """Ends at once; how many queued messages were lost."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transports.address import POLICIES
 from transports.errors import HandshakeError
@@ -14,6 +14,10 @@ BASE = RANKING[-1]
 LOCAL = RANKING[0]
 #: what to do when the policy `require` cannot be met
 HINT = "the policy prefer falls back to another transport"
+#: why a transport is not offered to peers that prove nothing, as "word: text"
+_UNNAMED = (
+    "unnamed: without certificates or a token each side has to name it, by {0}:// or TRANSFER_PROTOCOL={0}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +63,33 @@ class Choice:
     word: str = ""
 
 
+def permitted(offer: Offer, *, known: bool, loopback: bool) -> Offer:
+    """What is left of this side's offer for one connection: where peers prove nothing, the word of a peer
+    alone starts no transport of the network in this process.
+
+    known: faster transports are for peers that have shown who they are. loopback: only this machine gets
+    there. Then a transport of the network has to be named on this side. Beyond loopback the user has let
+    strangers in, and `auto` takes what is better than TCP there.
+    """
+    if known:
+        return offer
+    kept = {LOCAL, BASE, offer.protocol} | (frozenset() if loopback else offer.better)
+    lost = [name for name in offer.transports if name not in kept]
+    return replace(
+        offer,
+        transports=tuple(name for name in offer.transports if name in kept),
+        lacking={**offer.lacking, **{name: _UNNAMED.format(name) for name in lost}},
+    )
+
+
 def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = BASE) -> Choice:
     """Decides; both sides come to the same transport. Raises HandshakeError("policy").
 
     policy: a stricter one from the endpoint, for our side. base: the transport that the
     connection uses already, which both have. A transport named by either side is taken if both
     have it. If the sides name different ones, the stricter side wins; between equals the base
-    wins, since it always works. "local" is nobody's to name: it is taken where both have it and
-    nobody names another.
+    wins, since it always works. A side that names the base takes no other. "local" is nobody's to
+    name: it is taken where both have it and nobody names another.
     """
     strict = max(strictness(local, remote), POLICIES.index(policy or "auto"))
     both = _common(local, remote, base)
@@ -122,6 +145,12 @@ def _wish(local: Offer, remote: Offer, base: str) -> tuple[str | None, str]:
     if len(named) == 1 or named[0][0].protocol == named[1][0].protocol:
         return named[0][0].protocol, named[0][1]
     (first, who), (second, who_else) = named
+    if second.protocol == base:
+        (first, who), (second, who_else) = named[::-1]
+    if first.protocol == base:
+        if second.strictness == POLICIES.index("require"):
+            return None, f"{who_else} requires {second.protocol}, and {who} allows {base} alone"
+        return base, who
     if first.strictness != second.strictness:
         return (first.protocol, who) if first.strictness > second.strictness else (second.protocol, who_else)
     if first.strictness == POLICIES.index("require"):

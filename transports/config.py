@@ -17,7 +17,7 @@
 | TRANSFER_TLS_SERVER_NAME | name | what certificates of peers have to name, instead of the endpoint's host |
 | TRANSFER_TOKEN, TRANSFER_TOKEN_FILE | text, file | a secret that peers prove to know; a file has several |
 | TRANSFER_UNAUTHENTICATED | allow | strangers may come in beyond loopback |
-| TRANSFER_TOKENLESS | allow | what cannot ask for the token listens on this machine although there is one |
+| TRANSFER_TOKENLESS | allow | what knows no token listens on this machine, and connects, in spite of one |
 | TRANSFER_ENCRYPT | tcp, all | all: nothing goes by rdma or ucx, which do not encrypt |
 | TRANSFER_LIBSSL | file | an OpenSSL for the compiled core, newer and quicker than the one of Python |
 | TRANSFER_ADVERTISE | host | the host that is announced to a registry |

@@ -16,17 +16,21 @@ import os
 import socket
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 from transports.address import Address
 from transports.base import Stream, Transport
-from transports.choice import HINT
+from transports.choice import HINT, permitted
 from transports.errors import Fatal, HandshakeError, TransferError
+from transports.exchange import Exchange, OnEnd, wished
+from transports.handshake import Admits, Handshake
 from transports.hello import Agreement, Hello
+from transports.peercred import same_user
 from transports.reactor import Reactor
 from transports.security.credentials import Credentials
+from transports.security.guard import on_loopback
 from transports.upgrade import Made, UpgradeFactory
 
 
@@ -138,12 +142,62 @@ class Connector(Protocol):
 class Owner:
     """What whoever has an endpoint says of itself, and shows.
 
-    credentials: None where strangers cannot come, and nothing is shown.
+    networked: others get there by a network. credentials: None where strangers cannot come, and nothing is
+    shown. admits: raises HandshakeError for a peer that cannot come in now; asked of an accepting side, and
+    of both where they meet in one step.
     """
 
     hello: HelloFactory
+    admits: Admits | None = None
     upgrades: UpgradeFactory | None = None
     credentials: Credentials | None = None
+    networked: bool = True
+
+    def exchange(
+        self,
+        reactor: Reactor,
+        connection: socket.socket,
+        address: Address,
+        peer: str,
+        on_end: OnEnd,
+        *,
+        base: str,
+        server_name: str | None = None,
+        user: int | None = None,
+    ) -> Exchange:
+        """The handshake on a new connection, which is the exchange's from now on, unless this raises.
+
+        base: the transport's scheme. server_name: of whom was connected to; None: the connection was
+        accepted. user: who listens; None: the user of this process. Raises TransferError.
+        """
+        connecting = server_name is not None
+        secure = self.secure(server_name or "") if self.networked else None
+        tokens, refusal = (self.tokens, None) if self.networked else self._asked_here(connection, user)
+        if refusal is not None and connecting:
+            raise refusal  # before anything is said
+        hello = wished(self.hello(), address, base)
+        allowed = permitted(hello.offer, known=self.guarded, loopback=on_loopback(connection))
+        handshake = Handshake(
+            replace(hello, offer=allowed),
+            connecting=connecting,
+            base=base,
+            upgrades=self.upgrades,
+            tokens=tokens,
+            guarded=self.guarded,
+            refusal=refusal,
+            admits=None if connecting else self.admits,
+        )
+        return Exchange(reactor, connection, handshake, peer, on_end, secure)
+
+    def _asked_here(
+        self, connection: socket.socket, user: int | None
+    ) -> tuple[tuple[bytes, ...], HandshakeError | None]:
+        """(tokens that a peer on this host may prove, why it is refused). A process of the same user, which
+        may do all that this one may, is asked for nothing. Both sides come to the same."""
+        if connection.family != socket.AF_UNIX or same_user(connection, user):
+            return (), None
+        tokens = self.tokens
+        return tokens, _other_user() if self.guarded and not tokens else None
 
     @property
     def tokens(self) -> tuple[bytes, ...]:
@@ -196,6 +250,14 @@ class DirectTransport(Transport):
     ) -> Connector: ...
 
 
+def _other_user() -> HandshakeError:
+    return HandshakeError(
+        "token",
+        "the peer is another user's, and this side wants certificates, which nobody shows by ipc://",
+        hint="give both sides a token (TRANSFER_TOKEN_FILE), or meet by tcp://",
+    )
+
+
 def hand_over(connected: Connected, on_connected: OnConnected) -> None:
     """Gives a connection to its owner. Raises what `on_connected` raises: nobody wants it then."""
     try:
@@ -217,13 +279,15 @@ def serve(
     handshake_timeout: float = 30.0,
     upgrades: UpgradeFactory | None = None,
     credentials: Credentials | None = None,
+    admits: Admits | None = None,
 ) -> Acceptor:
     """Binds `address` now, in the calling thread, and accepts until `close`.
 
-    credentials: what is shown to, and asked of, those who come by a network. Raises AddressInUse,
-    AddressNotAvailable, AddressError, OutOfDescriptors, SecurityError.
+    credentials: what is shown to, and asked of, peers: all who come by a network, and on a Unix socket
+    those of other users. admits: as in `Owner`. Raises AddressInUse, AddressNotAvailable, AddressError,
+    OutOfDescriptors, SecurityError.
     """
-    if not transport.capabilities.networked:
+    if not transport.capabilities.has_socket:
         credentials = None
     owner = AcceptorOwner(
         hello=hello,
@@ -231,6 +295,8 @@ def serve(
         on_failed=on_failed,
         upgrades=upgrades,
         credentials=credentials,
+        networked=transport.capabilities.networked,
+        admits=admits,
     )
     if isinstance(transport, DirectTransport):
         return transport.serve(reactor, address, owner)
@@ -254,11 +320,12 @@ def reach(
     options: ConnectOptions | None = None,
     upgrades: UpgradeFactory | None = None,
     credentials: Credentials | None = None,
+    admits: Admits | None = None,
 ) -> Connector:
-    """Begins to connect and returns at once. credentials: as in `serve`. Raises AddressError for a
+    """Begins to connect and returns at once. credentials, admits: as in `serve`. Raises AddressError for a
     wildcard."""
     options = ConnectOptions() if options is None else options
-    if not transport.capabilities.networked:
+    if not transport.capabilities.has_socket:
         credentials = None
     owner = ConnectorOwner(
         hello=hello,
@@ -268,6 +335,8 @@ def reach(
         on_retried=on_retried,
         upgrades=upgrades,
         credentials=credentials,
+        networked=transport.capabilities.networked,
+        admits=admits,
     )
     if isinstance(transport, DirectTransport):
         return transport.reach(reactor, address, owner, options)

@@ -13,8 +13,7 @@ from transports.backoff import Backoff
 from transports.base import Transport
 from transports.connection import Connected, ConnectOptions, ConnectorOwner, final, hand_over
 from transports.errors import AddressError, Broken, Closed, Fatal, HandshakeError, TransferError
-from transports.exchange import Exchange, wished
-from transports.handshake import Handshake
+from transports.exchange import Exchange
 from transports.hello import Agreement
 from transports.reactor import EDGE, WRITABLE, Reactor, Timer
 from transports.tcp import connect_error, describe
@@ -170,38 +169,33 @@ class SocketConnector:
             peer = _peer_name(self._socket) if code == 0 else None
             if code == 0 and peer is None:
                 return  # not done: some kernels report a fresh socket as writable
+            error = connect_error(code, self.address) if code else None
             if peer is not None:
-                self._shake_hands(number, peer)
-        if code:
-            self._failed(number, connect_error(code, self.address))
+                error = self._shake_hands(number, peer)
+        if error is not None:
+            self._failed(number, error)
 
-    def _shake_hands(self, number: int, peer: str) -> None:
+    def _shake_hands(self, number: int, peer: str) -> TransferError | None:
+        """Begins with it; why not, if so."""
         assert self._socket is not None
         connection, self._socket = self._socket, None
         self._reactor.unregister(connection.fileno())
         self._cancel_timer()
         self._state = _State.SHAKING
-        base = self._transport.scheme
         try:
-            hello = wished(self._owner.hello(), self.address, base)
-            owner = self._owner
-            handshake = Handshake(
-                hello,
-                connecting=True,
-                base=base,
-                upgrades=owner.upgrades,
-                tokens=owner.tokens,
-                guarded=owner.guarded,
-            )
-            self._exchange = Exchange(
-                self._reactor, connection, handshake, peer,
+            self._exchange = self._owner.exchange(
+                self._reactor, connection, self.address, peer,
                 lambda exchange, outcome, made: self._ended(number, exchange, outcome, made),
-                owner.secure(self.address.server_name or self.address.host),
+                base=self._transport.scheme,
+                server_name=self.address.server_name or self.address.host,
             )  # fmt: skip
             self._exchange.start(self._options.handshake_timeout)
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, HandshakeError):
+                return error
             raise
+        return None
 
     def _ended(
         self, number: int, exchange: Exchange, outcome: Agreement | HandshakeError, made: Made | None

@@ -37,13 +37,16 @@ class Lease:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Region:
-    """Writable bytes that belong to somebody else (a contiguous writable buffer, exported meanwhile).
+    """Bytes that belong to somebody else (a contiguous buffer, writable but for `readonly`, exported
+    meanwhile).
 
     A lease in all but its owner: `released()` is called once, in whatever thread, when the last view
     of it has died. What it raises is printed.
     """
 
-    def __init__(self, memory: Any, released: Callable[[], None] | None = None) -> None: ...
+    def __init__(
+        self, memory: Any, released: Callable[[], None] | None = None, *, readonly: bool = False
+    ) -> None: ...
     nbytes: int
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -305,6 +308,8 @@ class Stream:
         kernel. For streams that are broken or still have no fd. A message that was begun counts as
         written. The result's memory is nobody else's: what was the user's is copied before he is
         told that it is his again, by `released` or by the return of his call."""
+    def drop_unsent(self) -> int:
+        """As `take_unsent`, for messages that go to nobody else: how many they were. Nothing is copied."""
     def close(self) -> int:
         """Idempotent, at once, no waiting: closes fd, returns how many queued messages were lost."""
 

@@ -15,6 +15,7 @@ own: `timeout`, `closed` (without a byte), `truncated` (in the middle), `broken`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,9 @@ from transports.wire import (
     SocketType,
 )
 
+#: raises HandshakeError for a peer that cannot come in now
+Admits = Callable[[Agreement], object]
+
 _MAGIC = MAGIC.to_bytes(4, "little")
 _PLAIN_FLAGS = Flag.TENSOR | Flag.TOPIC | Flag.ACK
 
@@ -58,7 +62,9 @@ class Handshake:
     base: the transport that carries this. upgrades: makes our part in changing to a faster one.
     tokens: those that the peer may prove to know, ours first.
     guarded: strangers are to be told no more than a hello tells: faster transports are for peers that have
-    shown who they are.
+    shown who they are. refusal: what a peer that connects is told, and no more.
+    admits: raises HandshakeError for a peer that cannot come in now. Asked before the accepting side's last
+    word: the other side sends messages behind it, which would be lost with the connection.
     """
 
     def __init__(
@@ -70,6 +76,8 @@ class Handshake:
         upgrades: UpgradeFactory | None = None,
         tokens: tuple[bytes, ...] = (),
         guarded: bool = False,
+        refusal: HandshakeError | None = None,
+        admits: Admits | None = None,
     ) -> None:
         self.local = replace(local, proves=bool(tokens))
         self.connecting = connecting
@@ -87,6 +95,8 @@ class Handshake:
         self._dialogue: Dialogue | None = None  # about a faster transport, once hellos are exchanged
         self._tokens = tokens
         self._guarded = guarded
+        self._refusal = refusal
+        self._admits = admits
         self._proving: Proving | None = None  # that both know the token, before that
         self._encrypted = self._authenticated = False
         self._certificate = b""
@@ -166,11 +176,13 @@ class Handshake:
             return
         socket_type = _plain_header(header, int(self.local.limits.get("max_message", MAX_DATA)))
         self.wants = 0
-        self.outcome = negotiate(self.local, plain_peer(socket_type), base=self._base)
+        self.outcome = self._negotiate(plain_peer(socket_type))
 
     def _decide(self, remote: Hello) -> None:
-        agreement = negotiate(self.local, remote, base=self._base)
+        agreement = self._negotiate(remote)
         if not self.connecting:
+            if not self.local.proves:  # else strangers would learn who is here
+                self._let_in(agreement)
             self._said = encode(self.local)
             self.output += self._said
         if not self.local.proves:
@@ -186,14 +198,25 @@ class Handshake:
         )
         self._after_proof(self._proving)
 
+    def _negotiate(self, remote: Hello) -> Agreement:
+        if self._refusal is not None:
+            raise self._refusal
+        return negotiate(self.local, remote, base=self._base)
+
     def _feed_proving(self, proving: Proving, data: bytes) -> None:
         try:
             proving.feed(data)
+            if proving.done and self._agreed is not None:
+                self._let_in(self._agreed)
         except HandshakeError as error:
             self._proving = None
             self._fail(error, tell=True)
         else:
             self._after_proof(proving)
+
+    def _let_in(self, agreement: Agreement) -> None:
+        if self._admits is not None and not self.connecting:
+            self._admits(agreement)
 
     def _after_proof(self, proving: Proving) -> None:
         self.output += proving.output
@@ -228,11 +251,17 @@ class Handshake:
         self._after_step()
 
     def _feed_dialogue(self, data: bytes) -> None:
-        assert self._dialogue is not None
+        assert self._dialogue is not None and self._agreed is not None
         try:
             self._dialogue.feed(data)
         except HandshakeError as error:
             self._fail(error, tell=False)
+            return
+        try:
+            if self._dialogue.outcome is not None and self._dialogue.output:
+                self._let_in(self._agreed)
+        except HandshakeError as error:
+            self._fail(error, tell=True)
         else:
             self._after_step()
 

@@ -36,6 +36,8 @@ MAX_DEPTH = 32
 #: above it a JSON number is not exact everywhere
 MAX_NUMBER = 1 << 53
 
+#: why a peer cannot come in now, and may once another one has gone
+PLACE_TAKEN = frozenset({"identity", "pair_busy"})
 #: words that a refusal may carry; others are shown as "refused"
 REASONS = frozenset(
     {
@@ -49,6 +51,7 @@ REASONS = frozenset(
         "length",
         "flags",
         "busy",
+        *PLACE_TAKEN,
     }
 )
 #: the feature of a side that proves its token first where it connects, as this version does
@@ -56,7 +59,12 @@ PROVES_FIRST = "connecting_proves_first"
 _SAME_TOKEN = "give both sides the same token"
 _UP_TO_DATE = "neighbouring releases always talk: bring the older side up to date"
 #: what to do about a refusal, which says why and no more
-_HINTS = {"token": _SAME_TOKEN, "version": _UP_TO_DATE}
+_HINTS = {
+    "token": _SAME_TOKEN,
+    "version": _UP_TO_DATE,
+    "identity": "give each socket a routing_id of its own; it is tried again until the other one has gone",
+    "pair_busy": "a PAIR is one to one: close the other one, or use PUSH/PULL or ROUTER/DEALER",
+}
 _WORD = re.compile(r"[a-z][a-z0-9_.:-]{0,63}\Z")
 
 _COMPATIBLE: dict[SocketType, frozenset[SocketType]] = {
@@ -269,12 +277,7 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
     """
     kind, fields = data[:1], _object(data[1:])
     if kind == bytes([Control.REFUSED]):
-        reason = fields.get("reason")
-        known = reason if isinstance(reason, str) and reason in REASONS else "refused"
-        message = fields.get("message", "")
-        shown = message[:MAX_TEXT] if isinstance(message, str) and message.isprintable() else ""
-        shown = shown.removeprefix(f"{known}: ")  # the error says the reason by itself
-        raise HandshakeError(known, f"the peer refused: {shown or known}", hint=_HINTS.get(known, ""))
+        raise _refusal(fields)
     if kind != bytes([Control.HELLO]):
         _bad("the first control frame is no hello")
     if _number(fields, "type", 255) != socket_type:
@@ -299,6 +302,20 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
         _shallow(_mapping(fields, "extra"), "extra"),
         instance=_hex(fields, "instance", 64).hex(),
     )
+
+
+def refusal_in(data: bytes) -> HandshakeError:
+    """What a REFUSED says that comes later in a handshake, as an error. Raises HandshakeError."""
+    return _refusal(_object(data[1:]))
+
+
+def _refusal(fields: Mapping[str, Any]) -> HandshakeError:
+    reason = fields.get("reason")
+    known = reason if isinstance(reason, str) and reason in REASONS else "refused"
+    message = fields.get("message", "")
+    shown = message[:MAX_TEXT] if isinstance(message, str) and message.isprintable() else ""
+    shown = shown.removeprefix(f"{known}: ")  # the error says the reason by itself
+    return HandshakeError(known, f"the peer refused: {shown or known}", hint=_HINTS.get(known, ""))
 
 
 # --- strict reading: whatever is there has the right kind, or the hello is refused --------------

@@ -220,9 +220,17 @@ class InprocConnector:
         local, remote = wished(self._owner.hello(), self.address, SCHEME), acceptor.owner.hello()
         try:
             ours = negotiate(local, remote, base=SCHEME)
-            theirs = negotiate(remote, local, base=SCHEME)
+            if self._owner.admits is not None:
+                self._owner.admits(ours)
         except HandshakeError as error:
-            self._refused(error, acceptor)
+            self._refused(error, mirrored(error), acceptor)
+            return
+        try:
+            theirs = negotiate(remote, local, base=SCHEME)
+            if acceptor.owner.admits is not None:
+                acceptor.owner.admits(theirs)
+        except HandshakeError as error:
+            self._refused(mirrored(error), error, acceptor)
             return
         here, there = pair(local.socket_type, remote.socket_type)
         with self._lock:
@@ -239,8 +247,8 @@ class InprocConnector:
             self.lost()
             raise
 
-    def _refused(self, error: HandshakeError, acceptor: InprocAcceptor) -> None:
-        acceptor.owner.on_failed(mirrored(error), str(self.address))
+    def _refused(self, error: HandshakeError, theirs: HandshakeError, acceptor: InprocAcceptor) -> None:
+        acceptor.owner.on_failed(theirs, str(self.address))
         told = final(self.address, error)
         if isinstance(told, Fatal):
             self.close()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transports.base import Stream
 from transports.core import Frame
 from transports.errors import Broken, ProtocolError, TransferError
-from transports.owning import unsent
+from transports.owning import counted, unsent
 from transports.prefixes import Prefixes, Subscribable
 from transports.twin.pool import flat_view
 from transports.wire import CREDIT, MAX_DATA, Control, Flag, SocketType
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transports.core_contract import OutFrame, Sink
 
 _Released = Callable[[BaseException | None], None]
+_Kept = TypeVar("_Kept")
 
 
 class _Message(NamedTuple):
@@ -141,13 +142,19 @@ class InprocStream(Subscribable, Stream):
 
     def take_unsent(self) -> list[list[OutFrame]]:
         """After the other end closed: the messages that it never took."""
+        return self._leave_unsent(unsent)
+
+    def drop_unsent(self) -> int:
+        return self._leave_unsent(counted)
+
+    def _leave_unsent(self, keep: Callable[[Iterable[list[OutFrame]]], _Kept]) -> _Kept:
         if self.broken is None or self._closed:
-            return []  # the other end may still take them
+            return keep(())  # the other end may still take them
         with self._lock:
             left = [message for message in self._other._incoming if not message.control]
             self._other._incoming.clear()
             self.queued = self.queued_bytes = 0
-        kept = unsent(message.frames for message in left)
+        kept = keep(message.frames for message in left)
         _release(left, self.broken)  # from here on its sender may change what he sent
         return kept
 

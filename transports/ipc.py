@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import stat
-import struct
 import tempfile
 from dataclasses import replace
 
@@ -15,9 +14,9 @@ from transports.address import Address
 from transports.base import Capabilities, Listener, Transport
 from transports.config import SocketOptions
 from transports.errors import AddressError, AddressInUse, TransferError
+from transports.peercred import peer_credentials
 from transports.tcp import SocketListener, begin_connect, bind_error, new_socket
 
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _HINT = "remove the file if no process uses it"
 
 
@@ -37,10 +36,11 @@ class IpcTransport(Transport):
             address = replace(address, path=os.path.join(folder, "socket"))
         listener = new_socket(socket.AF_UNIX, self.options)
         try:
+            if not address.is_abstract:
+                # The file gets the descriptor's mode. To change the file's later would follow a link.
+                os.fchmod(listener.fileno(), 0o600)
             _bind(listener, address)
             inode = None if address.is_abstract else _inode(address.path)
-            if not address.is_abstract:
-                os.chmod(address.path, 0o600)  # before anybody can connect: this user's processes alone may
             listener.listen(backlog)
         except BaseException as error:
             listener.close()
@@ -78,7 +78,8 @@ class IpcListener(SocketListener):
         accepted = super().accept()
         if accepted is None or accepted[1]:
             return accepted
-        return accepted[0], _who(accepted[0])  # connecting sockets have no name: their process has
+        # A connecting socket has no name: its process has a number.
+        return accepted[0], f"process {peer_credentials(accepted[0]).process}"
 
     def close(self) -> None:
         inode, self._inode = self._inode, None
@@ -88,13 +89,6 @@ class IpcListener(SocketListener):
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
         super().close()
-
-
-def _who(connection: socket.socket) -> str:
-    if not hasattr(socket, "SO_PEERCRED"):
-        return ""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return f"process {_CREDENTIALS.unpack(credentials)[0]}"
 
 
 def _name(address: Address) -> str:

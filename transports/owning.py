@@ -38,6 +38,11 @@ def unsent(messages: Iterable[list[OutFrame]]) -> list[list[OutFrame]]:
     return kept
 
 
+def counted(messages: Iterable[list[OutFrame]]) -> int:
+    """For `Stream.drop_unsent`: how many they are."""
+    return sum(1 for _ in messages)
+
+
 def room_in(buffer: Any, nbytes: int = 0) -> memoryview:
     """The first `nbytes` of memory to receive into; 0: all. Raises UsageError if it cannot take them."""
     try:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from transports.base import Stream
 from transports.config import SocketOptions
 from transports.errors import HandshakeError, ProtocolError, TransferError
-from transports.hello import MAX_DEPTH, Agreement, frame, is_shallow
+from transports.hello import MAX_DEPTH, Agreement, frame, is_shallow, refusal_in
 from transports.reactor import Reactor
 from transports.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Control, Flag, SocketType
 
@@ -243,6 +243,8 @@ def _body_length(header: bytes) -> int:
 
 
 def _decode(data: bytes) -> tuple[str, dict[str, Any]]:
+    if data[0] == Control.REFUSED:
+        raise refusal_in(data)
     if data[0] != Control.UPGRADE:
         raise HandshakeError("upgrade", "another control frame where a step of the upgrade was due")
     try:

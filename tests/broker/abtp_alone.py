@@ -9,7 +9,8 @@ import zmq
 
 from tests.broker.alone import alone
 from tests.broker.direct_in_memory import InMemory
-from transfer.broker.fronts.abtp import AbtpFront, AbtpSettings
+from transfer.broker.fronts.abtp import AbtpFront
+from transfer.broker.fronts.abtp_sockets import AbtpSettings
 from transfer.clients.abtp import AbtpSubscriber
 
 ANYWHERE = "tcp://127.0.0.1:0"

@@ -236,7 +236,13 @@ def test_a_wrong_token_ends_the_connection(desk):
 
 
 def test_without_a_token_only_this_machine_may_ask(desk, client):
-    for host, wanted in (("evil.example.com", 403), (f"localhost:{client.port}", 200), ("[::1]", 200)):
+    for host, wanted in (
+        ("evil.example.com", 403),
+        (f"localhost:{client.port}", 200),
+        ("[::1]", 200),
+        ("127.0.\xf4.1", 403),
+        ("127.0.0.1:x", 403),
+    ):
         status, _, _ = client.ask("GET", "/api/admin/dlq/list", headers={"Host": host})
         assert status == wanted
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from transfer.broker.choices import CHOICES, default_of
-from transfer.broker.configuring import Said, configured, said_by_flag
+from transfer.broker.configuring import Said, configured, read_file, said_by_flag
 from transfer.broker.engine.grammar import Kind, pattern
 from transfer.broker.settings import Settings
 from transfer.broker.subscriber import Overflow
@@ -258,3 +258,16 @@ def test_a_topic_with_a_colon_is_said_exactly(tmp_path):
     file = written(tmp_path, "[topics]\ntransient = ['exact:live:a', 'b']")
     durable = configured([], file=file).settings.durable
     assert [durable(topic) for topic in ("live:a", "b", "live:b")] == [False, False, True]
+
+
+def test_a_file_with_a_secret_that_others_can_read_is_warned_of(tmp_path, caplog):
+    file = tmp_path / "broker.toml"
+    file.write_text("[http]\nhost = '127.0.0.1'\n")
+    file.chmod(0o644)
+    list(read_file(file))
+    assert not caplog.messages, "there is no secret in it"
+    file.write_text("[http]\ntoken = '55f4f56c59c9b7f34a4ab31e0a4a5d7a'\n")
+    for _ in range(2):
+        list(read_file(file))
+    (told,) = caplog.messages
+    assert f"every user of this host can read {file}\n  hint: chmod o-rwx {file}" in told

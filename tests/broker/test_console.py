@@ -149,7 +149,25 @@ def test_the_page_lets_nothing_of_others_in(tmp_path):
             body = answer.read().decode()
         policy = answer.headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
-        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "connect-src 'self'" in policy, "the script sends the token to this origin only"
         assert "//" not in body.replace("<!doctype", ""), "no address of another place"
+        script = ask(broker.ports["http"], "/console.js")[1]
+        assert script.count("fetch(") == 1 and 'mode: "same-origin", redirect: "error"' in script
+        assert "localStorage" not in script and "document.cookie" not in script
         assert ask(broker.ports["http"], "/console.css")[0] == 200
         assert ask(broker.ports["http"], "/favicon.ico")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/console.js", "/livez", "/metrics", "/api/overview", "/api/admin/dlq/list", "/nothing"]
+)
+@pytest.mark.parametrize("shown", ["a", "b"], ids=["token", "wrong"])
+def test_browsers_keep_no_answer(tmp_path, path, shown):
+    with running(tmp_path, http=0, token="a") as broker:
+        with closing(http.client.HTTPConnection("127.0.0.1", broker.ports["http"], timeout=20)) as connection:
+            connection.request("GET", path, headers={"X-Admin-Token": shown})
+            headers = connection.getresponse().headers
+    assert headers["Cache-Control"] == "no-store" and headers["Referrer-Policy"] == "no-referrer"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert not headers.get_all("Access-Control-Allow-Origin")

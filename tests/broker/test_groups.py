@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import defaultdict
 
 import pytest
 
 from tests.broker.heart import Heart, heart
-from transfer.broker import noting
+from transfer.broker import group_reading, noting
 from transfer.broker.message import Front, Message
 from transfer.log import Retention
 from transports.errors import InternalError, UsageError
@@ -235,3 +236,57 @@ def test_tensor_headers_come_with_the_message(tmp_path):
         beating.kept("t", b"behind it")
         beating.hub.groups.join(Looks(), beating.hub.groups.served_for("t", "g", "old"), 1)
         assert heads == [(Front.OWN, b"head", {"dtype": "i1"})]
+
+
+def test_what_cannot_be_read_goes_back_and_comes_later(tmp_path, monkeypatch, caplog):
+    """No memory for one more mapping, say: nobody holds it, and its attempts do not count."""
+    monkeypatch.setattr(group_reading, "UNREADABLE", 0.02)
+    with heart(tmp_path) as beating:
+        for number in range(5):
+            beating.publish("t", b"%d" % number)
+        beating.until(lambda: beating.hub.store.topic("t").kept == 5)
+        failures = iter(range(40))
+        real = beating.hub.store.read
+
+        def read(*arguments, **options):
+            for _ in failures:
+                raise OSError(errno.ENOMEM, "Cannot allocate memory")
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(beating.hub.store, "read", read)
+        taker, served = join(beating)
+        assert taker.got == [] and served.group.held == 0
+        beating.until(lambda: taker.got)
+        assert taker.got == [(number, 1, b"%d" % number) for number in range(5)]
+        assert served.group.held == 5 and next(failures, None) is None
+        assert acknowledge(beating, taker, served, taker.deliveries) == []
+    assert "Cannot allocate memory" in caplog.text
+
+
+def test_few_large_messages_go_out_at_once(tmp_path, monkeypatch):
+    """As many as come to some bytes; then it is looked whether the consumer takes more."""
+    monkeypatch.setattr(group_reading, "MOST_BYTES", 1000)
+
+    class Full(Taker):
+        def deliver(self, messages):
+            super().deliver(messages)
+            if len(self.got) >= 6:
+                groups.pause(self, served, True)
+
+    with heart(tmp_path) as beating:
+        groups = beating.hub.groups
+        for _ in range(40):
+            beating.publish("t", bytes(500))
+        beating.until(lambda: beating.hub.store.topic("t").kept == 40)
+        served = groups.served_for("t", "g", "old")
+        taker, other = Full(), Taker()
+        groups.join(taker, served, 100)
+        assert taker.deliveries == [(number, 1) for number in range(6)]
+        assert served.group.held == 6
+        groups.join(other, served, 100)
+        assert other.deliveries == [(number, 1) for number in range(6, 40)]
+        groups.leave(other, served)
+        assert len(taker.got) == 6
+        groups.pause(taker, served, False)
+        beating.until(lambda: len(taker.got) == 8)
+        assert [one[0] for one in taker.got] == list(range(8))

@@ -34,6 +34,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.dead: set[int] = set()
         self.holds: dict[int, tuple[str, int, float | None]] = {}
         self.windows: dict[str, tuple[int, float | None]] = {}
+        self.paused: set[str] = set()
         self.wait_until: dict[int, float] = {}
         self.old: list[tuple[str, int, int]] = []
 
@@ -59,6 +60,25 @@ class GroupMachine(RuleBasedStateMachine):
         for offset in held:
             self._gone(offset, self.now)
         self.windows.pop(name, None)
+        self.paused.discard(name)
+
+    @rule(name=NAMES, paused=st.booleans())
+    def pauses(self, name, paused):
+        self.group.pause(name, paused)
+        if name in self.windows:
+            (self.paused.add if paused else self.paused.discard)(name)
+
+    @rule(limit=st.integers(1, 10), kept=st.integers(0, 9), seconds=st.sampled_from([0.0, 1.0]))
+    def takes_what_cannot_be_sent(self, limit, kept, seconds):
+        """All but the first ones go back: they were never sent."""
+        held = dict(self.holds)
+        self.takes(limit)
+        back = [o for o in self.holds if o not in held][kept:]
+        self.group.untake([Delivery(self.holds[o][0], o, self.holds[o][1]) for o in back], self.now + seconds)
+        for offset in back:
+            self.old.remove((self.holds[offset][0], offset, self.holds[offset][1]))
+            self.sent[offset] -= 1
+            self._gone(offset, self.now + seconds)
 
     @rule(limit=st.integers(1, 10))
     def takes(self, limit):
@@ -76,6 +96,7 @@ class GroupMachine(RuleBasedStateMachine):
             timeout = self.windows[consumer][1]
             self.holds[offset] = (consumer, attempt, None if timeout is None else self.now + timeout)
             self.old.append((consumer, offset, attempt))
+        assert not self.paused & {one.consumer for one in taken}
         for name in {one.consumer for one in taken}:
             assert sum(hold[0] == name for hold in self.holds.values()) <= self.windows[name][0]
         if len(taken) < limit:  # nothing is left that could go out
@@ -167,6 +188,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.wait_until.clear()
         self.dead.clear()  # whoever was to bury them does not know of it: they come again
         self.windows.clear()
+        self.paused.clear()
 
     def _given_back(self, offset, attempt, outcome, *, retry=True):
         pause = delay(attempt) if retry else None
@@ -185,6 +207,7 @@ class GroupMachine(RuleBasedStateMachine):
         return any(
             sum(hold[0] == name for hold in self.holds.values()) < window
             for name, (window, _) in self.windows.items()
+            if name not in self.paused
         )
 
     def _ready(self):

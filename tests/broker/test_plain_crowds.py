@@ -161,9 +161,9 @@ def test_a_drain_takes_no_new_connection_at_any_port(tmp_path):
 
 
 def test_tls_without_a_certificate_is_unfinished_until_the_first_frame(tmp_path, identities):
-    few = identities.of_broker(clients="token", token=OWN_TOKEN, connections=2)
+    few = identities.of_broker(clients="token", token=OWN_TOKEN, tokenless=True, connections=2)
     with (
-        secure(tmp_path, identities, security=few, tokenless=True, own=None, http=None) as broker,
+        secure(tmp_path, identities, security=few, own=None, http=None) as broker,
         ExitStack() as stack,
     ):
         crowd = [stack.enter_context(dial_tls(broker, "rqueue", identities, None)) for _ in range(3)]

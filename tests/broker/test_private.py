@@ -102,9 +102,23 @@ def test_ipc_sockets_of_any_program(tmp_path, careless, folder):
             assert pull.recv() == b"this user may"
 
 
-def test_abtps_ipc_sockets(tmp_path, careless):
-    pytest.importorskip("zmq")
-    places = AbtpEndpoints(f"ipc://{tmp_path / 'router'}", f"ipc://{tmp_path / 'pub'}")
+def test_abtps_ipc_sockets(tmp_path, careless, monkeypatch):
+    """From the first moment: another user who watches the folder connects as soon as a socket listens."""
+    zmq = pytest.importorskip("zmq")
+    bind, modes = zmq.Socket.bind, {}
+
+    def bind_and_look(socket, endpoint):
+        bound = bind(socket, endpoint)
+        modes[endpoint] = stat.S_IMODE(os.stat(endpoint.removeprefix("ipc://")).st_mode)
+        return bound
+
+    monkeypatch.setattr(zmq.Socket, "bind", bind_and_look)
+    paths = [tmp_path / name for name in ("router", "pub")]
+    places = AbtpEndpoints(*(f"ipc://{path}" for path in paths))
     with running(tmp_path / "data", own=None, ttp=None, pybroker=None, rqueue=None, abtp=places):
-        for name in ("router", "pub"):
-            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+        assert [modes[f"ipc://{path}"] for path in paths] == [0o600, 0o600]
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.connect(places.router)
+            dealer.send_multipart([b"", b"no topic"])
+            assert dealer.poll(10_000), "the front answers"
+    assert not any(path.exists() for path in paths)

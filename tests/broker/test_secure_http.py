@@ -322,3 +322,24 @@ def test_secrets_are_in_no_output(tmp_path, identities, shown, monkeypatch, caps
     assert "a token and a file of tokens" in told.err
     for secret in (TOKEN, OWN_TOKEN, key):
         assert [text for text in outputs if secret in text] == []
+
+
+def test_wrong_tokens_are_one_line_of_the_log(tmp_path, caplog):
+    with running(tmp_path, token=OWN_TOKEN, http=0, **NONE) as broker:
+        for number in range(5):
+            assert (
+                ask_plainly(broker.ports["http"], "/api/overview", X_Admin_Token=f"guess-{number}")[0] == 403
+            )
+        assert ask_plainly(broker.ports["http"], "/api/overview")[0] == 401
+        assert ask_plainly(broker.ports["http"], "/api/overview", X_Admin_Token=OWN_TOKEN)[0] == 200
+    (line,) = [record for record in caplog.records if "wrong token" in record.getMessage()]
+    assert line.levelname == "WARNING" and HERE in line.getMessage() and "guess-" not in caplog.text
+
+
+@pytest.mark.parametrize(("token", "warned"), [("hunter", True), (OWN_TOKEN, False)])
+def test_a_token_of_operators_that_can_be_guessed_is_a_warning_here(tmp_path, caplog, token, warned):
+    with running(tmp_path, token=token, http=0, **NONE):
+        pass
+    lines = [text for text in caplog.messages if "http.token can be guessed" in text]
+    assert len(lines) == warned and "hunter" not in caplog.text
+    assert all("openssl rand -hex 32" in line for line in lines)

@@ -299,3 +299,18 @@ def test_http_without_its_library_is_one_clear_line(monkeypatch, capsys, tmp_pat
     monkeypatch.delitem(sys.modules, "transfer.broker.http.serving")
     assert cli.run(["broker", "--data", str(tmp_path), *ANYWHERE]) == 2
     assert "the broker's HTTP needs aiohttp\n  hint: pip install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "instead"),
+    [
+        ("topics list", "--token", "ADMIN_TOKEN"),
+        ("dlq list", "--token", "ADMIN_TOKEN"),
+        ("broker", "--set", "file"),
+    ],
+)
+def test_help_says_that_all_users_see_command_lines(capsys, command, option, instead):
+    assert cli.run([*command.split(), "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    said = text[text.index(f"{option} ") :]
+    assert "All users of this host see" in said and instead in said[: said.index(instead) + len(instead)]

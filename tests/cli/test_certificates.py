@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import stat
 from pathlib import Path
 
 import pytest
 
+from transfer import PULL, Context
 from transfer.certificates import Authority
 from transfer.cli.certificates import make
 from transfer.doctor.security import security
@@ -92,3 +94,109 @@ def test_without_anything_it_says_how(monkeypatch) -> None:
     found = checks(monkeypatch, {})
     assert found["tls"][0] == "off" and found["token"][0] == "off"
     assert checks(monkeypatch, {"TRANSFER_UNAUTHENTICATED": "allow"})["strangers"][0] == "warn"
+
+
+@pytest.mark.parametrize(
+    ("named_file", "mode", "words"),
+    [
+        ("TOKEN_FILE", 0o644, "can read"),
+        ("TOKEN_FILE", 0o666, "can read and change"),
+        ("TOKEN_FILE", 0o602, "can change"),
+        ("TLS_KEY", 0o604, "can read"),
+        ("TLS_CA", 0o666, "can change"),
+        ("TLS_CERT", 0o646, "can change"),
+    ],
+)
+def test_the_doctor_sees_files_that_are_open_to_others(monkeypatch, named, named_file, mode, words) -> None:
+    path = Path(named[f"TRANSFER_{named_file}"])
+    path.chmod(mode)
+    name = {"TOKEN_FILE": "token", "TLS_KEY": "key", "TLS_CA": "authority", "TLS_CERT": "certificate"}[
+        named_file
+    ]
+    assert checks(monkeypatch, named)[name] == ("warn", f"every user of this host {words} {path}")
+
+
+def test_the_doctor_sees_a_folder_that_is_open_to_others(monkeypatch, named) -> None:
+    folder = Path(named["TRANSFER_TLS_KEY"]).parent
+    folder.chmod(0o777)
+    status, detail = checks(monkeypatch, named)["key"]
+    assert status == "warn" and "put another file in the place of" in detail
+    folder.chmod(0o1777)  # as Kubernetes mounts secrets
+    for path in folder.iterdir():
+        path.chmod(0o440)
+    found = checks(monkeypatch, named)
+    assert "key" not in found and found["token"][0] == "ok"
+
+
+def test_the_doctor_says_what_may_listen(monkeypatch, named) -> None:
+    nothing = "nothing may listen beyond this machine"
+    token = {"TRANSFER_TOKEN_FILE": named["TRANSFER_TOKEN_FILE"]}
+    certificate = {f"TRANSFER_TLS_{one}": named[f"TRANSFER_TLS_{one}"] for one in ("CERT", "KEY")}
+    for variables, shut in (
+        ({}, True),
+        (token, False),
+        ({"TRANSFER_UNAUTHENTICATED": "allow"}, False),
+        (certificate, True),
+        (certificate | token, False),
+        (named, False),
+    ):
+        assert (nothing in checks(monkeypatch, variables)["tls"][1]) == shut, variables
+        with Context(security=config.security(variables)) as context, context.socket(PULL) as pull:
+            if shut:
+                with pytest.raises(SecurityError):
+                    pull.bind("tcp://*:0")
+            else:
+                pull.bind("tcp://*:0")
+
+
+def test_a_program_warns_once_of_secrets_that_are_open_to_others(caplog, named) -> None:
+    paths = [Path(named[f"TRANSFER_{name}"]) for name in ("TLS_KEY", "TOKEN_FILE")]
+    for path in paths:
+        path.chmod(0o644)
+    for _ in range(2):
+        with Context(security=config.security(named)) as context, context.socket(PULL) as pull:
+            pull.bind("tcp://127.0.0.1:0")
+    told = [line for line in caplog.messages if "every user of this host" in line]
+    assert len(told) == 2
+    assert all(
+        f"can read {path}\n  hint: chmod o-rwx {path}" in line for path, line in zip(paths, told, strict=True)
+    )
+
+
+def test_nothing_is_said_of_secrets_that_are_closed(caplog, named) -> None:
+    with Context(security=config.security(named)) as context, context.socket(PULL) as pull:
+        pull.bind("tcp://127.0.0.1:0")
+    assert not caplog.messages
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of another user are made by root")
+@pytest.mark.parametrize("planted", ["", "authority.pem", "authority.key", "peer.crt", "peer.key", "token"])
+def test_what_another_user_put_there_is_refused(tmp_path, planted) -> None:
+    folder = tmp_path / "pki"
+    make(folder, ["peer"], ["localhost"], 30)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    os.chown(folder / planted, 4002, 4002)
+    with pytest.raises(SecurityError, match="belongs to user 4002") as refused:
+        make(folder, ["peer"], ["localhost"], 30)
+    assert "name another folder" in refused.value.hint
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of another user are made by root")
+def test_a_link_that_another_user_put_there_is_refused(tmp_path) -> None:
+    (tmp_path / "token").symlink_to("elsewhere")
+    os.lchown(tmp_path / "token", 4002, 4002)
+    with pytest.raises(SecurityError, match="belongs to user 4002"):
+        make(tmp_path, ["peer"], ["localhost"], 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("", 0o777), ("", 0o1777), ("authority.pem", 0o646), ("token", 0o602)]
+)
+def test_what_others_can_write_is_refused(tmp_path, name, mode) -> None:
+    folder = tmp_path / "pki"
+    make(folder, ["peer"], ["localhost"], 30)
+    (folder / name).chmod(mode)
+    with pytest.raises(SecurityError, match="every user of this host can write") as refused:
+        make(folder, ["peer"], ["localhost"], 30)
+    assert f"chmod o-w {folder / name}" in refused.value.hint

@@ -125,11 +125,14 @@ def authority(tmp_path_factory):
         more = ("-CA", "ca.pem", "-CAkey", "ca.key") if name == "broker" else ()
         names = ("-addext", f"subjectAltName=DNS:{name}.test", "-subj", f"/CN={name}")
         make("req", "-x509", *new, "-keyout", f"{name}.key", "-out", f"{name}.pem", *names, *more)
+    chain = (place / "self.pem").read_text() + (place / "ca.pem").read_text()
+    (place / "chain.pem").write_text(chain)
     return place
 
 
 class _Ready(BaseHTTPRequestHandler):
     def do_GET(self):
+        self.server.shown.append(self.headers["X-Admin-Token"])
         self.send_response(200 if self.path == "/readyz" else 404)
         self.end_headers()
 
@@ -143,11 +146,12 @@ class _Server(HTTPServer):
 
 
 @contextmanager
-def answering(place, name):
+def answering(place, name, shown=None):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(place / f"{name}.pem", place / f"{name}.key")
     with _Server(("127.0.0.1", 0), _Ready) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
+        server.shown = [] if shown is None else shown
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
@@ -170,6 +174,8 @@ def answering(place, name):
         ("broker", {"CERT": "self.pem", "KEY": "self.key"}, 1),
         ("self", {}, 1),
         ("broker", {"CA": "missing.pem"}, 2),
+        # those behind its own certificate have signed others, too
+        ("broker", {"CERT": "chain.pem", "KEY": "self.key"}, 1),
     ],
 )
 def test_whom_it_believes(health, authority, monkeypatch, served, given, code):
@@ -179,6 +185,33 @@ def test_whom_it_believes(health, authority, monkeypatch, served, given, code):
     with answering(authority, served) as port:
         ended, output, said = health(f"https://127.0.0.1:{port}")
     assert (ended, output) == (code, "" if code else "ok\n"), said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("trusted", ["the system", "TRANSFER_TLS_CA"])
+def test_a_secret_goes_to_no_other_host(authority, monkeypatch, capsys, host, trusted):
+    """Any user of this machine may listen on loopback, with a good certificate for a host of his own."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority / "ca.pem"))
+    if trusted != "the system":
+        monkeypatch.setenv("TRANSFER_TLS_CA", str(authority / "ca.pem"))
+    shown = []
+    with answering(authority, "broker", shown) as port:
+        ask = ["groups", "list", "--url", f"https://{host}:{port}", "--token", "secret"]
+        assert cli.run(ask) == 1
+        said = capsys.readouterr().err
+        assert shown == [] and "certificate is refused" in said and "TRANSFER_TLS_SERVER_NAME" in said
+        monkeypatch.setenv("TRANSFER_TLS_SERVER_NAME", "broker.test")
+        cli.run(ask)
+    assert shown == ["secret"]
+
+
+def test_its_own_certificate_gets_the_secret_whatever_it_names(authority, monkeypatch):
+    for name, file in (("CERT", "self.pem"), ("KEY", "self.key")):
+        monkeypatch.setenv(f"TRANSFER_TLS_{name}", str(authority / file))
+    shown = []
+    with answering(authority, "self", shown) as port:
+        cli.run(["groups", "list", "--url", f"https://127.0.0.1:{port}", "--token", "secret"])
+    assert shown == ["secret"]
 
 
 def test_a_certificate_makes_it_ask_by_tls(health, authority, monkeypatch):

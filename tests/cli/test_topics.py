@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -86,3 +88,48 @@ def test_the_broker_is_found_by_the_file_and_its_token_is_shown(transfer, broker
     assert transfer("dlq", "list")[0] == 2
     monkeypatch.setenv("TRANSFER_BROKER__HTTP__TOKEN", "secret")
     assert transfer("dlq", "list")[0] == 0
+
+
+@pytest.fixture
+def stranger():
+    """(URL, the JSON that it answers) of an HTTP server that is no broker."""
+    said = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(said[0])))
+            self.end_headers()
+            self.wfile.write(said[0])
+
+        def log_message(self, *_):
+            """Says nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", said
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "words", [("groups", "list"), ("topics", "list"), ("dlq", "list"), ("audit", "events")]
+)
+@pytest.mark.parametrize(
+    "answer",
+    ["{}", "[]", "null", "[" * 20_000]
+    + [
+        json.dumps(dict.fromkeys(("groups", "topics", "letters", "events"), one))
+        for one in (None, [{}], ["x"])
+    ],
+    ids=["nothing", "list", "null", "deep", "none", "empty", "texts"],
+)
+def test_another_servers_json_is_told(stranger, capsys, words, answer):
+    url, said = stranger
+    said.append(answer.encode())
+    assert run_command([*words, "--url", url]) == 1
+    told = capsys.readouterr().err
+    assert f"{url} is not a broker's admin API" in told and "Traceback" not in told

@@ -32,7 +32,12 @@ KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "300"))
 FEW = 25
 #: ports that the table of limits has for all doors at once
-_FOR_ALL = {"all TCP ports of a process together", "ports of a broker", "all fronts"}
+_FOR_ALL = {
+    "all TCP ports of a process together",
+    "ports of a broker",
+    "ports of a broker that ask for no certificate",
+    "all fronts",
+}
 
 
 @pytest.fixture(scope="module")

@@ -152,3 +152,34 @@ def test_views_keep_no_descriptor(log):
     views = [log.read("t", offset, limit=1)[0].blob for offset in offsets]
     assert len(list(descriptors.iterdir())) == before
     assert all(bytes(view) == bytes(5000) and view.readonly for view in views)
+
+
+def test_views_share_mappings(tmp_path):
+    """The system allows some 65,000 to a process: however many views one holds, others get theirs."""
+    with Log(tmp_path / "log", segment_bytes=64 << 20) as log:
+        offsets = kept(log, "t", *[bytes([number]) * 5000 for number in range(100)])
+        maps = Path("/proc/self/maps")
+        before = len(maps.read_text().splitlines())
+        readers = [log.blob_at("t", offset) for offset in offsets]
+        views = [reader.view(0, 5000) for reader in readers for _ in range(50)]
+        assert len(maps.read_text().splitlines()) < before + 20
+        assert [view[-1] for view in views[::50]] == list(range(100))
+        del views
+        gc.collect()
+        assert not any(segment._mappings for segment in log._journal.segments)
+
+
+def test_views_beyond_a_mapping_that_is_there(tmp_path, monkeypatch):
+    """Blobs of all sizes at all places: within a stretch of the file, across two, larger than both."""
+    monkeypatch.setattr("transfer.log.segment._STRETCH", 8192)
+    sizes = [5000, 7000, 4096, 20_000, 8192, 16_384, 1, 30_000, 6500]
+    blobs = [bytes([number]) * size for number, size in enumerate(sizes)]
+    with Log(tmp_path / "log", segment_bytes=16 << 20) as log:
+        held = []
+        for blob in blobs:
+            [offset] = kept(log, "t", blob)
+            held.append(log.read("t", offset, limit=1)[0].blob)  # while the file grows
+        assert [bytes(view) for view in held] == blobs
+        assert all(view.readonly for view in held)
+        again = [log.read("t", offset, limit=1)[0].blob for offset in range(len(blobs))]
+        assert [bytes(view) for view in again] == blobs

@@ -118,6 +118,7 @@ VALUES = {
         (number(_ABTP.awaiting), number(_ABTP.awaiting_of_topic), size(abtp_awaiting._MOST_BYTES))
     ),
     ("abtp", "prefixes"): number(abtp_pub.MOST_PREFIXES),
+    ("HTTP of a broker", "connections whose"): number(Security().unfinished),
     ("HTTP of a broker", "bytes of a body"): size(MAX_BODY),
     ("HTTP of a broker", "bytes of a request line"): number(_of_aiohttp("max_line_size")),
     ("HTTP of a broker", "time"): seconds(http.KEEP_ALIVE),

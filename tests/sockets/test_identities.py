@@ -9,8 +9,9 @@ from contextlib import closing, suppress
 import pytest
 
 import transfer
-from transfer import DEALER, ROUTER
+from transfer import DEALER, PAIR, ROUTER
 from transfer.monitor import EventKind
+from transports.security.settings import Security
 
 from .helpers import TCP, eventually
 
@@ -143,3 +144,44 @@ def test_what_a_peer_is_known_by_is_in_no_output(context):
     (secret,) = [peer.agreement.remote.instance for peer in router._links.peers.values()]
     assert len(secret) == 32
     assert secret not in f"{router.peers()} {list(router._links.peers.values())}"
+
+
+@pytest.mark.parametrize(("kind", "other", "why"), [(DEALER, ROUTER, "identity"), (PAIR, PAIR, "pair_busy")])
+@pytest.mark.parametrize("way", ["tcp", "local", "inproc", "token"])
+def test_a_socket_that_is_refused_has_sent_nothing(core, kind, other, why, way, caplog):
+    """The refusal comes before the handshake's end, so no message is written that nobody would receive."""
+    bound = "inproc://taken" if way == "inproc" else TCP
+    security = Security(token="17c11c070fe9d38e70c224ae891089be") if way == "token" else Security()
+    protocol = "auto" if way in ("local", "inproc") else "tcp"
+    with transfer.Context(core=core, protocol=protocol, security=security) as context:
+        accepting = context.socket(other, linger=0)
+        accepting.bind(bound)
+        identity = {"routing_id": b"w"} if kind == DEALER else {}
+        first = context.socket(kind, linger=0, **identity)
+        first.connect(accepting.last_endpoint)
+        first.wait_for_peers(1, 10)
+        accepting.wait_for_peers(1, 10)
+        second = context.socket(kind, linger=0, reconnect_ivl=1, reconnect_ivl_max=5, sndtimeo=5, **identity)
+        second.connect(accepting.last_endpoint)
+        taken, refusal = 0, None
+        for _ in range(2000):
+            try:
+                second.send(b"lost?")
+                taken += 1
+            except transfer.Again as error:
+                refusal = error
+            if second._links.counts.get(f"refused:{why}", 0) >= 10:
+                break
+        assert not taken and not accepting._links.counts.get("unconfirmed")
+        assert f"{accepting.last_endpoint} refuses this socket: tried for " in str(refusal)
+        assert f"({why}: " in str(refusal)
+        said = [record for record in caplog.records if f": {why}: " in record.getMessage()]
+        assert len(said) == 1, "a warning at once, and one only"
+        first.close(0)
+        accepting.rcvtimeo = second.sndtimeo = 10_000
+        with suppress(transfer.Again):  # it finds the end of the first one as it receives
+            accepting.recv_multipart(transfer.DONTWAIT)
+        second.send(b"arrives")
+        assert accepting.recv_multipart()[-1] == b"arrives"
+        for socket in (accepting, second):
+            socket.close(0)

@@ -15,7 +15,7 @@ import pytest
 import transfer
 import transfer.asyncio
 from transfer import DEALER, DONTWAIT, PAIR, POLLOUT, PULL, PUSH, ROUTER
-from transports.errors import Again
+from transports.errors import Again, Broken
 
 from .helpers import PACE, Thread, eventually
 
@@ -237,3 +237,25 @@ def test_a_coroutine_sends_behind_what_is_left_over(core):
             return wrong
 
     assert asyncio.run(asyncio.wait_for(run(), 60 * PACE)) == 0
+
+
+@pytest.mark.parametrize(("sender", "receiver"), [(PAIR, PAIR), (PUSH, PULL), (DEALER, DEALER)])
+def test_what_is_noted_after_the_loss_goes_behind_what_the_connection_had_before(core, sender, receiver):
+    """With `resend`: another thread finds the end between a send and the note that it is to be kept."""
+    with cut_pair(core, sender, receiver, resend=True, sndtimeo=10_000) as (near, far, _):
+        far.rcvtimeo = 10_000
+        near.wait_for_peers(1, 10)
+        links = near._links
+        note, stream = links.note, next(iter(links.peers))
+
+        def late(frames, tracker, taker, number, again=False):
+            if bytes(frames[-1][4]) == b"2" and taker is stream:
+                assert eventually(lambda: not stream.queued)
+                links.lost(stream, Broken("cut"))
+            note(frames, tracker, taker, number, again)
+
+        links.note = late
+        for number in range(4):
+            near.send(b"%d" % number)
+        got = [far.recv() for _ in range(7)]
+        assert got == [b"0", b"1", b"2", b"0", b"1", b"2", b"3"]

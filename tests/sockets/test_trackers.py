@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import transfer
-from transfer import PUB, PULL, PUSH, REP, REQ, SUB
+from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
 from transports.errors import Again, Broken, NotSupported
 
 from .conftest import KeepingContext
@@ -222,3 +222,46 @@ def test_the_trackers_of_many_threads_tell_of_their_own_messages(context, resend
             assert data not in there, "it failed, and arrived"
     assert there <= confirmed and len(confirmed - there) <= 5
     assert not resend or len(confirmed) == 300
+
+
+CREDITED = [(DEALER, DEALER), (DEALER, ROUTER), (PAIR, PAIR)]
+
+
+@pytest.mark.parametrize(("kind", "other"), CREDITED)
+def test_what_a_socket_that_never_receives_sent_is_confirmed(context, endpoint, kind, other):
+    """Its credits come among the messages that it does not ask for."""
+    receiver, sender = pair_of(context, other, kind, endpoint, resend=True)
+    for number in range(20):
+        tracker = sender.send(b"%d" % number, track=True)
+        assert receiver.recv_multipart()[-1] == b"%d" % number
+    tracker.wait_confirmed(20)
+    assert sender.peers()[0].unconfirmed == 0
+    peer = next(iter(sender._links.peers.values()))
+    assert eventually(lambda: not peer.retained), "what is confirmed is not kept"
+
+
+@pytest.mark.parametrize(("kind", "other"), CREDITED)
+def test_peers_tells_what_is_confirmed_without_a_receive(context, endpoint, kind, other):
+    receiver, sender = pair_of(context, other, kind, endpoint)
+    for _ in range(20):
+        sender.send(b"plain")
+        receiver.recv_multipart()
+    assert eventually(lambda: sender.peers()[0].confirmed == 20)
+    assert sender.peers()[0].unconfirmed == 0
+
+
+@pytest.mark.parametrize(("kind", "other"), [(DEALER, DEALER), (PAIR, PAIR)])
+def test_credits_are_looked_for_and_no_message_is_lost(context, endpoint, kind, other):
+    """The look for credits finds messages before them, which the next receives get in their order."""
+    one, two = pair_of(context, other, kind, endpoint, resend=True)
+    two.rcvtimeo = one.rcvtimeo = 10_000
+    sizes = [0, 10, 70_000, 3, 200_000]
+    for number in range(20):
+        two.send(b"%d" % number, track=True)
+        one.recv()
+        one.send_multipart([b"reply %d" % number, bytes(sizes[number % 5])])
+        if number % 5 == 0:
+            assert eventually(lambda: two._readable())
+            two.peers()
+    for number in range(20):
+        assert two.recv_multipart() == [b"reply %d" % number, bytes(sizes[number % 5])]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
 from transports.address import POLICIES
-from transports.choice import RANKING, Choice, Offer, choose
+from transports.choice import RANKING, Choice, Offer, choose, permitted
 from transports.errors import HandshakeError
 
 ALL = RANKING
@@ -69,11 +71,42 @@ def test_require_without_a_name_is_met_by_the_best():
 
 def test_the_stricter_side_wins():
     assert choose(Offer(ALL, "tcp", "require"), Offer(ALL, "rdma")).transport == "tcp"
-    assert choose(Offer(ALL, "tcp"), Offer(ALL, "rdma", "require")).transport == "rdma"
+    assert choose(Offer(ALL, "ucx"), Offer(ALL, "rdma", "require")).transport == "rdma"
     assert choose(Offer(ALL, "ucx"), Offer(ALL, "rdma")).transport == "tcp"
     with pytest.raises(HandshakeError) as caught:
         choose(Offer(ALL, "ucx", "require"), Offer(ALL, "rdma", "require"))
     assert caught.value.reason == "policy"
+
+
+def test_who_names_tcp_takes_no_other_whatever_the_peer_wishes():
+    for mine in ("auto", "prefer", "require"):
+        ours = Offer(ALL, "tcp", mine, "TRANSFER_PROTOCOL")
+        for name in ("local", "rdma", "ucx"):
+            for pair in ((ours, Offer(ALL, name)), (Offer(ALL, name), ours)):
+                assert choose(*pair).transport == "tcp"
+            with pytest.raises(HandshakeError, match=r"TRANSFER_PROTOCOL.* allows tcp alone") as caught:
+                choose(ours, Offer(ALL, name, "require"))
+            assert caught.value.reason == "policy"
+
+
+@pytest.mark.parametrize("loopback", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_the_word_of_a_peer_that_proves_nothing_starts_no_transport_of_the_network(known, loopback):
+    """Beyond loopback, where the user lets strangers in, `auto` goes on as it is."""
+    full = Offer(("local", "rdma", "tcp", "ucx"))
+    ours = permitted(full, known=known, loopback=loopback)
+    for wish, allowed in (("rdma", known or not loopback), ("ucx", known)):
+        stranger = Offer(ALL, wish, "require")
+        if allowed:
+            assert choose(ours, stranger).transport == wish
+            continue
+        assert ours.lacking[wish].startswith("unnamed: ")
+        with pytest.raises(HandshakeError, match=f"TRANSFER_PROTOCOL={wish}") as caught:
+            choose(ours, stranger)
+        assert caught.value.reason == "policy"
+        assert choose(ours, Offer(ALL, wish)).transport != wish
+        assert choose(permitted(replace(full, protocol=wish), known=known, loopback=loopback), stranger)
+    assert choose(ours, Offer(ALL[1:])).transport == ("rdma" if known or not loopback else "tcp")
 
 
 def test_ipc_stays_ipc():

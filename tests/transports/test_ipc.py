@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from transports import ipc
 from transports.address import Address, parse
 from transports.errors import AddressError, AddressInUse, Broken
 from transports.ipc import IpcTransport
@@ -60,6 +62,46 @@ def test_what_somebody_put_in_its_place_stays(path):
     path.write_text("mine")
     listener.close()
     assert path.read_text() == "mine"
+
+
+@pytest.fixture
+def bound(monkeypatch):
+    """Calls what a test puts into it, between the bind and all else."""
+    found = []
+    real = ipc._bind
+
+    def bind(listener, address):
+        real(listener, address)
+        for call in found:
+            call()
+
+    monkeypatch.setattr(ipc, "_bind", bind)
+    return found
+
+
+def test_no_other_user_may_connect_from_the_first_moment(path, bound):
+    modes = []
+    bound.append(lambda: modes.append(stat.S_IMODE(path.stat().st_mode)))
+    before = os.umask(0)
+    try:
+        IpcTransport().listen(Address("ipc", path=str(path))).close()
+    finally:
+        os.umask(before)
+    assert modes == [0o600]
+
+
+def test_a_link_that_the_folders_owner_puts_there_is_not_followed(path, bound):
+    other = path.parent / "other"
+    other.write_text("of this user, for all to read")
+    other.chmod(0o644)
+
+    def plant():
+        path.unlink()
+        path.symlink_to(other)
+
+    bound.append(plant)
+    IpcTransport().listen(Address("ipc", path=str(path))).close()
+    assert stat.S_IMODE(other.stat().st_mode) == 0o644
 
 
 def test_no_directory(tmp_path):

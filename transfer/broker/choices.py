@@ -129,7 +129,12 @@ CHOICES = (
     ),
     Choice("http.port", ("http",), values.port, "of health, metrics, the console and operators"),
     Choice("http.host", ("http_host",), values.or_none(values.text), "where that listens, if elsewhere"),
-    Choice("http.token", ("token",), values.or_none(values.text), "what operators have to say"),
+    Choice(
+        "http.token",
+        ("token",),
+        values.or_none(values.text),
+        "what operators have to say; in a file, since all users see command lines",
+    ),
     Choice("security.cert", ("security", "certificate"), values.text, "PEM file of its certificates"),
     Choice("security.key", ("security", "key"), values.text, "PEM file of their key"),
     Choice("security.ca", ("security", "authority"), values.text, "PEM file of those who sign clients'"),

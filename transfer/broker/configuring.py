@@ -16,6 +16,7 @@ from transfer.broker.choices import BY_NAME, Secured, settings_of
 from transfer.broker.settings import Settings
 from transfer.broker.values import Value
 from transports.errors import OptionError
+from transports.security.exposure import warn_of_secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,9 @@ def read_file(path: Path) -> Iterator[Said]:
         raise OptionError(f"{path} cannot be read: {error.strerror}", hint=_NAMED) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is no TOML: {error}") from error
+    http = content.get("http")
+    if isinstance(http, dict) and http.get("token"):
+        warn_of_secret("http.token", path)
     for section, keys in content.items():
         if not isinstance(keys, dict):
             raise OptionError(

@@ -13,7 +13,7 @@ from transfer.broker.durability import tell
 from transfer.broker.engine.groups import Change, Delay, Delivery, Group, Outcome
 from transfer.broker.group_activity import GroupActivity
 from transfer.broker.group_contract import Bury, Consumer, Dead, IsBuried, Served
-from transfer.broker.group_reading import GroupReading
+from transfer.broker.group_reading import UNREADABLE, GroupReading
 from transfer.broker.in_turns import InTurns
 from transfer.broker.journal import Journal, Named
 from transfer.broker.noting import Notes
@@ -32,8 +32,6 @@ _log = logging.getLogger("transfer.broker")
 _AT_ONCE = 256
 #: groups that are looked at in one turn of the loop, or written or removed in one tick: some 10 ms
 _GROUPS_AT_ONCE = 200
-
-
 #: groups that there may be, unless it is chosen otherwise
 MOST_GROUPS = 10_000
 
@@ -149,14 +147,29 @@ class Groups:
                 hint="take another name; transfer groups seek moves the queue",
             )
 
-    def join(self, consumer: Consumer, served: Served, window: int, timeout: float | None = None) -> None:
+    def join(
+        self,
+        consumer: Consumer,
+        served: Served,
+        window: int,
+        timeout: float | None = None,
+        *,
+        paused: bool = False,
+    ) -> None:
         """The consumer takes messages as one of this group, `window` at a time at most. timeout: seconds
-        after which one that it holds goes to another; None: when it leaves. Raises UsageError when the group
-        was removed."""
+        after which one that it holds goes to another; None: when it leaves. paused: see `pause`. Raises
+        UsageError when the group was removed."""
         if not self._is_there(served):
             raise UsageError(f"group {served.named.name!r} of topic {served.named.topic!r} was removed")
         served.group.join(consumer, window, timeout)
+        served.group.pause(consumer, paused)
         self._pump(served)
+
+    def pause(self, consumer: Consumer, served: Served, paused: bool) -> None:
+        """Whether the consumer takes nothing for now: too much is on its way to it already."""
+        served.group.pause(consumer, paused)
+        if not paused:
+            self._to_pump.add([served])
 
     def leave(self, consumer: Consumer, served: Served) -> None:
         """It has gone: what it held goes to others at once."""
@@ -315,24 +328,10 @@ class Groups:
                 self._give_up(served, delivery, "it was not acknowledged in time")
         more = True
         while more and (taken := group.take(served.topic.kept, now, _AT_ONCE)):
-            more = len(taken) == _AT_ONCE
-            self._send(served, taken)
+            sent = self._reading.send(served, taken, now)
+            more = sent == _AT_ONCE or 0 < sent < len(taken)
         self._note(served, None)
         self._set_alarm(group.due())
-
-    def _send(self, served: Served, taken: list[Delivery]) -> None:
-        messages = self._reading.messages(served, taken)
-        mine: dict[object, list[tuple[Delivery, Message | None]]] = {}
-        first = taken[0].consumer
-        if served.group.consumers == 1:
-            mine[first] = [(delivery, messages.get(delivery.offset)) for delivery in taken]
-        else:
-            for delivery in taken:
-                mine.setdefault(delivery.consumer, []).append((delivery, messages.get(delivery.offset)))
-        self._counts["dispatched"] += len(taken)
-        self._counts["redelivered"] += sum(delivery.attempt > 1 for delivery in taken)
-        for consumer, theirs in mine.items():
-            consumer.deliver(theirs)  # type: ignore[attr-defined]
 
     def _give_up(self, served: Served, delivery: Delivery, reason: str) -> None:
         """Nobody can process it: it becomes a dead letter, and then is done with."""
@@ -346,7 +345,11 @@ class Groups:
             str(delivery.consumer),
             self._loop.time() - first if first is not None else 0.0,
         )
-        message = self._reading.messages(served, [delivery]).get(delivery.offset)
+        try:
+            message = self._reading.message(served, delivery)
+        except OSError:
+            self._loop.call_later(UNREADABLE, self._give_up, served, delivery, reason)
+            return
 
         def buried(error: TransferError | None) -> None:
             if error is not None:

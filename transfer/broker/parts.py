@@ -17,7 +17,7 @@ from transports.errors import LogDamaged
 #: the log, the database, the audit
 LOG, STATE, AUDIT = "log", "state.db", "audit"
 #: what the log does not look after itself
-OTHER_PARTS = (STATE, f"{STATE}-wal", f"{STATE}-shm", AUDIT, LETTERS)
+OTHER_PARTS = (STATE, *(f"{STATE}-{kind}" for kind in ("wal", "shm", "journal")), AUDIT, LETTERS)
 _MADE = b"broker/parts"
 
 

@@ -50,7 +50,7 @@ from transfer.broker.store import Store
 from transfer.broker.volume import log_room
 from transfer.log import Log, Retention, undisturbed
 from transfer.log.disk import make_folder
-from transfer.log.private import FILE_MODE, close_to_others
+from transfer.log.private import claim
 from transfer.log.upkeep import Upkeep
 from transports.address import format_host
 from transports.errors import NotSupported, TransferError
@@ -207,7 +207,7 @@ class Broker:
     def _open(self) -> None:
         settings, loop = self.settings, self._loop
         make_folder(self.folder)
-        close_to_others(self.folder, inside=OTHER_PARTS)
+        claim(self.folder, inside=OTHER_PARTS)
         room = log_room(settings.retention_bytes, self.folder / LOG)
         retention = Retention(bytes=room, age=settings.retention_age)
         log = self._owned.enter_context(Log(self.folder / LOG, retention=retention, damaged="serve"))
@@ -278,8 +278,9 @@ class Broker:
     def _open_abtp(self, where: AbtpEndpoints) -> None:
         """AetherBus's protocol, over ZeroMQ."""
         try:
-            from transfer.broker.fronts.abtp import AbtpFront, AbtpSettings
+            from transfer.broker.fronts.abtp import AbtpFront
             from transfer.broker.fronts.abtp_relay import PrivateFolder, relayed
+            from transfer.broker.fronts.abtp_sockets import AbtpSettings
         except ModuleNotFoundError as error:
             if error.name != "zmq":
                 raise
@@ -309,9 +310,6 @@ class Broker:
         )
         front = AbtpFront(self.hub, self._loop, self.direct, settings, beside=beside, allowed=allowed)
         self._add("abtp", front)
-        for place in front.endpoints.values():
-            if place.startswith("ipc://") and not place.startswith("ipc://@"):
-                os.chmod(place.removeprefix("ipc://"), FILE_MODE)
         self.hub.direct = self.direct  # from now on somebody brings its consumers
         relays = relayed(self.doors, self._lines, outside, front.endpoints)
         self._owned.callback(relays.close)

@@ -6,7 +6,7 @@ from typing import Any
 
 from transfer.broker.settings import AbtpEndpoints, Settings
 from transports.errors import SecurityError
-from transports.security.guard import skips_token
+from transports.security.guard import is_private, skips_token
 from transports.security.settings import Security
 
 #: the fronts, by the names of their places in the settings
@@ -34,6 +34,5 @@ def places(settings: Settings, security: Security) -> tuple[dict[str, Any], list
 
 
 def _is_private(place: object) -> bool:
-    """This user's processes alone get there: by sockets of files, with their modes."""
     ends = (place.router, place.pub) if isinstance(place, AbtpEndpoints) else ("",)
-    return all(end.startswith("ipc://") and not end.startswith("ipc://@") for end in ends)
+    return all(map(is_private, ends))

@@ -18,6 +18,7 @@ from transports.errors import AddressError, Again, Broken, Fatal, InternalError,
 from transports.security.settings import Security
 
 _TOKEN = "X-Admin-Token"
+_WHERE = "--url names its HTTP address"
 
 
 class _Direct(urllib.request.HTTPRedirectHandler):
@@ -49,6 +50,24 @@ class _Secured(urllib.request.HTTPSHandler):
         return self.do_open(self._made, request)
 
 
+class Members(dict[str, Any]):
+    """A JSON object of an answer. A member that is not there means that no broker answers."""
+
+    def __init__(self, url: str, members: dict[str, Any]) -> None:
+        super().__init__(members)
+        self._url = url
+
+    def __missing__(self, name: str) -> Any:
+        raise _stranger(self._url, f"its answer has no {name!r}")
+
+    def objects(self, name: str) -> list[Members]:
+        """The objects of a list. Raises Broken."""
+        found = self[name]
+        if not isinstance(found, list) or not all(isinstance(one, Members) for one in found):
+            raise _stranger(self._url, f"{name!r} is no list of objects")
+        return found
+
+
 class _Answer(Protocol):
     def read(self) -> bytes: ...
 
@@ -74,20 +93,20 @@ class Admin:
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _Direct()]
         if parts.scheme == "https":
             asked = Asked(parts.hostname or "", parts.port or 443, "/", secure=True)
-            handlers.append(_Secured(*trust(asked, security or Security())))
+            handlers.append(_Secured(*trust(asked, security or Security(), secret=True)))
         self._opener = urllib.request.build_opener(*handlers)
 
-    def get(self, path: str, **query: str | int | None) -> dict[str, Any]:
+    def get(self, path: str, **query: str | int | None) -> Members:
         """What is there; parameters that are None are left out."""
         with self._open(f"{path}?{_query(query)}", None) as answer:
             return self._decoded(answer.read())
 
-    def look(self, path: str, **query: str | int | None) -> dict[str, Any]:
+    def look(self, path: str, **query: str | int | None) -> Members:
         """What everybody who may look is shown, under `/api/`."""
         with self._open(f"{path}?{_query(query)}", None, under="") as answer:
             return self._decoded(answer.read())
 
-    def post(self, path: str, members: Mapping[str, Any]) -> dict[str, Any]:
+    def post(self, path: str, members: Mapping[str, Any]) -> Members:
         """What came of it; members that are None are left out."""
         body = json.dumps({name: value for name, value in members.items() if value is not None})
         with self._open(path, body.encode()) as answer:
@@ -114,7 +133,8 @@ class Admin:
             if isinstance(error.reason, ssl.SSLError):
                 raise Broken(
                     f"no TLS with {self._url}: {_words(error.reason)}",
-                    hint="TRANSFER_TLS_CA says whom to trust, TRANSFER_TLS_CERT what is shown",
+                    hint="TRANSFER_TLS_CA says whom to trust, TRANSFER_TLS_SERVER_NAME which name its "
+                    "certificate has, TRANSFER_TLS_CERT what is shown",
                 ) from error
             if ended_without_answer(error.reason):
                 raise self._ended(error.reason) from error
@@ -151,17 +171,21 @@ class Admin:
             return InternalError(f"{self._url}: {message}")
         return UsageError(message)
 
-    def _decoded(self, data: bytes) -> dict[str, Any]:
+    def _decoded(self, data: bytes) -> Members:
         try:
-            told = json.loads(data)
-        except ValueError:
+            told = json.loads(data, object_hook=partial(Members, self._url))
+        except (ValueError, RecursionError):
             told = None
-        if not isinstance(told, dict):
-            raise self._stranger("its answer is no JSON")
+        if not isinstance(told, Members):
+            raise self._stranger("its answer is no JSON object")
         return told
 
     def _stranger(self, why: str) -> Broken:
-        return Broken(f"{self._url} is not a broker's admin API: {why}", hint="--url names its HTTP address")
+        return _stranger(self._url, why)
+
+
+def _stranger(url: str, why: str) -> Broken:
+    return Broken(f"{url} is not a broker's admin API: {why}", hint=_WHERE)
 
 
 def _words(error: ssl.SSLError) -> str:

@@ -22,7 +22,7 @@ from transports.errors import Broken, UsageError
 def show_events(admin: Admin, *, as_json: bool, **asked: str | int | None) -> None:
     """A page of events."""
     told = admin.get("audit/events", **asked)
-    events: list[dict[str, Any]] = told["events"]
+    events = told.objects("events")
     if as_json:
         for event in events:
             print(json.dumps(event))
@@ -33,7 +33,7 @@ def show_events(admin: Admin, *, as_json: bool, **asked: str | int | None) -> No
             print("no events")
     if told["next"] is not None:
         print(f"there may be more: --after {told['next']}", file=sys.stderr)
-    for problem in told["problems"]:
+    for problem in told.objects("problems"):
         print(f"transfer: damaged: {_place(problem)}: {printable(problem['problem'])}", file=sys.stderr)
 
 
@@ -75,7 +75,7 @@ def verify(admin: Admin | None, data: Path | None, expect: str | None, *, as_jso
         )
     elif admin is not None:
         told = admin.get("audit/verify")
-        events = admin.get("audit/events", after=sequence - 1, limit=1)["events"] if expect else []
+        events = admin.get("audit/events", after=sequence - 1, limit=1).objects("events") if expect else []
         found = any((event["sequence"], event["hash"]) == (sequence, hash) for event in events)
     if expect and not found:
         gone = {

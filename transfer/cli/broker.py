@@ -98,7 +98,12 @@ def broker(
         Path | None, typer.Option("--config", metavar="FILE", help="Read options from this TOML file.")
     ] = None,
     set: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other option; repeat it.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any other option; repeat it. All users of this host see it: http.token belongs in a file.",
+        ),
     ] = None,
     json: options.Json = False,
 ) -> None:

@@ -7,9 +7,10 @@ import secrets
 import shlex
 from pathlib import Path
 
+from transfer.log.private import check_private
 from transports.errors import SecurityError, UsageError
 
-AUTHORITY = "authority"
+AUTHORITY, TOKEN = "authority", "token"
 
 
 def make(folder: Path, names: list[str], hosts: list[str], days: int) -> list[str]:
@@ -27,10 +28,12 @@ def make(folder: Path, names: list[str], hosts: list[str], days: int) -> list[st
     folder = folder.resolve()  # the variables are for programs that begin elsewhere
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files = [f"{name}.{kind}" for name in (AUTHORITY, *names) for kind in ("pem", "crt", "key")]
+        check_private(folder, [*files, TOKEN])
         known = (folder / f"{AUTHORITY}.pem").exists()
         authority = Authority.opened(folder, AUTHORITY) if known else Authority(folder, AUTHORITY)
         issued = [authority.issue(name, hosts=tuple(hosts), ends=days) for name in names]
-        token = folder / "token"
+        token = folder / TOKEN
         if not token.exists():
             with os.fdopen(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(secrets.token_hex(32) + "\n")

@@ -85,43 +85,51 @@ def target(url: str | None, told: Mapping[str, str], security: Security, *, live
     return Asked(parts.hostname, port_number or (443 if secure else 80), own, secure)
 
 
-def trust(asked: Asked, security: Security) -> tuple[ssl.SSLContext, str]:
-    """(what its certificate is checked by, the name it has to have). Raises OptionError."""
+def trust(asked: Asked, security: Security, *, secret: bool) -> tuple[ssl.SSLContext, str]:
+    """(what its certificate is checked by, the name it has to have). secret: the request carries a secret, so
+    the name is checked on loopback too. Raises OptionError."""
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["http/1.1"])
     context.hostname_checks_common_name = False
     try:
         if security.authority:
-            context = _only_from(context, security.authority)
+            context = _only_from(context, cafile=security.authority)
         elif security.certificate:
-            # It is this side's own: whoever shows it is the broker of this machine.
-            context = _only_from(context, security.certificate)
+            # It is this side's own: whoever shows it is the broker of this machine, whatever it names.
+            context = _only_from(context, cadata=_first(security.certificate))
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            secret = False
         if security.certificate:
             context.load_cert_chain(security.certificate, security.key)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise OptionError(
             f"the certificates cannot be read: {error}",
             hint="TRANSFER_TLS_CERT, TRANSFER_TLS_KEY and TRANSFER_TLS_CA",
         ) from error
-    # The loopback's address stands in few certificates; only this machine listens there, and nothing secret
-    # is said.
-    context.check_hostname = bool(security.server_name) or not is_loopback(asked.host)
+    # The loopback's address stands in few certificates. But any user of this machine may listen there: who
+    # shows another host's certificate gets no secret.
+    context.check_hostname = secret or bool(security.server_name) or not is_loopback(asked.host)
     return context, security.server_name or asked.host
 
 
-def _only_from(context: ssl.SSLContext, file: str) -> ssl.SSLContext:
+def _only_from(context: ssl.SSLContext, **authorities: str) -> ssl.SSLContext:
     only = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     only.minimum_version = context.minimum_version
     only.hostname_checks_common_name = False
     only.set_alpn_protocols(["http/1.1"])
-    only.load_verify_locations(file)
+    only.load_verify_locations(**authorities)
     return only
 
 
+def _first(file: str) -> str:
+    """Its first certificate alone: those behind it have signed others, too."""
+    first, end, _ = Path(file).read_text(encoding="utf-8").partition("-----END CERTIFICATE-----")
+    return first + end
+
+
 def _answer(asked: Asked, security: Security, timeout: float) -> tuple[int, bytes]:
-    secured = trust(asked, security) if asked.secure else None
+    secured = trust(asked, security, secret=False) if asked.secure else None
     connection = http.client.HTTPConnection(asked.host, asked.port, timeout=timeout)
     try:
         with socket.create_connection((asked.host, asked.port), timeout) as plain:

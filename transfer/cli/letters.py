@@ -33,7 +33,7 @@ def ids_of(lists: Sequence[str] | None, single: Sequence[str] | None) -> list[st
 def list_letters(admin: Admin, *, as_json: bool, **asked: str | int | None) -> None:
     """A page of letters."""
     told = admin.get("dlq/list", **asked)
-    letters: list[dict[str, Any]] = told["letters"]
+    letters = told.objects("letters")
     if as_json:
         for letter in letters:
             print(json.dumps(letter))
@@ -69,7 +69,7 @@ def _line(letter: dict[str, Any]) -> list[str]:
 
 def inspect_letter(admin: Admin, id: str, tenant: str | None, *, as_json: bool) -> None:
     """All of a letter, or of each that a message has."""
-    letters: list[dict[str, Any]] = admin.get("dlq/inspect", id=id, tenant=tenant)["letters"]
+    letters = admin.get("dlq/inspect", id=id, tenant=tenant).objects("letters")
     if as_json:
         for letter in letters:
             print(json.dumps(letter))

@@ -30,7 +30,11 @@ class Reached:
     token: Annotated[
         str | None,
         typer.Option(
-            "--token", envvar="ADMIN_TOKEN", metavar="TOKEN", help="The operators' token, if it has one."
+            "--token",
+            envvar="ADMIN_TOKEN",
+            metavar="TOKEN",
+            help="The operators' token, if it has one. All users of this host see command lines: "
+            "rather set ADMIN_TOKEN.",
         ),
     ] = None
     timeout: Annotated[

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def list_groups(admin: Admin, topic: str | None, *, as_json: bool) -> None:
     """All groups, or those of one topic."""
-    groups: list[dict[str, Any]] = admin.look("groups")["groups"]
+    groups = admin.look("groups").objects("groups")
     groups = [one for one in groups if topic in (None, one["topic"])]
     if as_json:
         for one in groups:
@@ -46,7 +46,7 @@ def list_groups(admin: Admin, topic: str | None, *, as_json: bool) -> None:
 def list_topics(admin: Admin, contains: str | None, after: str | None, limit: int, *, as_json: bool) -> None:
     """A page of topics."""
     told = admin.look("topics", contains=contains, after=after, limit=limit)
-    topics: list[dict[str, Any]] = told["topics"]
+    topics = told.objects("topics")
     if as_json:
         for one in topics:
             print(json.dumps(one))

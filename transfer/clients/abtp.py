@@ -33,6 +33,7 @@ from transfer.protocols.abtp_words import CONTROL, SPEC_VERSION, Code, to_json
 from transfer.protocols.names import encode_topic
 from transports.config import security as read_security
 from transports.errors import Again, Closed, ProtocolError, TransferError, UsageError, comes_with
+from transports.security.guard import check_connecting, is_private
 
 with comes_with("fronts", __name__):
     import msgspec
@@ -56,6 +57,8 @@ class _Client:
         self._timeout = timeout
         self._lock = threading.RLock()
         security = read_security() if security is None else security
+        if not is_private(endpoint):
+            check_connecting(endpoint, security)
         self._tunnel: Tunnel | None = None
         if security.tls and endpoint.startswith("tcp://"):
             self._tunnel = Tunnel(endpoint, security)
@@ -130,7 +133,7 @@ class AbtpProducer(_Client):
     timeout: seconds for an answer. security: certificates, instead of what the TRANSFER_TLS_ variables say;
     with them it connects by TLS, as the broker wants it then. Raises Again (no answer in time, or come again
     later), ProtocolError (it was refused; `reason` is the code), UsageError (JSON cannot hold it, or readers
-    could not decode it), Closed.
+    could not decode it), SecurityError (there is a token without TLS, and the protocol knows none), Closed.
     """
 
     def __init__(

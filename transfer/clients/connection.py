@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from transfer.clients.secured import closed, failure, secured
+from transfer.clients.secured import closed, failure, secured, security_for
 from transports.errors import Again, Broken, Closed, TransferError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Connection:
     timeout: seconds for the connection, and for each call that does not say another number, which may be
     float("inf"). security: certificates, instead of what the environment says. Raises Again (nobody answered
     in time), Broken (refused, unreachable), HandshakeError (no TLS), SecurityError (files that cannot be
-    used).
+    used, or a token that the protocol does not know).
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Connection:
     ) -> None:
         self.peer = f"{host}:{port}"
         self.timeout = timeout
+        security = security_for(self.peer, security)
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._closed = threading.Event()

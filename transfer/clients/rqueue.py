@@ -45,8 +45,9 @@ class RqueueClient:
 
     timeout: seconds for each call that does not say another number. security: certificates, instead of what
     the TRANSFER_TLS_ variables say. Raises Again (nobody answers in time), Broken (nobody is there),
-    HandshakeError (no TLS with it). The protocol has no answers: what the broker does not take ends the
-    connection, which a later call tells by Broken.
+    HandshakeError (no TLS with it), SecurityError (there is a token, and the protocol knows none). The
+    protocol has no answers: what the broker does not take ends the connection, which a later call tells by
+    Broken.
     """
 
     def __init__(

@@ -13,26 +13,34 @@ from transports.config import security as read_security
 from transports.errors import Again, Broken, HandshakeError
 from transports.security import hints
 from transports.security.credentials import Credentials
+from transports.security.guard import check_connecting
 
 if TYPE_CHECKING:
     from transports.core_contract import TlsChannel
     from transports.security.settings import Security
 
 
+def security_for(peer: str, given: Security | None) -> Security:
+    """What is shown to a broker whose protocol knows no token. given: None: what the environment says. Raises
+    SecurityError where nothing would show who answers, and OptionError."""
+    security = read_security() if given is None else given
+    check_connecting(peer, security)
+    return security
+
+
 def secured(
     connection: socket.socket,
     host: str,
     deadline: float,
-    security: Security | None = None,
+    security: Security,
     protocols: tuple[str, ...] = (),
 ) -> TlsChannel | None:
     """TLS on a connection, the handshake done, which is non-blocking from now on; None: there is none.
 
-    host: whose certificate to expect. deadline: as time.monotonic tells it. security: None: what the
-    environment says. Raises HandshakeError, Again, Broken, SecurityError.
+    host: whose certificate to expect. deadline: as time.monotonic tells it. Raises HandshakeError, Again,
+    Broken, SecurityError.
     """
     connection.setblocking(False)
-    security = read_security() if security is None else security
     if not security.tls:
         return None
     context = Credentials(security, core).context(server=False, protocols=protocols)

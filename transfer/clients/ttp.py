@@ -55,8 +55,8 @@ class TtpClient:
 
     Raises Again (nobody answers in time), Broken (the connection has ended, or there is none; make another
     client), HandshakeError (no TLS with it, see its hint), SecurityError (files of certificates that cannot
-    be used), Closed (you closed it), ProtocolError (it does not speak TTP). A call that is interrupted while
-    a frame is half sent ends the connection.
+    be used, or a token that the protocol does not know), Closed (you closed it), ProtocolError (it does not
+    speak TTP). A call that is interrupted while a frame is half sent ends the connection.
     """
 
     def __init__(

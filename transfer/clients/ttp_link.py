@@ -8,7 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from transfer.clients.secured import closed, failure, secured
+from transfer.clients.secured import closed, failure, secured, security_for
 from transfer.clients.ttp_reading import Frame, Reader
 from transfer.protocols.ttp import WANTED, Kind, Limits, decode_error, encode_head
 from transports.errors import Again, Broken, Closed, LogFull, PeerError, TransferError, UsageError
@@ -57,6 +57,7 @@ class Link:
         self._echoes = False  # the broker answers heartbeats
         self._failure: TransferError | None = None
         self._peer = f"{host}:{port}"
+        security = security_for(self._peer, security)
         deadline = time.monotonic() + timeout
         self._socket = _connected(host, port, timeout)
         try:

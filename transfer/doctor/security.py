@@ -11,6 +11,7 @@ from transfer.doctor.finding import Check
 from transports import config
 from transports.errors import TransferError
 from transports.security.credentials import Credentials
+from transports.security.exposure import exposures
 from transports.security.settings import Security
 
 #: days before its end at which a certificate is a warning
@@ -34,8 +35,12 @@ def security() -> Iterator[Check]:
     yield _tls(wanted)
     if wanted.certificate:
         yield _certificate(wanted)
-    token = f"{tokens} known, the first is shown" if tokens else "none"
-    yield Check("security", "token", "ok" if tokens else "off", token)
+    open_to_others = list(exposures(wanted))
+    if not any(one.name == "token" for one in open_to_others):
+        token = f"{tokens} known, the first is shown" if tokens else "none"
+        yield Check("security", "token", "ok" if tokens else "off", token)
+    for one in open_to_others:
+        yield Check("security", one.name, "warn", one.text, one.hint)
     if wanted.unauthenticated:
         yield Check(
             "security",
@@ -47,13 +52,19 @@ def security() -> Iterator[Check]:
 
 
 def _tls(wanted: Security) -> Check:
+    listens = wanted.unauthenticated or wanted.authenticates
     if not wanted.tls:
-        return Check("security", "tls", "off", "none: nothing may listen beyond this machine", _HOW)
+        why = "what goes beyond this machine can be read and changed on its way" if listens else _SHUT
+        return Check("security", "tls", "off", f"none: {why}", _HOW)
     asked = "mutual" if wanted.asks_certificates else "by certificates of those who accept"
-    serves = "" if wanted.certificate else "; without a certificate, so it connects only"
-    return Check("security", "tls", "ok", f"TLS 1.3, {asked}{serves}")
+    if not wanted.certificate:
+        asked += "; without a certificate, so it connects only"
+    elif not listens:
+        asked += f"; {_SHUT}, since nobody is asked who he is"
+    return Check("security", "tls", "ok", f"TLS 1.3, {asked}")
 
 
+_SHUT = "nothing may listen beyond this machine"
 _HOW = "`transfer certificates` makes what is needed; docs/security.md says the rest"
 
 

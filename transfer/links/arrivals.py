@@ -22,7 +22,7 @@ from transports.wire import Control, SocketType
 
 if TYPE_CHECKING:
     from transfer.socket import SocketMethods
-    from transports.hello import Hello
+    from transports.hello import Agreement, Hello
 
 logger = logging.getLogger("transfer")
 
@@ -129,15 +129,10 @@ class Arrivals(Controls):
         with self._lock:
             if self.closing:
                 raise Closed("the socket is closed")
-            most = self.context.credentials.security.connections
-            if not record.outgoing and len(self.peers) >= most:
-                raise HandshakeError("busy", f"this side has {most} connections and takes no more")
             if queue is not None:
                 self.pattern.detach(queue.stream)
             try:
-                self.pattern.check(remote.socket_type, remote.routing_id)
-                if not socket.router_handover:
-                    self._check_identity(remote)
+                self._check(socket, record, remote)
             except HandshakeError:
                 if queue is not None:
                     self.pattern.attach(queue.stream, queue.socket_type)
@@ -173,6 +168,30 @@ class Arrivals(Controls):
             if isinstance(self.pattern, Subscriber):
                 self._introduce(self.pattern, stream)
         return peer, replaced
+
+    def _may_come(self, record: Endpoint, agreement: Agreement) -> None:
+        """Whether a peer can be admitted now: its handshake is not over yet, so it has sent no message that
+        would be lost. In the reactor's thread, as the admission that follows. Raises HandshakeError."""
+        socket = self._socket()
+        if socket is None:
+            return
+        with self._lock:
+            queue = record.queue
+            if queue is not None:  # the peer takes its place
+                self.pattern.detach(queue.stream)
+            try:
+                self._check(socket, record, agreement.remote)
+            finally:
+                if queue is not None:
+                    self.pattern.attach(queue.stream, queue.socket_type)
+
+    def _check(self, socket: SocketMethods, record: Endpoint, remote: Hello) -> None:
+        most = self.context.credentials.security.connections
+        if not record.outgoing and len(self.peers) >= most:
+            raise HandshakeError("busy", f"this side has {most} connections and takes no more")
+        self.pattern.check(remote.socket_type, remote.routing_id)
+        if not socket.router_handover:
+            self._check_identity(remote)
 
     def _check_identity(self, remote: Hello) -> None:
         """Who has the identity of a peer that is there has to be the same, or that one has ended. Raises

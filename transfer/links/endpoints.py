@@ -25,6 +25,7 @@ from transfer.peer import Endpoint, Peer
 from transports import registry
 from transports.address import Address, parse
 from transports.arguments import text, wrong
+from transports.choice import BASE, permitted
 from transports.config import SocketOptions
 from transports.connection import ConnectOptions, reach, serve
 from transports.errors import (
@@ -38,7 +39,9 @@ from transports.errors import (
     TransferError,
     UsageError,
 )
+from transports.hello import PLACE_TAKEN
 from transports.identity import make_hello, new_nonce
+from transports.security.guard import is_loopback
 from transports.upgrade import Surroundings, Upgrade
 from transports.wire import CREDIT, Control
 
@@ -78,6 +81,7 @@ class Links(Arrivals):
                 hello=self._hello,
                 on_connected=partial(self._connected, record),
                 on_failed=partial(self._refused, record),
+                admits=partial(self._may_come, record),
                 backlog=socket.backlog,
                 handshake_timeout=_handshake_timeout(socket),
                 upgrades=self._upgrade,
@@ -146,6 +150,7 @@ class Links(Arrivals):
             hello=partial(self._hello, new_nonce()),
             on_connected=partial(self._connected, record),
             on_failed=partial(self._failed, record),
+            admits=partial(self._may_come, record),
             on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
             on_retried=partial(self._retried, str(address)),
             options=replace(self._connect_options(socket), prepare=self._preparation(address)),
@@ -251,16 +256,23 @@ class Links(Arrivals):
                 socket._notify()
         if isinstance(error, (HandshakeError, Fatal)):
             reason = getattr(error, "reason", "policy")
-            self._count(f"handshake:{reason}")
             self.warn_of(f"connecting to {record.address}", error, outgoing=True)
-            self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), reason=reason, error=error)
+            if reason in PLACE_TAKEN:
+                self._count(f"refused:{reason}")
+                self.emit(EventKind.REFUSED, str(record.address), reason=reason, error=error)
+            else:
+                self._count(f"handshake:{reason}")
+                self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), reason=reason, error=error)
         with self._lock:
             self.changed.notify_all()
 
     def _refused(self, record: Endpoint, error: TransferError, where: str) -> None:
         """An accepted connection came to nothing."""
         reason = getattr(error, "reason", "")
-        if isinstance(error, (HandshakeError, ProtocolError)):
+        if reason in PLACE_TAKEN or reason == "busy":
+            self._count(f"refused:{reason}")
+            self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, reason, error=error)
+        elif isinstance(error, (HandshakeError, ProtocolError)):
             here = f"listening on {record.address}, {where} was not let in"
             if not self.warn_of(here, error, outgoing=False):
                 said = str(error).partition("\n")[0]
@@ -351,7 +363,11 @@ class Links(Arrivals):
         """Loads what the endpoint's transport needs, if it takes long. Not for the reactor's thread."""
         if address.scheme in ("inproc", "ipc"):
             return None
-        return registry.preparation(self.context.offer, address.scheme)
+        offer = self.context.offer
+        if address.scheme == BASE:  # any other is named by its scheme
+            known, loopback = self.context.credentials.security.any, is_loopback(address.host)
+            offer = permitted(offer, known=known, loopback=loopback)
+        return registry.preparation(offer, address.scheme)
 
     # -- how to connect -----------------------------------------------------------------------------
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from patterns import Replier, Requester
 from patterns.base import SendMode
-from transfer.links.no_peer import NoPeer
+from transfer.links.credits import Credits
 from transfer.links.remnant import Remnant
 from transfer.links.state import Orphan
 from transfer.monitor import EventKind
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
+_Left = TypeVar("_Left")
+
 #: seconds until messages of a lost peer that nobody had room for are offered again
 _RETRY = 0.01
 
@@ -35,7 +37,7 @@ _RETRY = 0.01
 _MOST_LEFT = 64 << 20
 
 
-class Losses(NoPeer):
+class Losses(Credits):
     """The end of a connection, found by any thread, and what follows from it."""
 
     def lost(self, stream: Any, error: BaseException) -> bool:
@@ -57,20 +59,19 @@ class Losses(NoPeer):
         socket = self._socket()
         if socket is not None:
             socket._detach(stream)
-        remnant = self._rescue(peer, error)
+        remnant = self._left_by(peer, lambda: self._rescue(peer, error))
         with self._lock:
             if remnant is not None and self._matters(remnant):
                 self.pattern.inherit(remnant, stream)
             self.pattern.detach(stream)
         if remnant is not None and socket is not None:
             self._attach(socket, remnant, sends=False)
-        unsent = self._take_unsent(peer)
-        first = stream.sent - len(unsent) + 1
-        unconfirmed = max(0, stream.sent - len(unsent) - stream.confirmed) if peer.confirms else 0
+        unsent, count = self._take_unsent(peer)
+        unconfirmed = max(0, stream.sent - count - stream.confirmed) if peer.confirms else 0
         stream.close()
         self.context.tally.peer_ended(self.pattern.socket_type.name, peer)
         self._count("disconnected")
-        self._settle(peer, unsent, first, error)
+        self._settle(peer, unsent, count, error)
         if unconfirmed:
             self._count("unconfirmed", unconfirmed)
         self._reconnect(peer)
@@ -89,6 +90,14 @@ class Losses(NoPeer):
                 self.context.reactor.call_soon(self._notify)
         self._announce(peer, error, unconfirmed, len(unsent))
         return True
+
+    def _left_by(self, peer: Peer, take: Callable[[], _Left]) -> _Left | None:
+        """What a lost peer left. None: it cannot be had, and the connection ends all the same."""
+        try:
+            return take()
+        except Exception:
+            logger.exception("what the connection to %s left is lost", peer.address)
+            return None
 
     def _rescue(self, peer: Peer, error: BaseException) -> Remnant | None:
         """Reads what the peer sent before its end: the end may have been found by a send."""
@@ -128,11 +137,12 @@ class Losses(NoPeer):
             raise ProtocolError("control", f"a credit for {consumed} messages of {peer.stream.sent}")
         peer.confirm(consumed)
 
-    def _settle(self, peer: Peer, unsent: list[list[OutFrame]], first: int, error: BaseException) -> None:
+    def _settle(self, peer: Peer, unsent: list[list[OutFrame]], count: int, error: BaseException) -> None:
         """Decides about every message that the lost peer had not confirmed.
 
-        `unsent` are the last ones of the stream, their numbers begin with `first`.
+        The last `count` of the stream were not sent: `unsent`, or what goes to nobody else.
         """
+        first = peer.stream.sent - count + 1
         with self._lock:
             peer.settled = first
         trackers = dict(peer.trackers)
@@ -143,15 +153,17 @@ class Losses(NoPeer):
             kept = False
         elif kept and peer.retained:
             numbered = sorted(peer.retained, key=lambda kept: kept[0])  # noted by several threads
-            left = [Orphan(frames, trackers.pop(n, None)) for n, frames in numbered if n < first]
+            left = [Orphan(frames, trackers.pop(n, None), peer, n) for n, frames in numbered if n < first]
             self._count("resent", len(left))
         if kept:
-            left += [Orphan(frames, trackers.pop(first + i, None)) for i, frames in enumerate(unsent)]
+            waiting = enumerate(unsent, first)
+            left += [Orphan(frames, trackers.pop(n, None), peer, n) for n, frames in waiting]
             self._count("redistributed", len(unsent))
             with self._lock:  # a stream has older messages than those that wait for one
                 self.orphans.extendleft(reversed(left))
-        elif unsent and not isinstance(self.pattern, Requester):
-            self.pattern.drop("peer_gone", len(unsent))
+        dropped = count - len(unsent)
+        if dropped and not isinstance(self.pattern, Requester):
+            self.pattern.drop("peer_gone", dropped)
         for tracker in trackers.values():
             tracker._fail(error)
 
@@ -196,13 +208,16 @@ class Losses(NoPeer):
             self.emit(EventKind.REDISTRIBUTED, *where, count=unsent)
         self.emit(EventKind.DISCONNECTED, *where, error=error)
 
-    def _take_unsent(self, peer: Peer) -> list[list[OutFrame]]:
-        """What the peer's stream had not begun to send, in memory of our own."""
-        if self.pattern.send_mode is SendMode.ROUND_ROBIN:  # `_settle` decides
-            for _, tracker in list(peer.trackers):
-                tracker._rescue()
-        unsent: list[list[OutFrame]] = peer.stream.take_unsent()
-        return unsent
+    def _take_unsent(self, peer: Peer) -> tuple[list[list[OutFrame]], int]:
+        """What the peer's stream had not begun to send and others get, in memory of our own; how many
+        messages it had not begun in all."""
+        stream = peer.stream
+        if self.pattern.send_mode is not SendMode.ROUND_ROBIN:
+            return [], stream.drop_unsent()
+        for _, tracker in list(peer.trackers):  # `_settle` decides
+            tracker._rescue()
+        unsent = self._left_by(peer, stream.take_unsent)
+        return ([], stream.drop_unsent()) if unsent is None else (unsent, len(unsent))
 
     # -- messages that wait for a peer --------------------------------------------------------------
 
@@ -253,8 +268,7 @@ class Losses(NoPeer):
         stream = queue.stream
         with self._lock:
             self.peers.pop(stream, None)
-        unsent = self._take_unsent(queue)
-        self._settle(queue, unsent, stream.sent - len(unsent) + 1, Broken("the queue was closed"))
+        self._settle(queue, *self._take_unsent(queue), Broken("the queue was closed"))
         stream.close()
 
     def _new_stream(self, socket: SocketMethods, fd: int, credits: bool = False, channel: Any = None) -> Any:
@@ -349,6 +363,8 @@ class Losses(NoPeer):
         socket = self._socket()
         if socket is not None and socket.resend and self._retain(frames, tracker, stream, number):
             return
+        if peer is not None and peer.confirms:
+            self.await_credits()
         if peer is None:
             if tracker is not None:
                 tracker._fail(Broken("the peer went at once"))
@@ -372,7 +388,14 @@ class Losses(NoPeer):
         if number >= peer.settled or not kept:  # it had not left, and others get it already
             return False
         with self._in_order(), self._lock:
-            self.orphans.appendleft(Orphan(list(frames), tracker))
+            self._put_back(Orphan(list(frames), tracker, peer, number))
         self._count("resent")
         self.give_orphans()
         return True
+
+    def _put_back(self, orphan: Orphan) -> None:
+        """Before what waits, but behind what the same stream had before it. Under the lock."""
+        its = [i for i, other in enumerate(self.orphans) if other.lost is orphan.lost]
+        older = sum(self.orphans[i].number < orphan.number for i in its)
+        at = its[0] + older if its else 0  # they stand together
+        self.orphans.insert(at, orphan)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from patterns import Publisher, Subscriber
 from transfer.links.state import LinkState
 from transports.errors import Again
+from transports.hello import PLACE_TAKEN
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,7 +26,11 @@ logger = logging.getLogger("transfer")
 #: reasons of handshakes that fail again as long as both programs stay as they are: those that the listening
 #: side warns of (its peer may not show them), and those of the side that connects
 _OF_ACCEPTED = frozenset({"magic", "socket_type"})
-_LASTING = _OF_ACCEPTED | {"flags", "length", "version", "hello", "no_hello", "self_connect", "token", "tls"}
+_LASTING = (
+    _OF_ACCEPTED
+    | PLACE_TAKEN
+    | {"flags", "length", "version", "hello", "no_hello", "self_connect", "token", "tls"}
+)
 
 
 class Said:
@@ -136,9 +141,12 @@ def _line(error: TransferError) -> str:
 def _unserved(worst: Endpoint, before: str) -> Again:
     error = worst.error
     cause = str(error).partition("\n")[0] if error is not None else "no answer yet"
+    tried = f"tried for {time.monotonic() - worst.since:.1f} s ({cause})"
+    refuses = getattr(error, "reason", "") in PLACE_TAKEN
     found = Again(
-        f"{before}nobody serves {worst.address} yet: "
-        f"tried for {time.monotonic() - worst.since:.1f} s ({cause})",
+        f"{before}{worst.address} refuses this socket: {tried}"
+        if refuses
+        else f"{before}nobody serves {worst.address} yet: {tried}",
         hint=(error.hint if error is not None else "")
         or "start the peer; check host and port; `transfer doctor` shows what works here",
     )

@@ -41,10 +41,12 @@ def control(data: bytes) -> list[OutFrame]:
 
 @dataclass(slots=True, eq=False)
 class Orphan:
-    """A message that a lost peer was to have."""
+    """A message that a lost peer was to have. number: the message's in that peer's stream."""
 
     frames: list[OutFrame]
     tracker: Tracker | None
+    lost: Peer | None = None
+    number: int = 0
 
 
 class LinkState:

@@ -37,7 +37,7 @@ class BlobReader:
         self._look = look
 
     def view(self, begin: int, end: int) -> memoryview | None:
-        """These bytes, read-only, mapped for this view alone, which stays good if the message goes.
+        """These bytes, read-only: a view that stays good if the message goes.
 
         None: it is gone, or its file is cut short. Raises LogDamaged, Closed.
         """

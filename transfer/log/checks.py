@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer.log.disk import full_disk_told, make_folder
-from transfer.log.private import FILE_MODE, close_to_others
+from transfer.log.private import claim, open_file
 from transports.errors import LogInUse, UsageError
 
 LOCK = "LOCK"
@@ -17,11 +17,11 @@ MAX_NAME = 1024
 
 
 def lock(folder: Path) -> int:
-    """Makes the folder a log's own until the descriptor is closed. Raises LogInUse."""
+    """Makes the folder a log's own until the descriptor is closed. Raises LogInUse, SecurityError."""
     with full_disk_told():
         make_folder(folder)
-        close_to_others(folder)
-    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        claim(folder)
+    fd = open_file(folder / LOCK, os.O_RDWR | os.O_CREAT)
     return _locked(fd, fcntl.LOCK_EX, folder)
 
 
@@ -29,7 +29,7 @@ def lock_shared(folder: Path) -> int:
     """The same for those who only look, who may be several; -1: no log was open there yet. Raises
     LogInUse."""
     try:
-        fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_file(folder / LOCK, os.O_RDONLY)
     except FileNotFoundError:
         return -1
     return _locked(fd, fcntl.LOCK_SH, folder)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from transfer.log.damage import Damage, Gap
 from transfer.log.index import Lost, Run, Use, Uses
-from transfer.log.private import write_private
+from transfer.log.private import open_file, write_private
 from transfer.log.record import BLOB, HEADER_SIZE, MAGIC, Flag, Kind, Record, decode
 from transfer.log.segment import Segment
 from transfer.log.segment_files import INDEX, SUFFIX, path_of
@@ -201,7 +201,7 @@ def decode_index(data: memoryview) -> Contents | None:
 def load(folder: Path, first: int) -> Contents | None:
     """What the index of a segment says; None: there is none, or it is damaged. Maps the file."""
     try:
-        fd = os.open(path_of(folder, first, INDEX), os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_file(path_of(folder, first, INDEX), os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from transfer.log.disk import full_disk_told, sync_folder
-from transfer.log.private import FILE_MODE
+from transfer.log.private import open_file
 from transports.errors import LogDamaged, NotSupported
 
 #: of the folder: which files it has, and what their bytes mean
@@ -22,9 +22,11 @@ def check(folder: Path) -> bool:
     """True if the folder has the file. Raises NotSupported (a newer format), LogDamaged."""
     path = folder / NAME
     try:
-        text = path.read_bytes()[:100].decode(errors="replace").strip()
+        fd = open_file(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
+    with open(fd, "rb") as file:
+        text = file.read(100).decode(errors="replace").strip()
     number = text.removeprefix(_WORDS)
     if not text.startswith(_WORDS) or not number.isdecimal():
         raise LogDamaged(
@@ -45,7 +47,8 @@ def write(folder: Path) -> None:
         return
     new = path.with_suffix(".new")
     with full_disk_told():
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        new.unlink(missing_ok=True)
+        fd = open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             os.write(fd, f"{_WORDS}{NUMBER}\n".encode())
             os.fsync(fd)

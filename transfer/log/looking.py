@@ -17,7 +17,6 @@ from transfer.log.journal import Journal
 from transfer.log.log import Log
 from transfer.log.recovery import recover
 from transfer.log.segment import Segment
-from transfer.log.segment_files import BLOBS, path_of
 from transfer.log.topics import Topics
 from transfer.log.verify import Verified
 
@@ -123,24 +122,6 @@ class SegmentCopy(Segment):
         if capacity:
             self._map = mmap.mmap(fd, capacity, access=mmap.ACCESS_COPY)
             self.memory = memoryview(self._map)
-
-    @classmethod
-    def open(cls, folder: Path, first: int) -> SegmentCopy:
-        fd = os.open(path_of(folder, first), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            segment = cls(folder, first, fd, os.fstat(fd).st_size)
-        except BaseException:
-            os.close(fd)
-            raise
-        segment._open_blobs()
-        return segment
-
-    def _open_blobs(self) -> None:
-        try:
-            self._blob_fd = os.open(path_of(self.folder, self.first, BLOBS), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        self._find_room()
 
     def write(self, position: int, data: Any) -> None:
         there = self.memory[position : position + len(data)]

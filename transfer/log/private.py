@@ -1,52 +1,199 @@
-"""Files and folders that other users of the host may neither read nor write."""
+"""Files and folders that other users of the host may neither read nor write, and did not put there."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+from transports.errors import SecurityError
 
 _log = logging.getLogger("transfer.log")
 
 #: of each file and folder that is made
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 _OTHERS = 0o077
+#: what was warned of
+_said: set[Path] = set()
+
+
+def open_file(path: Path, flags: int) -> int:
+    """A descriptor of a file; a link is not followed, and what is made is this user's alone. Raises
+    SecurityError, OSError."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    except PermissionError as error:
+        raise SecurityError(
+            f"{path} cannot be opened: {error.strerror}", hint=f"is it of user {os.geteuid()}, who runs this?"
+        ) from error
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise _link(path) from error
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """A file with these bytes. Raises OSError."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE), "wb") as file:
+    """A file with these bytes, in the place of one that is there. Raises OSError."""
+    path.unlink(missing_ok=True)
+    with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
         file.write(data)
 
 
-def close_to_others(folder: Path, inside: Sequence[str] | None = None) -> None:
-    """Takes from group and others what they may do with a folder and all in it: an old version let them read.
+def claim(folder: Path, inside: Sequence[str] | None = None) -> None:
+    """Sees that a folder and all in it are this user's, and takes from others what they may do there.
 
-    inside: only these of what is in it. What belongs to another user, such as the root of a mounted volume,
-    stays as it is. Raises OSError.
+    inside: only these of what is in it. Folders may be root's too, or of the owner of the volume; a link to a
+    folder may be this user's or root's. Raises SecurityError, OSError.
     """
-    parts = [folder, *(path for name in inside or () for path in _all_in(folder / name))]
-    changed = sum(map(_close, parts if inside is not None else _all_in(folder)))
+    _look_above(folder)
+    if inside is None:
+        changed = _claim_all(folder)
+    else:
+        found = _look_at(folder)
+        changed = int(_close(str(folder), found))  # from now on no other user puts anything there
+        for path in (folder / name for name in inside):
+            with suppress(FileNotFoundError):
+                changed += _claim_all(path) if path.is_dir() else _claim_file(path, _owners(found))
     if changed:
         _log.warning("%s: %d files and folders were open to other users; now they are not", folder, changed)
 
 
-def _all_in(path: Path) -> Iterator[Path]:
-    yield path
-    for folder, folders, files in os.walk(path):
-        yield from (Path(folder, name) for name in (*folders, *files))
+def check_private(folder: Path, names: Iterable[str]) -> None:
+    """Sees that a folder, and these files if they are there, are this user's or root's, and that others
+    cannot write them. Changes nothing. Raises SecurityError, OSError."""
+    _look_above(folder)
+    for path in (folder, *(folder / name for name in names)):
+        with suppress(FileNotFoundError):
+            for found in (look() for look in (path.lstat, path.stat)):
+                if found.st_uid not in (os.geteuid(), 0):
+                    raise _of_another(path, found, folder)
+            if found.st_mode & stat.S_IWOTH:
+                raise SecurityError(
+                    f"every user of this host can write {path}",
+                    hint=f"name another folder; or, if what is there is still yours: chmod o-w {path}",
+                )
 
 
-def _close(path: Path) -> bool:
+def _claim_all(folder: Path) -> int:
+    """A folder and all in it: how many of them were open."""
+    found = _look_at(folder)
+    return _close(str(folder), found) + _claim_in(str(folder), _owners(found))
+
+
+def _owners(folder: os.stat_result) -> Collection[int]:
+    """Whose files may be in a folder: what is root's was put there by root."""
+    return {os.geteuid(), 0, folder.st_uid}
+
+
+def _claim_in(folder: str, owners: Collection[int]) -> int:
+    """The same for what is in it. Links are neither followed here nor opened later."""
+    changed, us = 0, os.geteuid()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # a log that is open there removed it
+                continue
+            if found.st_uid not in owners:
+                raise _of_another(entry.path, found, folder)
+            changed += _close(entry.path, found)
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == us:  # lost+found is root's
+                changed += _claim_in(entry.path, owners)
+    return changed
+
+
+def _claim_file(path: Path, owners: Collection[int]) -> int:
+    found = path.lstat()
+    if found.st_uid not in owners:
+        raise _of_another(path, found, path.parent)
+    if stat.S_ISLNK(found.st_mode):
+        raise _link(path)
+    return _close(str(path), found)
+
+
+def _close(path: str, found: os.stat_result) -> bool:
     """Whether there was something to take."""
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return False
     ours = found.st_uid == os.geteuid() and (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode))
-    if not ours or not found.st_mode & _OTHERS or found.st_mode & stat.S_ISVTX:  # /tmp is for all
+    if not ours or not found.st_mode & _OTHERS or _is_for_all(found):
         return False
-    path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+    os.chmod(path, stat.S_IMODE(found.st_mode) & ~_OTHERS)
     return True
+
+
+def _is_for_all(found: os.stat_result) -> bool:
+    """Whether it is a folder of root's such as /tmp."""
+    return found.st_uid == 0 and bool(found.st_mode & stat.S_ISVTX)
+
+
+def _look_at(folder: Path) -> os.stat_result:
+    """Of a folder, behind a link too. Raises SecurityError if another user may do there what he likes."""
+    us = os.geteuid()
+    found = folder.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        if found.st_uid not in (us, 0):
+            raise _of_another(folder, found, folder)
+        found = folder.stat()
+    if found.st_uid not in (us, 0):
+        if _volume(folder).stat().st_uid != found.st_uid:
+            raise _of_another(folder, found, folder)
+        _warn(folder, f"{folder} belongs to user {found.st_uid}, who can read and change what is kept there")
+    elif found.st_mode & stat.S_IWOTH and (found.st_uid != us or _is_for_all(found)):
+        if _volume(folder) != folder.resolve():
+            raise SecurityError(
+                f"every user of this host can put files into {folder}, a folder of root's",
+                hint="name a folder of your own in it",
+            )
+        _warn(folder, f"{folder} is a volume into which every user of this host can put files")
+    return found
+
+
+def _look_above(folder: Path) -> None:
+    """Warns of who could put another folder in the place of this one."""
+    us = os.geteuid()
+    for path in dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents)):
+        found = path.lstat()
+        shared = found.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
+        for_all = shared and stat.S_ISDIR(found.st_mode)  # a link's own bits mean nothing
+        if found.st_uid not in (us, 0) or for_all:
+            who = "every user of this host" if for_all else f"user {found.st_uid}"
+            _warn(path, f"{who} can put another folder in the place of {folder}: {path} lets him")
+
+
+def _volume(folder: Path) -> Path:
+    """The folder at which the volume is mounted that it lies on."""
+    path = folder.resolve()
+    mount = _mount_of(path)
+    while path != path.parent and _mount_of(path.parent) == mount:
+        path = path.parent
+    return path
+
+
+def _mount_of(folder: Path) -> bytes:
+    fd = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+    try:
+        lines = Path(f"/proc/self/fdinfo/{fd}").read_bytes().splitlines()
+    finally:
+        os.close(fd)
+    return next(line for line in lines if line.startswith(b"mnt_id:"))
+
+
+def _warn(path: Path, text: str) -> None:
+    if path not in _said:
+        _said.add(path)
+        _log.warning(text)
+
+
+def _of_another(path: str | Path, found: os.stat_result, folder: str | Path) -> SecurityError:
+    us = os.geteuid()
+    return SecurityError(
+        f"{path} belongs to user {found.st_uid}, and this is user {us}: another user may have put it there",
+        hint=f"name another folder; or, if you trust what is in this one: chown -hR {us} {folder}",
+    )
+
+
+def _link(path: Path) -> SecurityError:
+    return SecurityError(f"{path} is a symbolic link", hint="put the file itself in its place")

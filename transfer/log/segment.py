@@ -15,7 +15,7 @@ from typing import Any
 
 from transfer.log.disk import full_disk_told, reserve, sync_folder
 from transfer.log.index import Run, Uses
-from transfer.log.private import FILE_MODE
+from transfer.log.private import open_file
 from transfer.log.segment_files import BLOBS, REMOVED, finish_removals, path_of
 from transports import core
 from transports.errors import LogFull
@@ -30,6 +30,8 @@ _STEP = 64 << 20
 _FIRST_STEP = 256 << 10
 #: only whole ones of these are given back
 PAGE = 4096
+#: bytes of a file of blobs that share a mapping
+_STRETCH = 32 << 20
 #: the unit of `st_blocks`
 _BLOCK = 512
 _READ = mmap.PROT_READ
@@ -80,14 +82,18 @@ class Segment:
         self._sync_failed: OSError | None = None
         self.given_back = 0
         #: where the blobs begin that are viewed; views that have ended leave by themselves
-        self._views: dict[weakref.ref[core.Mapping], int] = {}
+        self._views: dict[weakref.ref[core.Region], int] = {}
+        #: of the file of blobs, by begin and size, as long as there are views in them
+        self._mappings: weakref.WeakValueDictionary[tuple[int, int], core.Mapping] = (
+            weakref.WeakValueDictionary()
+        )
         self._lock = threading.Lock()
 
     @classmethod
     def create(cls, folder: Path, first: int, capacity: int, *, scarce: bool = False) -> Segment:
         """A new one whose room on the disk is reserved. Raises LogFull; nothing is left of it then."""
         path = path_of(folder, first)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+        fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             reserve(fd, 0, capacity)
             segment = cls(folder, first, fd, capacity)
@@ -101,14 +107,22 @@ class Segment:
     @classmethod
     def open(cls, folder: Path, first: int) -> Segment:
         """One that is there; `end` is for whoever scans it to say."""
-        fd = os.open(path_of(folder, first), os.O_RDWR | os.O_CLOEXEC)
+        fd = open_file(path_of(folder, first), cls._flags())
         try:
             segment = cls(folder, first, fd, os.fstat(fd).st_size)
         except BaseException:
             os.close(fd)
             raise
-        segment._open_blobs()
+        try:
+            segment._open_blobs()
+        except BaseException:
+            segment.close()
+            raise
         return segment
+
+    @classmethod
+    def _flags(cls) -> int:
+        return os.O_RDONLY if cls.read_only else os.O_RDWR
 
     @property
     def path(self) -> Path:
@@ -294,7 +308,7 @@ class Segment:
     def _make_blobs(self) -> None:
         if self._blob_fd < 0:
             path = path_of(self.folder, self.first, BLOBS)
-            self._blob_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            self._blob_fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             sync_folder(self.folder)
 
     def _reserve(self, position: int, nbytes: int) -> None:
@@ -316,15 +330,29 @@ class Segment:
         """
         if not nbytes:
             return memoryview(b"")
-        begin = position // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        size = position - begin + nbytes
         with self._lock:  # its number must not become another file's meanwhile
             if self._blob_fd < 0 or os.fstat(self._blob_fd).st_size < position + nbytes:
                 return None
-            mapping = core.Mapping(self._blob_fd, size, offset=begin, readonly=True)
+            begin, mapping = self._mapped(position, nbytes)
+            bytes_of_it = memoryview(mapping)[position - begin : position - begin + nbytes]
+            region = core.Region(bytes_of_it, readonly=True)
             # The last view's end comes in any thread and at any time: no lock is taken for it.
-            self._views[weakref.ref(mapping, self._views.pop)] = position if of is None else of
-        return memoryview(mapping)[position - begin :]
+            self._views[weakref.ref(region, self._views.pop)] = position if of is None else of
+        return memoryview(region).toreadonly()
+
+    def _mapped(self, position: int, nbytes: int) -> tuple[int, core.Mapping]:
+        """A mapping with these bytes of the file of blobs, and where it begins. All views of a stretch have
+        one: the system allows some 65,000 to a process, and one who does not read may hold many views."""
+        begin = position // _STRETCH * _STRETCH
+        size = 2 * _STRETCH  # so that what reaches into the next stretch is in it; the file may end before
+        if position + nbytes > begin + size:
+            begin = position // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            size = position + nbytes - begin
+        mapping = self._mappings.get((begin, size))
+        if mapping is None:
+            mapping = core.Mapping(self._blob_fd, size, offset=begin, readonly=True)
+            self._mappings[begin, size] = mapping
+        return begin, mapping
 
     @contextmanager
     def punching(self) -> Iterator[tuple[int, set[int]]]:
@@ -344,8 +372,7 @@ class Segment:
 
     def _open_blobs(self) -> None:
         try:
-            path = path_of(self.folder, self.first, BLOBS)
-            self._blob_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._blob_fd = open_file(path_of(self.folder, self.first, BLOBS), self._flags())
         except FileNotFoundError:
             return
         self._find_room()

@@ -39,6 +39,12 @@ def parse(text: str) -> RunAddress:
 
 
 def rows_beside(endpoint: str) -> str:
-    """Where rows come in, if nobody says it: 5571 for 5570, so that both can be named to a firewall."""
+    """Where rows come in, if nobody says it: 5571 for 5570, so that both can be named to a firewall. Raises
+    AddressError where runs could have no address."""
+    if not endpoint.startswith("tcp://"):
+        raise AddressError(
+            f"a spool cannot listen at {endpoint!r}: runs have addresses such as run://HOST:PORT/NAME",
+            hint=f"tcp://HOST:PORT, for instance tcp://127.0.0.1:{DEFAULT_PORT}",
+        )
     host, _, port = endpoint.rpartition(":")
     return f"{host}:{int(port) + 1 if port.isdecimal() and 0 < int(port) < 65535 else 0}"

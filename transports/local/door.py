@@ -14,10 +14,10 @@ from contextlib import suppress
 
 from transports.errors import InternalError, TransferError
 from transports.local import passing
+from transports.peercred import same_user
 from transports.reactor import READABLE, Reactor
 from transports.upgrade import Declined
 
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
 TOKEN_SIZE = 16
 #: the names of doors
 DOOR = re.compile(r"transfer-[0-9a-f]{32}")
@@ -152,12 +152,6 @@ def enter(name: str, token: bytes) -> Pair:
         raise
     theirs.close()
     return connection, ours
-
-
-def same_user(connection: socket.socket) -> bool:
-    """Whether the other end of a Unix socket runs under our user."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(data)[1] == os.geteuid())
 
 
 def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:

@@ -44,6 +44,7 @@ cdef enum:
     FULL = 1
     BUSY = 2
     WOULD_BLOCK = 3
+    GONE = 4                  # settle_one's: the segment may not be in the queue any more
     BROKEN = -1
     NO_MEMORY = -2
 

@@ -368,18 +368,19 @@ cdef int link_settle(link_t* link) noexcept nogil:
     cdef segment_t* segment = link.head
     cdef int answer
     while segment != NULL:
-        if segment.borrowed:
-            answer = settle_one(link, segment)
-            if answer != OK:
-                return answer
+        answer = settle_one(link, segment) if segment.borrowed else OK
+        if answer == GONE:
             segment = link.head      # the queue may be another one
+        elif answer != OK:
+            return answer
         else:
             segment = segment.next
     return OK
 
 
 cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
-    """From its end on, since the kernel takes its beginning meanwhile. OK also if it is gone."""
+    """From its end on, since the kernel takes its beginning meanwhile. OK: the segment is in the queue;
+    GONE: it may not be."""
     cdef char* data = segment.data
     cdef size_t first = segment.done
     cdef size_t size = segment.size
@@ -404,7 +405,7 @@ cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
             if not still_borrowed(link, segment, data):
                 free(copy)
                 free(husk)
-                return OK
+                return GONE
     husk.owner = segment.owner
     husk.next = link.finished
     store_segment(&link.finished, husk)

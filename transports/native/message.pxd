@@ -1,6 +1,6 @@
 # One outgoing message. See message.pyx.
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from transports.native.link cimport link_t, segment_t
 
@@ -24,4 +24,5 @@ cdef int drop_segments(outgoing_t* out, Py_ssize_t count) except -1
 cdef bint has_large(list owners)
 cdef int enqueue(link_t* link, outgoing_t* out, Py_ssize_t count, size_t total, bint force,
                  bint settle, bint gather) noexcept nogil
+cdef int64_t unsent_count(link_t* link) noexcept nogil
 cdef list unsent_messages(list pieces)

@@ -201,6 +201,40 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
 
 # --- what was never sent --------------------------------------------------------------------------
 
+cdef int64_t unsent_count(link_t* link) noexcept nogil:
+    """How many messages in the queue were not begun; the caller holds the mutex."""
+    cdef segment_t* head = link.head
+    cdef size_t offset = 0
+    cdef bint inside
+    cdef int64_t begun
+    cdef header_t* header
+    if head == NULL or head.size == 0:      # an empty chunk waits for the next message
+        return link.queued
+    inside = head.starts_inside
+    begun = inside
+    while not head.payload and offset < head.done:      # what follows its first segment was not begun
+        header = <header_t*>(head.data + offset)
+        if not header.flags & F_CONTROL:
+            begun += not inside
+            inside = header.flags & F_MORE
+        # A large payload lies in the segment behind: this is past the end then.
+        offset += head_size(head.data + offset) + header.data_length
+    return link.queued - begun
+
+
+cdef size_t head_size(const char* at) noexcept nogil:
+    """Bytes of a frame before its payload."""
+    cdef header_t* header = <header_t*>at
+    cdef uint32_t extension
+    cdef size_t size = HEADER + header.topic_length
+    if header.flags & F_EXTENDED:
+        memcpy(&extension, at + HEADER, 4)
+        size += extension
+    elif header.flags & F_TENSOR:
+        size += 48
+    return size
+
+
 cdef list unsent_messages(list pieces):
     """Cuts queued memory back into messages; only those of which nothing was written.
 
@@ -215,7 +249,6 @@ cdef list unsent_messages(list pieces):
     cdef const char* at
     cdef header_t* header
     cdef Py_ssize_t head
-    cdef uint32_t extension
     cdef bytes chunk
     if pieces and pieces[0][4]:
         # Written before: the rest of that message, and of that frame's payload, cannot be sent again.
@@ -232,12 +265,7 @@ cdef list unsent_messages(list pieces):
         chunk = piece
         at = PyBytes_AS_STRING(chunk) + offset
         header = <header_t*>at
-        head = HEADER + header.topic_length
-        if header.flags & F_EXTENDED:
-            memcpy(&extension, at + HEADER, 4)
-            head += extension
-        elif header.flags & F_TENSOR:
-            head += 48
+        head = head_size(at)
         if done > offset:
             lost = True
         frame = chunk[offset:offset + head]

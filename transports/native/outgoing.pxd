@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from transports.native.flusher cimport Flusher
-from transports.native.link cimport link_t
+from transports.native.link cimport link_t, segment_t
 from transports.native.pool cimport Pool
 
 
@@ -32,6 +32,7 @@ cdef class Outgoing:
     cdef int write_out(self, bint no_gil) except -1
     cdef int let_go_copied(self) except -1
     cdef int own_all(self) except -1
+    cdef segment_t* empty_queue(self) noexcept
     cdef int check_process(self) except -1
     cdef int take_mutex(self) except -1
     cdef int tell_of_room(self, int fd) except -1

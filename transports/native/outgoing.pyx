@@ -6,7 +6,7 @@ import os
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport EPROTO
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
 from transports.errors import Broken, ForkedError, InternalError, UsageError, not_a_buffer
@@ -21,7 +21,8 @@ from transports.native.link cimport (
     link_write, load_segment, segment_t, store_segment,
 )
 from transports.native.message cimport (
-    add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_messages,
+    add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_count,
+    unsent_messages,
 )
 from transports.native.pool cimport HeldBuffer, Pool
 from transports.native.system cimport pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock
@@ -442,26 +443,43 @@ cdef class Outgoing:
         cdef list pieces = []
         cdef bint foreign
         self.own_all()
-        segment = self.link.head
+        segment = first = self.empty_queue()
+        try:
+            while segment != NULL:
+                # Still somebody else's: there was no memory for a copy, so it counts as written.
+                foreign = segment.owner != NULL and type(<object>segment.owner) is not bytes
+                pieces.append((payload_of(segment, segment == first, foreign), 1 if foreign else segment.done,
+                               segment.size, not segment.payload, bool(segment.starts_inside)))
+                segment = segment.next
+        finally:
+            self.let_go_copied()
+            release_segments(first, Broken("the connection ended before this message was sent"))
+        messages = unsent_messages(pieces)
+        if self.carrier is not None:
+            messages = [self.carrier.take_back(message) for message in messages]
+        return messages
+
+    def drop_unsent(self):
+        """As `take_unsent`, for what goes to nobody else: how many messages. Nothing is copied."""
+        cdef int64_t count
+        cdef segment_t* first
+        self.take_mutex()
+        count = unsent_count(self.link)
+        first = self.empty_queue()
+        self.let_go_copied()
+        release_segments(first, Broken("the connection ended before this message was sent"))
+        return count
+
+    cdef segment_t* empty_queue(self) noexcept:
+        """Takes what is queued out of the queue. Enters with the mutex held and leaves without it."""
+        cdef segment_t* first = self.link.head
         self.link.head = self.link.tail = NULL
         store_signed(&self.link.queued, 0)
         store_signed(&self.link.queued_bytes, 0)
         store_signed(&self.link.queued_payload, 0)
         self.link.borrowed = 0
         pthread_mutex_unlock(&self.link.mutex)
-        first = segment
-        while segment != NULL:
-            # Still somebody else's: there was no memory for a copy, so it counts as written.
-            foreign = segment.owner != NULL and type(<object>segment.owner) is not bytes
-            pieces.append((payload_of(segment, segment == first, foreign), 1 if foreign else segment.done,
-                           segment.size, not segment.payload, bool(segment.starts_inside)))
-            segment = segment.next
-        self.let_go_copied()
-        release_segments(first, Broken("the connection ended before this message was sent"))
-        messages = unsent_messages(pieces)
-        if self.carrier is not None:
-            messages = [self.carrier.take_back(message) for message in messages]
-        return messages
+        return first
 
     cdef int let_go_copied(self) except -1:
         """Before somebody is told that his memory is his again: the flusher may have had the mutex

@@ -21,6 +21,7 @@ cdef class Lease:
 
 cdef class Region:
     cdef Py_buffer view
+    cdef bint readonly
     cdef bint held
     cdef object released
     cdef object __weakref__

@@ -149,10 +149,11 @@ cdef class Lease:
 # export before they end, and CPython does not survive that.
 @cython.no_gc
 cdef class Region:
-    """Writable bytes that belong to somebody else, who hears when the last view of them dies."""
+    """Bytes that belong to somebody else, who hears when the last view of them dies."""
 
-    def __cinit__(self, memory, released=None):
-        PyObject_GetBuffer(memory, &self.view, PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE)
+    def __cinit__(self, memory, released=None, *, bint readonly=False):
+        PyObject_GetBuffer(memory, &self.view, PyBUF_ANY_CONTIGUOUS | (0 if readonly else PyBUF_WRITABLE))
+        self.readonly = readonly
         self.held = True
         self.released = released
 
@@ -164,7 +165,7 @@ cdef class Region:
         return self.view.len
 
     def __getbuffer__(self, Py_buffer* view, int flags):
-        PyBuffer_FillInfo(view, self, self.view.buf, self.view.len, 0, flags)
+        PyBuffer_FillInfo(view, self, self.view.buf, self.view.len, self.readonly, flags)
 
     def __dealloc__(self):
         if self.held:

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from transports.errors import SecurityError
+from transports.security.exposure import warn_of
 from transports.security.settings import Security, tokens_of
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Credentials:
         tokens: tuple[str, ...] = (security.token,) if security.token else ()
         if security.token_file:
             tokens = tokens_of(_text(security.token_file), security.token_file)
+        warn_of(security)
         with self._lock:
             self._contexts = contexts
             self._tokens = tuple(token.encode() for token in tokens)

@@ -2,7 +2,9 @@
 
 What is proved covers both hellos, with a fresh nonce of each side in them, and the certificate that the
 accepting side has shown: a proof that was overheard is good for nothing else, and whoever stands between
-two sides with a certificate of his own has nothing that he could pass on. The token itself is never sent.
+two sides with a certificate of his own has nothing that he could pass on. One who passes all bytes on
+connects the two with each other: the endpoint is no part of the proof, since port mappings and load
+balancers change it on the way. The token itself is never sent.
 A token may have a name, which the proof covers too; so far all are without one.
 """
 

@@ -12,6 +12,7 @@ byte), the name, and the proof. Tokens have no names so far.
 from __future__ import annotations
 
 from transports.errors import HandshakeError
+from transports.hello import refusal_in
 from transports.security.proof import ACCEPTING, CONNECTING, SIZE, prove, proved_token
 from transports.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Control, Flag, SocketType
 
@@ -54,6 +55,9 @@ class Proving:
 
     def _take(self, body: bytes) -> None:
         if body[0] == Control.REFUSED:
+            refusal = refusal_in(body)
+            if refusal.reason != "token":  # the proof was good, and this side cannot come in now
+                raise refusal
             raise HandshakeError("token", "the peer refused this side's token", hint=_HINT)
         if body[0] != Control.PROOF:
             raise HandshakeError("token", "another control frame where a proof of the token was due")

@@ -26,8 +26,8 @@ class Security:
     is an authority. server_name: what the certificates of peers that are connected to have to name, instead
     of their endpoint's host. token: a shared secret, or token_file: where it stands, one a line: the first
     is shown, each is taken, so that it can be changed without a pause. unauthenticated: strangers may come
-    in beyond loopback, said in words. tokenless: what cannot ask for the token listens on this machine
-    although there is one. encrypt: "all": what goes by rdma or ucx is not encrypted, so
+    in beyond loopback, said in words. tokenless: what knows no token listens on this machine, and
+    connects, although there is one. encrypt: "all": what goes by rdma or ucx is not encrypted, so
     they are not used. connections, unfinished: at once, of one bound endpoint; the latter of peers that did
     not show yet who they are.
     """

@@ -155,6 +155,11 @@ def check_gives_back(subject: Subject) -> None:
 
 def check_gives_back_memory(subject: Subject) -> None:
     """When the peer goes, whoever is told that his memory is his again may resize it there and then."""
+    _gives_back_memory(subject, lambda stream: stream.take_unsent())
+    _gives_back_memory(subject, lambda stream: stream.drop_unsent())
+
+
+def _gives_back_memory(subject: Subject, end: Callable[[Any], object]) -> None:
     told: list[BaseException | None] = []
 
     def resizes(memory: bytearray) -> Callable[[BaseException | None], None]:
@@ -173,7 +178,7 @@ def check_gives_back_memory(subject: Subject) -> None:
             assert ends.connecting.send(plain(memory), hold=True, released=resizes(memory))
         ends.accepting.close()
         until(lambda: _is_broken(ends.connecting.receive), "the end")
-        ends.connecting.take_unsent()
+        end(ends.connecting)
         ends.connecting.close()  # of what was begun, this gives the memory back at the latest
         until(lambda: ends.reap() is None and len(told) == 4, "the release")
         assert told == [None] * 4, told

@@ -378,20 +378,27 @@ class Outgoing:
                 taken = [m for m in self._queue if not m.begun and not m.control]
                 borrowed = [m for m in taken if m.borrowed]
                 if not borrowed:
-                    result = self._remove(taken)
+                    back = self.carrier.take_back if self.carrier is not None else lambda frames: frames
+                    result = [back(message.frames) for message in taken]
+                    self._drop(taken)
                     break
             for message in borrowed:  # its sender still waits, or is not told yet that he may change it
                 self._own(message)
         self._settle()
         return result
 
-    def _remove(self, taken: list[Message]) -> list[list[OutFrame]]:
+    def drop_unsent(self) -> int:
+        """As `take_unsent`, for what goes to nobody else: how many messages. Nothing is copied."""
+        with self._lock:
+            self._drop(dropped := [m for m in self._queue if not m.begun and not m.control])
+        self._settle()
+        return len(dropped)
+
+    def _drop(self, taken: list[Message]) -> None:
         self._queue = deque(m for m in self._queue if m.begun or m.control)
-        result = [m.frames if self.carrier is None else self.carrier.take_back(m.frames) for m in taken]
         error = self.broken or Broken("taken back before it was sent")
         for message in taken:
             self._leave(message, error)
-        return result
 
     # -- the flusher's
 

@@ -81,19 +81,28 @@ def _exporter(base: type, nbytes: int) -> Any:
 
 
 class Region:
-    """Writable bytes that belong to somebody else, who hears when the last view of them dies."""
+    """Bytes that belong to somebody else, who hears when the last view of them dies."""
 
     _released: Callable[[], None] | None
+    _view: memoryview
+    __hash__ = object.__hash__  # arrays have none
 
-    def __new__(cls, memory: Any, released: Callable[[], None] | None = None) -> Region:
+    def __new__(
+        cls, memory: Any, released: Callable[[], None] | None = None, *, readonly: bool = False
+    ) -> Region:
         view = flat_view(memory)
-        if view.readonly:
+        if view.readonly and not readonly:
             raise BufferError("the memory of a region is writable")
-        region: Region = _exporter(Region, view.nbytes).from_buffer(view)
+        exporter = _exporter(Region, view.nbytes)
+        # ctypes takes no buffer that is read-only. Whoever lends such a region makes its views so.
+        region: Region = exporter.from_address(address_of(view)) if readonly else exporter.from_buffer(view)
+        region._view = view
         region._released = released
         return region
 
-    def __init__(self, memory: Any, released: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, memory: Any, released: Callable[[], None] | None = None, *, readonly: bool = False
+    ) -> None:
         pass
 
     @property

@@ -5,13 +5,13 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transports.base import Stream
 from transports.errors import Broken, ProtocolError, TransferError
-from transports.owning import pour, unsent
+from transports.owning import counted, pour, unsent
 from transports.twin.pool import flat_view
 from transports.ucx.driver import Endpoint, failure
 from transports.ucx.packing import APART, FULL, TAKEN, pack
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transports.upgrade import Surroundings
 
 Released = Callable[[BaseException | None], None]
+_Kept = TypeVar("_Kept")
 CONTROL = int(Flag.CONTROL)
 #: a control frame of our own on the connection beside: take in so many messages, whoever waits
 COLLECT = struct.Struct("<BQ")
@@ -166,14 +167,20 @@ class Outgoing(Stream):
             return False
 
     def take_unsent(self) -> list[list[OutFrame]]:
+        return self._leave_unsent(unsent)
+
+    def drop_unsent(self) -> int:
+        return self._leave_unsent(counted)
+
+    def _leave_unsent(self, keep: Callable[[Iterable[list[OutFrame]]], _Kept]) -> _Kept:
         with self._port as port:
             if self.broken is None:
-                return []
+                return keep(())
             left = [message for message in self._queue if not message.next]
             self._queue.clear()
             self._waiting = 0
             self.queued = self.queued_bytes = 0
-            kept = unsent(message.frames for message in left)
+            kept = keep(message.frames for message in left)
             for message in left:
                 self._release(message, self.broken)
             port.want(self, False)

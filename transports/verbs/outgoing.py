@@ -4,12 +4,12 @@ the peer has READ them."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import clock_gettime_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transports.errors import Broken, ProtocolError, TransferError
-from transports.owning import unsent
+from transports.owning import counted, unsent
 from transports.twin import fork
 from transports.twin.codec import normalize
 from transports.verbs import beside, eager
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transports.core_contract import OutFrame
 
 _Released = Callable[[BaseException | None], None]
+_Kept = TypeVar("_Kept")
 _CONTROL, _MORE, _CRC = int(Flag.CONTROL), int(Flag.MORE), int(Flag.CRC)
 #: flags that the short way knows
 _SHORT = int(Flag.ACK | Flag.LZ4)
@@ -144,15 +145,21 @@ class Outgoing(Half):
 
     def take_unsent(self) -> list[list[OutFrame]]:
         """The messages of which nothing was given to the device; what was announced counts as sent."""
+        return self._leave_unsent(unsent)
+
+    def drop_unsent(self) -> int:
+        return self._leave_unsent(counted)
+
+    def _leave_unsent(self, keep: Callable[[Iterable[list[OutFrame]]], _Kept]) -> _Kept:
         with self._lock:
             if self.broken is None:
-                return []
+                return keep(())
             messages, self._unposted = self._unposted, []
             self._waiting = Waiting()
             for message in messages:
                 self.queued -= 1
                 self.queued_bytes -= message.nbytes
-        kept = unsent(message.frames for message in messages if not message.begun)
+        kept = keep(message.frames for message in messages if not message.begun)
         for message in messages:
             message.frames = []  # nothing holds the memory any more when its owner is told
             if message.released is not None:

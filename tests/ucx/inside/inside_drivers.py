@@ -38,8 +38,8 @@ def test_a_peer_with_another_driver(theirs):
     environ = {**os.environ, "TRANSFER_UCX_DRIVER": theirs}
     with transfer.Context() as context, context.socket(transfer.REQ) as req:
         req.rcvtimeo = req.sndtimeo = 20_000
-        req.bind("tcp://127.0.0.1:0")
-        endpoint = req.last_endpoint.replace("tcp", "ucx")
+        req.bind("ucx://127.0.0.1:0")
+        endpoint = req.last_endpoint
         peer = subprocess.Popen(
             [sys.executable, "-c", PEER, endpoint, str(3 * len(SHAPES))],
             stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3], env=environ,
@@ -75,9 +75,9 @@ def test_beside_other_users_of_ucx_in_the_process():
     assert len(report().copies) == 1
     with transfer.Context() as context, context.socket(transfer.PULL) as pull:
         pull.rcvtimeo = 20_000
-        pull.bind("tcp://127.0.0.1:0")
+        pull.bind("ucx://127.0.0.1:0")
         with context.socket(transfer.PUSH) as push:
-            push.connect(pull.last_endpoint.replace("tcp", "ucx"))
+            push.connect(pull.last_endpoint)
             push.wait_for_peers(1)
             push.send(b"still here" * 10_000)
             assert pull.recv() == b"still here" * 10_000

@@ -58,8 +58,8 @@ def test_a_killed_sender(sizes, after):
     """Whatever arrives before the end is whole, and the end is noticed."""
     with transfer.Context() as context, context.socket(transfer.PULL) as pull:
         pull.rcvtimeo = 20_000
-        pull.bind("tcp://127.0.0.1:0")
-        endpoint = pull.last_endpoint.replace("tcp", "ucx")
+        pull.bind("ucx://127.0.0.1:0")
+        endpoint = pull.last_endpoint
         wanted = {int(size) for size in sizes.split(",")}
         peer = start("PUSH", endpoint, sizes)
         try:
@@ -84,8 +84,8 @@ def test_a_killed_receiver(size):
     with transfer.Context() as context, context.socket(transfer.PUSH) as push:
         push.sndtimeo = 20_000
         push.linger = 0
-        push.bind("tcp://127.0.0.1:0")
-        endpoint = push.last_endpoint.replace("tcp", "ucx")
+        push.bind("ucx://127.0.0.1:0")
+        endpoint = push.last_endpoint
         peer = start("PULL", endpoint, "1")
         try:
             push.wait_for_peers(1)
@@ -113,8 +113,8 @@ def test_a_stopped_peer_does_not_keep_us_from_closing():
     with transfer.Context() as context:
         push = context.socket(transfer.PUSH)
         push.linger = 300
-        push.bind("tcp://127.0.0.1:0")
-        peer = start("PULL", push.last_endpoint.replace("tcp", "ucx"), "1,1")
+        push.bind("ucx://127.0.0.1:0")
+        peer = start("PULL", push.last_endpoint, "1,1")
         try:
             push.wait_for_peers(1)
             push.send(bytes(1 << 20))
@@ -131,10 +131,10 @@ def test_a_stopped_peer_does_not_keep_us_from_closing():
 def test_killed_many_times_nothing_is_left_behind():
     with transfer.Context() as context, context.socket(transfer.PULL) as pull:
         pull.rcvtimeo = 20_000
-        pull.bind("tcp://127.0.0.1:0")
+        pull.bind("ucx://127.0.0.1:0")
         counts = []
         for number in range(5):
-            peer = start("PUSH", pull.last_endpoint.replace("tcp", "ucx"), "1000,4194304")
+            peer = start("PUSH", pull.last_endpoint, "1000,4194304")
             try:
                 for _ in range(number):
                     pull.recv()
@@ -154,7 +154,7 @@ def test_killed_many_times_nothing_is_left_behind():
 def test_the_process_ends_cleanly_with_a_rendezvous_open():
     code = (
         "import transfer; c = transfer.Context(); a, b = c.socket(transfer.PUSH), c.socket(transfer.PULL);"
-        "b.bind('tcp://127.0.0.1:0'); a.connect(b.last_endpoint.replace('tcp', 'ucx')); a.wait_for_peers(1);"
+        "b.bind('ucx://127.0.0.1:0'); a.connect(b.last_endpoint); a.wait_for_peers(1);"
         "[a.send(bytes(4 << 20), copy=False) for _ in range(4)]; print(a.peers()[0].transport)"
     )
     done = subprocess.run(

@@ -30,10 +30,10 @@ def connected(context, one, other, **options):
     bound, connecting = context.socket(other, **options), context.socket(one, **options)
     bound.rcvtimeo = connecting.rcvtimeo = 20_000
     bound.sndtimeo = connecting.sndtimeo = 20_000
-    bound.bind("tcp://127.0.0.1:0")
+    bound.bind("ucx://127.0.0.1:0")
     if one == transfer.SUB:
         connecting.subscribe(b"")
-    connecting.connect(bound.last_endpoint.replace("tcp", "ucx"))
+    connecting.connect(bound.last_endpoint)
     connecting.wait_for_peers(1)
     bound.wait_for_peers(1)
     for socket in (connecting, bound):
@@ -107,12 +107,12 @@ def test_publish_and_subscribe(context):
 def test_router_and_dealers(context):
     router = context.socket(transfer.ROUTER)
     router.rcvtimeo = 20_000
-    router.bind("tcp://127.0.0.1:0")
+    router.bind("ucx://127.0.0.1:0")
     dealers = []
     for number in range(3):
         dealer = context.socket(transfer.DEALER, routing_id=b"dealer %d" % number)
         dealer.rcvtimeo = 20_000
-        dealer.connect(router.last_endpoint.replace("tcp", "ucx"))
+        dealer.connect(router.last_endpoint)
         dealer.wait_for_peers(1)
         dealers.append(dealer)
     for dealer in dealers:
@@ -247,8 +247,8 @@ def test_asyncio():
     async def run():
         context = transfer.asyncio.Context()
         push, pull = context.socket(transfer.PUSH), context.socket(transfer.PULL)
-        pull.bind("tcp://127.0.0.1:0")
-        push.connect(pull.last_endpoint.replace("tcp", "ucx"))
+        pull.bind("ucx://127.0.0.1:0")
+        push.connect(pull.last_endpoint)
 
         async def send():
             for number in range(300):

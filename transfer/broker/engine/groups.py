@@ -63,12 +63,18 @@ class _Held(NamedTuple):
 
 
 class _Consumer:
-    __slots__ = ("held", "timeout", "window")
+    __slots__ = ("held", "paused", "timeout", "window")
 
     def __init__(self, window: int, timeout: float | None) -> None:
         self.window = window
         self.timeout = timeout
+        self.paused = False
         self.held: set[int] = set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes one more."""
+        return len(self.held) < self.window and not self.paused
 
 
 class Group:
@@ -126,6 +132,12 @@ class Group:
         self._consumers[consumer] = _Consumer(window, timeout)
         self._turn.append(consumer)
 
+    def pause(self, consumer: object, paused: bool) -> None:
+        """Whether it takes nothing for now, whatever its window. Harmless for one that has not joined."""
+        found = self._consumers.get(consumer)
+        if found is not None:
+            found.paused = paused
+
     def leave(self, consumer: object, now: float) -> list[tuple[Delivery, Outcome]]:
         """It has gone: what it held comes again at once, AGAIN. DEAD (see `nack`) is what was sent
         MOST_LOST times: it may be what makes consumers go."""
@@ -156,7 +168,7 @@ class Group:
         while full < len(turn) and len(taken) < limit:
             name = turn[0]
             consumer = self._consumers[name]
-            if len(consumer.held) >= consumer.window:
+            if consumer.paused or len(consumer.held) >= consumer.window:
                 full += 1
                 turn.rotate(-1)
                 continue
@@ -185,7 +197,7 @@ class Group:
         consumer = self._consumers[name]
         begin = max(self._next, self.cursor)
         count = min(limit, end - begin, consumer.window - len(consumer.held))
-        if consumer.timeout is not None or count <= 0:
+        if consumer.timeout is not None or consumer.paused or count <= 0:
             return []
         offsets = range(begin, begin + count)
         self._next = begin + count
@@ -194,6 +206,15 @@ class Group:
         consumer.held.update(offsets)
         _add(self.changes, Kind.SENT, begin, begin + count, 1)
         return [Delivery(name, offset, 1) for offset in offsets]
+
+    def untake(self, deliveries: Sequence[Delivery], due: float) -> None:
+        """They did not go out: they come again then, and what was to be an attempt was none."""
+        for _, offset, attempt in deliveries:
+            if self._is_held(offset, attempt):
+                self._let_go(offset)
+                self._attempts[offset] = attempt - 1
+                _add(self.changes, Kind.SENT, offset, offset + 1, attempt - 1)
+                heapq.heappush(self._again, (due, offset))
 
     def ack_many(self, consumer: object, deliveries: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """A consumer has done with deliveries, (offset, attempt) each: those that are STALE come back."""
@@ -252,8 +273,8 @@ class Group:
         """Deliveries that were held for too long, and what becomes of them: AGAIN or DEAD (see `nack`)."""
         late: list[tuple[Delivery, Outcome]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, offset, attempt = heapq.heappop(self._deadlines)
-            if not self._is_held(offset, attempt):
+            due, offset, attempt = heapq.heappop(self._deadlines)
+            if not self._is_limited(due, offset, attempt):
                 continue
             consumer = self._held[offset].consumer
             self._let_go(offset)
@@ -286,10 +307,10 @@ class Group:
         """When `take` or `expire` has something to do without anything new coming. None: not until
         somebody joins, acknowledges, or gives back."""
         deadlines = self._deadlines
-        while deadlines and not self._is_held(*deadlines[0][1:]):
+        while deadlines and not self._is_limited(*deadlines[0]):
             heapq.heappop(deadlines)
         times = [deadlines[0][0]] if deadlines else []
-        if self._again and any(len(one.held) < one.window for one in self._consumers.values()):
+        if self._again and any(one.is_ready for one in self._consumers.values()):
             times.append(self._again[0][0])
         return min(times, default=None)
 
@@ -306,12 +327,16 @@ class Group:
     def _watch(self, deadline: float, offset: int, attempt: int) -> None:
         heapq.heappush(self._deadlines, (deadline, offset, attempt))
         if len(self._deadlines) > 2 * len(self._held) + 64:  # most of them are acknowledged
-            self._deadlines = [one for one in self._deadlines if self._is_held(*one[1:])]
+            self._deadlines = [one for one in self._deadlines if self._is_limited(*one)]
             heapq.heapify(self._deadlines)
 
     def _is_held(self, offset: int, attempt: int) -> bool:
         held = self._held.get(offset)
         return held is not None and held.attempt == attempt
+
+    def _is_limited(self, due: float, offset: int, attempt: int) -> bool:
+        """Whether this is the deadline of what is held: it may be that of a delivery that did not go out."""
+        return self._is_held(offset, attempt) and self._held[offset].deadline == due
 
     def _whose(self, consumer: object, offset: int, attempt: int) -> Outcome:
         held = self._held.get(offset)

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,14 +23,14 @@ from transfer.broker.courier import DirectDriver, Sent
 from transfer.broker.engine.direct_actions import Admitted, Dispatch, Full, NoRoute, Register, Reply
 from transfer.broker.engine.direct_events import Facts
 from transfer.broker.fronts.abtp_awaiting import Awaiting, AwaitingRoute
+from transfer.broker.fronts.abtp_listeners import AbtpListeners
 from transfer.broker.fronts.abtp_outgoing import Frames, Outgoing
 from transfer.broker.fronts.abtp_pub import PubSubscriber, envelope_of
+from transfer.broker.fronts.abtp_sockets import AbtpSettings, open_sockets
 from transfer.broker.fronts.abtp_times import expired, timed
 from transfer.broker.message import Front, Message
 from transfer.peer_faults import PeerFaults
 from transfer.protocols.abtp import (
-    PUB_ENDPOINT,
-    ROUTER_ENDPOINT,
     Limits,
     Published,
     Rejected,
@@ -44,7 +43,7 @@ from transfer.protocols.abtp import (
 from transfer.protocols.abtp_envelope import Envelope, write_envelope
 from transfer.protocols.abtp_media import compress
 from transfer.protocols.abtp_words import CONTROL, DEAD_LETTERS, Code
-from transports.errors import AddressError, AddressInUse, InternalError, LogFull, TransferError, UsageError
+from transports.errors import InternalError, LogFull, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.beside import Beside
@@ -55,37 +54,8 @@ _log = logging.getLogger("transfer.broker")
 #: says whether a producer may publish this: None, or the code of the refusal
 Policy = Callable[[Envelope], Code | None]
 
-#: bytes that a frame may have beyond the largest payload: the rest of its envelope
-_ENVELOPE_ROOM = 1 << 20
 #: plain integers: with pyzmq's enums each frame costs a microsecond more
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-#: milliseconds that answers have to leave when the broker ends
-_LINGER = 200
-
-
-@dataclass(frozen=True, slots=True)
-class AbtpSettings:
-    """router, pub: endpoints; port 0 is a free one. largest: bytes of a payload. batch: messages of one
-    turn.
-
-    unkept, unkept_bytes: what may wait for the disk; beyond it producers are throttled. peer_queue,
-    sub_queue: messages that may wait in the sockets for one peer. peer_unread: those of one peer that
-    libzmq reads before the broker does. route_grace: seconds that a message waits for a consumer that went a
-    moment ago; awaiting, awaiting_of_topic: how many of them, in all and of a topic.
-    """
-
-    router: str = ROUTER_ENDPOINT
-    pub: str = PUB_ENDPOINT
-    largest: int = 16 << 20
-    batch: int = 128
-    unkept: int = 8192
-    unkept_bytes: int = 256 << 20
-    peer_queue: int = 8192
-    sub_queue: int = 1000
-    peer_unread: int = 256
-    route_grace: float = 5.0
-    awaiting: int = 4096
-    awaiting_of_topic: int = 256
 
 
 class AbtpFront:
@@ -109,7 +79,6 @@ class AbtpFront:
         allowed: Callable[[str, str], object] | None = None,
     ) -> None:
         self.settings = settings or AbtpSettings()
-        self._allowed = allowed
         self.counters: Counter[str] = Counter()
         self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy
         self._limits = Limits(self.settings.largest)
@@ -123,46 +92,26 @@ class AbtpFront:
         self._faults = PeerFaults(_log)
         self._away = False  # a large message is read beside the loop, and others come behind it
         self.connections = 0
-        self._monitors: list[zmq.Socket[bytes]] = []
+        self._listeners = AbtpListeners(allowed)
         self._context = zmq.Context()
         try:
-            self._open()
+            self._router, self._pub = sockets = open_sockets(self._context, self.settings)
+            self.endpoints = {
+                "router": self._listeners.bind(self._router, self.settings.router),
+                "pub": self._listeners.bind(self._pub, self.settings.pub),
+            }
         except BaseException:
             self._context.destroy(0)
+            self._listeners.close()
             raise
+        self._monitors = [
+            one.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED) for one in sockets
+        ]
         self.subscriber = PubSubscriber(hub, self._tell, self.settings.largest)
         for socket in (self._router, self._pub, *self._monitors):
             loop.add_reader(socket.fileno(), self._turn)
         direct.attach(self)
         self._soon()
-
-    def _open(self) -> None:
-        settings = self.settings
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # A client that comes back with its identity is not shut out by its own dead connection.
-        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._router.setsockopt(zmq.SNDHWM, settings.peer_queue)
-        self._router.setsockopt(zmq.RCVHWM, settings.peer_unread)
-        self._pub = self._context.socket(zmq.XPUB)
-        self._pub.setsockopt(zmq.SNDHWM, settings.sub_queue)
-        self.endpoints: dict[str, str] = {}
-        for name, socket, endpoint in (
-            ("router", self._router, settings.router),
-            ("pub", self._pub, settings.pub),
-        ):
-            socket.setsockopt(zmq.MAXMSGSIZE, settings.largest + _ENVELOPE_ROOM)
-            socket.setsockopt(zmq.HEARTBEAT_IVL, 10_000)  # a peer whose machine is gone is noticed
-            socket.setsockopt(zmq.LINGER, _LINGER)
-            socket.setsockopt(zmq.BACKLOG, 1024)  # as our own listeners
-            try:
-                socket.bind(endpoint)
-            except zmq.ZMQError as error:
-                raise _address_error(endpoint, error) from error
-            self._monitors.append(socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
-            bound = self.endpoints[name] = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-            if self._allowed is not None and bound.startswith("tcp://"):
-                self._allowed(bound.removeprefix("tcp://").rpartition(":")[0].strip("[]"), bound)
 
     def tick(self, now: float) -> None:
         """Looks once more; about once a second."""
@@ -177,6 +126,7 @@ class AbtpFront:
         self._hub.fanout.leave(self.subscriber)
         self._awaiting.close()
         self._context.destroy()
+        self._listeners.close()
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -443,9 +393,3 @@ def _frames_of(action: Dispatch, message: Message, *, packs: bool) -> Frames:
         session_id=delivery.session_id,
     )
     return [action.peer, b"", delivery.topic.encode(), compress(envelope) if packs else envelope]
-
-
-def _address_error(endpoint: str, error: zmq.ZMQError) -> TransferError:
-    if error.errno == zmq.EADDRINUSE:
-        return AddressInUse(f"{endpoint}: {error}", hint="end who has it, or name another port")
-    return AddressError(f"{endpoint}: {error}", hint="tcp://host:port of this machine")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 
 #: consumers that one program may have
 MOST_CONSUMERS = 10_000
+#: bytes of messages that wait for a program, beyond which its consumers get no more: windows count messages
+MOST_WAITING = 64 << 20
+#: so many bytes are said to a program between two looks at how many wait
+_LOOK = 1 << 20
+#: seconds until a program that did not read is looked at again
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
 
 
 class Program:
@@ -41,6 +47,8 @@ class Program:
         self._hub = hub
         self._identity = identity
         self._consumers: dict[int, Consumer] = {}
+        self._said = 0  # bytes, since the last look at how many wait
+        self._paused = self._gone = False
         self.arrivals = ProgramArrivals(
             requests.arrivals, partial(requests.send, identity), partial(requests.refuse, identity)
         )
@@ -65,8 +73,39 @@ class Program:
         else:
             raise ProtocolError("op", f"{head.op.name} is the broker's to say")
 
+    def told(self, nbytes: int) -> None:
+        """So many bytes of messages go to it. If it does not read them, its consumers get no more for now."""
+        self._said += nbytes
+        if self._said < _LOOK or self._paused:
+            return
+        self._said = 0
+        waiting = self._requests.backlog(self._identity)
+        if waiting is None or waiting >= MOST_WAITING:
+            self._requests.paused()
+            self._pause(True)
+            self._look_again(_FIRST_PAUSE)
+
+    def _pause(self, paused: bool) -> None:
+        self._paused = paused
+        for consumer in self._consumers.values():
+            self._hub.groups.pause(consumer, consumer.served, paused)
+
+    def _look_again(self, pause: float) -> None:
+        self._requests.later(pause, self._look, pause)
+
+    def _look(self, pause: float) -> None:
+        """It may have read: nobody says so, and it is looked for more and more rarely."""
+        if self._gone:
+            return
+        waiting = self._requests.backlog(self._identity)
+        if waiting is not None and waiting <= MOST_WAITING // 2:
+            self._pause(False)
+        else:
+            self._look_again(min(2 * pause, _LONGEST_PAUSE))
+
     def leave(self) -> Iterable[Consumer]:
         """The program has gone; its consumers have to leave."""
+        self._gone = True
         self.arrivals.leave()
         return self._consumers.values()
 
@@ -85,13 +124,13 @@ class Program:
             consumer.leave()
             consumer = None
         if consumer is None:
-            consumer = Consumer(self._requests, self._hub, self._identity, head.number)
+            consumer = Consumer(self._requests, self._hub, self._identity, head.number, self.told)
         consumer.served = served
         consumer.offer_large(join.pieces)
         self._consumers[head.number] = consumer
         words = encode_words({"cursor": consumer.served.group.cursor})
         self._requests.send(self._identity, encode(Op.JOINED, head.number, words))
-        self._hub.groups.join(consumer, consumer.served, join.window, join.timeout)
+        self._hub.groups.join(consumer, consumer.served, join.window, join.timeout, paused=self._paused)
 
 
 class Consumer:
@@ -99,11 +138,14 @@ class Consumer:
 
     served: Served
 
-    def __init__(self, requests: Requests, hub: Hub, identity: bytes, number: int) -> None:
+    def __init__(
+        self, requests: Requests, hub: Hub, identity: bytes, number: int, told: Callable[[int], None]
+    ) -> None:
         self._requests = requests
         self._hub = hub
         self._identity = identity
         self._number = number
+        self._told = told  # hears how many bytes of messages go out
         self._acked = 0
         self._offers: Offers | None = None
         self.in_pieces = False
@@ -152,6 +194,7 @@ class Consumer:
             self._requests.delivered(len(deliveries))
             head = encode(Op.DELIVER, self._number, encode_deliveries(deliveries), len(deliveries))
             self._requests.send(self._identity, head, parts)
+            self._told(sum(len(part[3]) for part in parts))
 
     def offer_large(self, wanted: bool) -> None:
         """Whether large messages are offered from now on, and fetched in pieces. What was offered until now
@@ -170,6 +213,7 @@ class Consumer:
         """See own_offers.Taker."""
         parts: list[OutPart] = [(None, None, 0, data)] if data is not None else []
         self._requests.send(self._identity, encode_place(op, self._number, place, rest), parts)
+        self._told(len(data) if data is not None else 0)
 
     def gone(self, offset: int, attempt: int) -> None:
         """See own_offers.Taker."""

@@ -85,6 +85,11 @@ class Outbox:
         for identity in list(self._waiting):
             self._send(identity)
 
+    def flush_one(self, identity: bytes) -> None:
+        """All that was said to one program goes out."""
+        if identity in self._waiting:
+            self._send(identity)
+
     def _of(self, identity: bytes) -> _Words:
         waiting = self._waiting.get(identity)
         if waiting is None:

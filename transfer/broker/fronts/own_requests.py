@@ -71,7 +71,7 @@ class Requests(Heard):
         super().__init__(hub, loop, context, counters)
         self.arrivals = Arrivals(hub, loop, counters, pieces)
         self.reader = Reader(loop, hub.store, hub.counts, hub.threads)
-        self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows bound what is on its way
+        self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows and `Program.told` bound it
         self._programs: dict[bytes, Program] = {}
         #: consumers whose program has gone: what they held goes to others
         self._leaving: InTurns[Consumer] = InTurns(loop.call_soon, _LEAVE_AT_ONCE, Consumer.leave)
@@ -236,6 +236,19 @@ class Requests(Heard):
     def delivered(self, count: int) -> None:
         """So many messages go to consumers."""
         self._counters["delivered"] += count
+
+    def paused(self) -> None:
+        """A program does not read what its consumers are to get."""
+        self._counters["paused"] += 1
+
+    def backlog(self, identity: bytes) -> int | None:
+        """Bytes that wait for a program, of all that was said to it. None: it has gone."""
+        self._outbox.flush_one(identity)
+        return None if self.socket.closed else self.socket.waiting_bytes(identity)
+
+    def later(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
+        """Calls it then."""
+        self._loop.call_later(seconds, call, *arguments)
 
     def soon(self, call: Callable[..., object], *arguments: object) -> None:
         """Calls it in the loop's next turn."""

@@ -64,6 +64,7 @@ def application(
         executor.shutdown(wait=False)
 
     app.on_cleanup.append(end)
+    app.on_response_prepare.append(_kept_nowhere)
     app.add_routes([web.get("/livez", _health(live)), web.get("/readyz", _health(ready))])
     if metrics is not None:
         app.add_routes([web.get("/metrics", _metrics(metrics))])
@@ -71,6 +72,23 @@ def application(
     if topics is not None:
         app.add_routes(TopicRoutes(topics, executor).routes(ADMIN))
     return app
+
+
+#: of every answer that says nothing else
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+async def _kept_nowhere(_: web.Request, response: web.StreamResponse) -> None:
+    """Browsers keep no answer, and show none inside of another page."""
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
 
 
 def _health(problems: Health) -> Handler:

@@ -7,6 +7,7 @@ they have a token of their own (`http.token`), need that one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from aiohttp import web
@@ -15,6 +16,7 @@ from aiohttp.typedefs import Handler, Middleware
 from transfer.broker.http.console import PAGES
 from transfer.broker.http.refusing import refusal
 from transfer.https import Https, bearer, is_one_of
+from transfer.throttled_log import ThrottledLog
 from transports.security.guard import is_loopback
 from transports.security.settings import Security
 
@@ -41,6 +43,7 @@ class Callers:
         self._token = token
         self._certified = certified
         self._https = https or Https(Security())
+        self._throttled = ThrottledLog(logging.getLogger("transfer.broker"))
 
     def guard(self) -> Middleware:
         """Refuses whoever may not ask."""
@@ -48,12 +51,24 @@ class Callers:
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
             answer = self._refused(request) or await handler(request)
-            asks = self._https.security.authenticates or _shown(request) is not None
-            if asks and not (self._is_known(request) or self._has_own(request)):
+            if self.shows(request) is False:
+                self._note(request)
                 answer.force_close()  # strangers hold no connection, and have one try of a token on each
             return answer
 
         return guarded
+
+    def shows(self, request: web.Request) -> bool | None:
+        """Whether it shows who asks, by what is good; None: nothing is asked for, and nothing is shown."""
+        if not (self._https.security.authenticates or self._token or _shown(request) is not None):
+            return None
+        return self._is_known(request) or self._has_own(request)
+
+    def _note(self, request: web.Request) -> None:
+        """Whoever guesses tokens is seen."""
+        if _shown(request) is not None:
+            text = "a wrong token is shown to HTTP, by %s"
+            self._throttled.say(logging.WARNING, "token", text, request.remote or "a peer", most=1)
 
     def _refused(self, request: web.Request) -> web.Response | None:
         path = request.path

@@ -9,12 +9,10 @@ from aiohttp.typedefs import Handler
 
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _HEADERS = {
-    # Nothing from elsewhere, and no page of another place around it: operators click here.
+    # Nothing from elsewhere, and no page of another place around it: operators click here. All else is as of
+    # every answer.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
 }
 
 

@@ -1,4 +1,4 @@
-"""HTTP's connections up to their first request: deadlines, and how many there may be."""
+"""HTTP's connections until a request shows who asks: deadlines, and how many there may be."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import socket
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -17,7 +19,7 @@ from transfer.broker.secured import channel_of
 
 @dataclass(slots=True, eq=False)
 class _Guest:
-    """Somebody who has not asked for anything yet."""
+    """A peer that has not shown who it is, or has not sent a whole request yet."""
 
     connection: socket.socket
     certified: bool
@@ -27,11 +29,30 @@ class _Guest:
     protocol: asyncio.BaseProtocol | None = None
 
 
+class _Watched(asyncio.Protocol):
+    """aiohttp's protocol of a connection. ended: is called when the connection is lost."""
+
+    def __init__(self, protocol: asyncio.Protocol, ended: Callable[[], object]) -> None:
+        self._ended = ended
+        self._protocol = protocol
+        self.connection_made = protocol.connection_made  # type: ignore[method-assign]
+        self.data_received = protocol.data_received  # type: ignore[method-assign]
+        self.eof_received = protocol.eof_received  # type: ignore[method-assign]
+        self.pause_writing = protocol.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = protocol.resume_writing  # type: ignore[method-assign]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.BaseProtocol.connection_lost`."""
+        self._ended()
+        self._protocol.connection_lost(exc)
+
+
 class Entrance:
     """Gives connections to aiohttp, after the handshake where there is TLS. On the broker's loop.
 
-    patience: seconds until the first request; those who have not asked are a `Crowd`, of `unfinished` at
-    most (`crowd`). refused: how many did not come in, by word.
+    patience: seconds that a connection has to show who asks; those who have not are a `Crowd`, of
+    `unfinished` at most (`crowd`), also while they are answered. refused: how many did not come in, by word.
+    shows: whether a request has shown who asks; None: it cannot, since nothing is asked for.
     """
 
     def __init__(
@@ -39,6 +60,7 @@ class Entrance:
         loop: asyncio.AbstractEventLoop,
         runner: web.AppRunner,
         refused: Counter[str],
+        shows: Callable[[web.Request], bool | None],
         *,
         patience: float,
         unfinished: int,
@@ -46,7 +68,9 @@ class Entrance:
         self.refused = refused
         self._loop = loop
         self._runner = runner
+        self._shows = shows
         self.crowd: Crowd[_Guest] = Crowd(loop, self._put_out, patience=patience, most=unfinished)
+        self._silent = 0  # connections that have sent nothing; aiohttp has them not
         self._by_protocol: dict[asyncio.BaseProtocol, _Guest] = {}
         self._certified: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
         self._transports: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
@@ -54,20 +78,26 @@ class Entrance:
     @property
     def connections(self) -> int:
         """How many are open."""
-        return len(self._runner.server.connections) if self._runner.server is not None else 0
+        served = len(self._runner.server.connections) if self._runner.server is not None else 0
+        return served + self._silent
 
     def is_certified(self, request: web.Request) -> bool:
         """Whether its connection has shown a certificate, which is good then."""
         return request.transport in self._certified
 
     def middleware(self) -> Middleware:
-        """Notices the first request of each connection."""
+        """Notices the first request of each connection that shows who asks, or, where nothing is asked for,
+        that is whole: a body that is announced and never comes holds no connection."""
 
         @web.middleware
         async def noticing(request: web.Request, handler: Handler) -> web.StreamResponse:
             guest = self._by_protocol.get(request.protocol)
             if guest is not None:
-                self._let_go(guest)
+                shown = self._shows(request)
+                if shown:
+                    self._let_go(guest)
+                elif shown is None:
+                    request.content.on_eof(partial(self._let_go, guest))
             return await handler(request)
 
         return noticing
@@ -76,7 +106,11 @@ class Entrance:
         """A new connection, in non-blocking mode, of which nothing was read."""
         channel = channel_of(connection)
         guest = _Guest(connection, channel is not None and bool(channel.peer_certificate))
-        guest.task = self._loop.create_task(self._take(guest))
+        if channel is None:
+            self._silent += 1
+            self._loop.add_reader(connection.fileno(), self._speaks, guest)
+        else:  # its first bytes may be decrypted already
+            self._begin(guest)
         self.crowd.add(guest)
 
     async def close(self) -> None:
@@ -91,12 +125,33 @@ class Entrance:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
+    def _speaks(self, guest: _Guest) -> None:
+        """Only now aiohttp gets it: what it makes of a connection costs ten times an accept, and a storm of
+        those that say nothing would keep others waiting."""
+        self._unwatch(guest)
+        try:
+            gone = not guest.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            gone = True
+        if gone:
+            self._let_go(guest)
+            guest.connection.close()
+        else:
+            self._begin(guest)
+
+    def _unwatch(self, guest: _Guest) -> None:
+        self._silent -= 1
+        self._loop.remove_reader(guest.connection.fileno())
+
+    def _begin(self, guest: _Guest) -> None:
+        guest.task = self._loop.create_task(self._take(guest))
+
     async def _take(self, guest: _Guest) -> None:
         assert self._runner.server is not None
         guest.begun = True
         try:
-            transport, protocol = await self._loop.connect_accepted_socket(
-                self._runner.server, guest.connection
+            transport, _ = await self._loop.connect_accepted_socket(
+                partial(self._watched, guest), guest.connection
             )
         except asyncio.CancelledError:
             guest.connection.close()
@@ -105,11 +160,16 @@ class Entrance:
             guest.connection.close()
             self._let_go(guest)
             return
-        guest.transport, guest.protocol = transport, protocol
-        self._by_protocol[protocol] = guest
+        guest.transport = transport
         self._transports.add(transport)
         if guest.certified:
             self._certified.add(transport)
+
+    def _watched(self, guest: _Guest) -> _Watched:
+        assert self._runner.server is not None
+        guest.protocol = self._runner.server()
+        self._by_protocol[guest.protocol] = guest
+        return _Watched(guest.protocol, partial(self._let_go, guest))
 
     def _put_out(self, guest: _Guest, word: str) -> None:
         if guest.transport is None or not guest.transport.is_closing():
@@ -120,10 +180,13 @@ class Entrance:
         self._let_go(guest)
         if isinstance(guest.transport, asyncio.WriteTransport):
             guest.transport.abort()
-        elif guest.task is not None:
+            return
+        if guest.task is not None:
             guest.task.cancel()
-            if not guest.begun:
-                guest.connection.close()
+        else:
+            self._unwatch(guest)
+        if not guest.begun:
+            guest.connection.close()
 
     def _let_go(self, guest: _Guest) -> None:
         self.crowd.remove(guest)

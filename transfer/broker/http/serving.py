@@ -21,7 +21,7 @@ from transfer.broker.replaying import Replaying
 from transfer.broker.state.operations import Operator
 from transfer.broker.topic_admin import TopicAdmin
 from transfer.https import PROTOCOL, Https
-from transports.errors import AddressError, AddressInUse
+from transports.errors import AddressError, AddressInUse, SecurityError
 from transports.security.guard import check_listening, is_loopback, skips_token
 from transports.security.settings import check_token
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("transfer.broker")
 #: seconds after which a connection is ended that asks no more; aiohttp leaves it an hour
 KEEP_ALIVE = 75.0
+#: seconds in which the rest of a body is read that was not wanted, so that its sender reads the answer
+_LINGERING = 1.0
 #: seconds that answers on their way have when the broker ends
 _LAST_WORDS = 1.0
 
@@ -47,15 +49,16 @@ class HttpServer:
         replaying = Replaying(broker.loop, broker.hub, broker.letters.payloads)
         operator = Operator(broker.letters, broker.audit, replaying)
         token = broker.settings.token
+        callers = Callers(
+            token,
+            https,
+            lambda request: self._entrance.is_certified(request),  # noqa: PLW0108 the entrance is made below
+            here=not skips_token(security),
+        )
         app = application(
             operator,
             token=token,
-            callers=Callers(
-                token,
-                https,
-                lambda request: self._entrance.is_certified(request),  # noqa: PLW0108 the entrance is made below
-                here=not skips_token(security),
-            ),
+            callers=callers,
             live=partial(live_problems, broker),
             ready=partial(ready_problems, broker),
             topics=TopicAdmin(broker.loop, broker.hub, broker.letters, broker.audit),
@@ -68,12 +71,14 @@ class HttpServer:
             keepalive_timeout=KEEP_ALIVE,
             handle_signals=False,
             shutdown_timeout=_LAST_WORDS,
+            lingering_time=_LINGERING,
             logger=RequestLog(_log),
         )
         self._entrance = Entrance(
             self._loop,
             self._runner,
             broker.doors.refusals("http"),
+            callers.shows,
             patience=broker.settings.handshake,
             unfinished=security.unfinished,
         )
@@ -92,8 +97,8 @@ class HttpServer:
         try:
             self._loop.run_until_complete(self._runner.setup())
             allowed = partial(check_listening, security=security, shown=True)
-            if token and not is_loopback(host):
-                check_token(token, "http.token")
+            if token:
+                _check_operators(token, host)
             self._listener = Listener(self._loop, host, port, self.accepted, allowed=allowed)
         except BaseException as error:
             self.close()
@@ -109,6 +114,17 @@ class HttpServer:
         self._loop.run_until_complete(self._runner.cleanup())
         self._loop.run_until_complete(self._entrance.close())
         self._loop.run_until_complete(_end_requests())
+
+
+def _check_operators(token: str, host: str) -> None:
+    """Raises SecurityError for a token that can be guessed; on this machine alone it is a warning."""
+    try:
+        check_token(token, "http.token")
+    except SecurityError as error:
+        if not is_loopback(host):
+            raise
+        text = "%s, by any user of this machine; beyond it the broker does not take it (%s)"
+        _log.warning(text, str(error).partition("\n")[0], error.hint)
 
 
 async def _end_requests() -> None:

@@ -31,13 +31,13 @@ from transfer.broker.state.chain import (
 )
 from transfer.broker.state.verification import HEAD, Head, Verdict, examine, name_of, readable
 from transfer.log.disk import full_disk_told, make_folder, sync_folder
-from transfer.log.private import FILE_MODE
+from transfer.log.private import open_file
 from transports.errors import Closed, LogInUse
 
 _log = logging.getLogger("transfer.broker")
 #: bytes of an event at most, as far as it is known where the last one begins
 _LONGEST = 1 << 20
-_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT
 #: who writes events that nobody asked for
 BROKER = "broker"
 
@@ -161,7 +161,7 @@ class Audit:
     def _open(self, head: Head) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd = os.open(self.folder / name_of(head.segment), _FLAGS, FILE_MODE)
+        self._fd = open_file(self.folder / name_of(head.segment), _FLAGS)
         self._head = head
         sync_folder(self.folder)
 
@@ -229,7 +229,7 @@ def export(
 
 
 def _locked(path: Path) -> int:
-    fd = os.open(path, _FLAGS, FILE_MODE)
+    fd = open_file(path, _FLAGS)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -241,7 +241,7 @@ def _locked(path: Path) -> int:
 def _write_again(path: Path) -> None:
     """Writes the end of a file once more, and syncs: what a sync failed to bring to the disk, the system
     takes for written, and no later sync would."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = open_file(path, os.O_RDWR)
     try:
         begin = max(0, os.fstat(fd).st_size - _LONGEST)
         data = os.pread(fd, _LONGEST, begin)

@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from transfer.log.disk import make_folder
-from transfer.log.private import FILE_MODE
+from transfer.log.private import open_file
 from transports.errors import (
     Closed,
     InternalError,
@@ -73,11 +73,11 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         make_folder(self.path.parent)
         with _translated(self.path):
-            if self.path.exists() and self.path.stat().st_size:
-                _inspect(self.path)
             # SQLite would let all read it, and its other files, which take its mode. It says what is wrong.
             with suppress(OSError):
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+                os.close(open_file(self.path, os.O_RDWR | os.O_CREAT))
+            if self.path.exists() and self.path.stat().st_size:
+                _inspect(self.path)
             connection = _connect(self.path)
             try:
                 _prepare(connection)

@@ -18,7 +18,7 @@ from pathlib import Path
 from transfer.broker.message import Buffer
 from transfer.broker.state.letter import Filed
 from transfer.log.disk import make_folder, sync_folder
-from transfer.log.private import FILE_MODE
+from transfer.log.private import open_file
 from transports.core import crc32c
 from transports.errors import InternalError, LogDamaged, LogFull
 
@@ -51,8 +51,7 @@ class Payloads:
         with _told(self.folder):
             if not self.folder.is_dir():
                 make_folder(self.folder)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            fd = os.open(self.folder / name, flags, FILE_MODE)
+            fd = open_file(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
                 check = _write(fd, large(), nbytes)
                 sync_folder(self.folder)
@@ -127,7 +126,7 @@ class Payloads:
     def _opened(self, filed: Filed) -> Iterator[int]:
         with _told(self.folder):
             try:
-                fd = os.open(self._path(filed.name), os.O_RDONLY | os.O_CLOEXEC)
+                fd = open_file(self._path(filed.name), os.O_RDONLY)
             except FileNotFoundError as error:
                 raise LogDamaged(f"{self.folder.name}/{filed.name} is gone") from error
             try:

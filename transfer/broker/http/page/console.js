@@ -25,7 +25,8 @@ class Refused extends Error {
 
 async function ask(path, body) {
   const headers = token ? { "X-Admin-Token": token } : {};
-  const options = { headers, cache: "no-store" };
+  // To this origin only, and no answer may lead elsewhere: the token is in the headers.
+  const options = { headers, cache: "no-store", mode: "same-origin", redirect: "error", credentials: "omit" };
   if (body) {
     options.method = "POST";
     options.body = JSON.stringify(body);

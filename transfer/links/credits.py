@@ -1,0 +1,54 @@
+"""Credits that arrive while nobody receives."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from transfer import draining
+from transfer.links.no_peer import NoPeer
+from transfer.peer import PeerInfo
+from transports.errors import Again, Broken, Closed
+
+#: seconds until the first look for credits, and the longest pause between two that find nothing
+_FIRST, _LONGEST = 0.02, 0.16
+#: with more bytes unread there are messages among them, which are the application's to read
+_LITTLE = 64 * 1024
+
+
+class Credits(NoPeer):
+    """A socket that receives too gets credits among its messages. While its application only sends, they are
+    read here: as far as the first message, which is kept for the next receive."""
+
+    _pause = _FIRST
+    _confirmed = -1
+
+    def infos(self) -> list[PeerInfo]:
+        """Every connected peer, for people."""
+        self.read_credits()
+        return super().infos()
+
+    def await_credits(self) -> None:
+        """Something was sent that is kept, or watched by a tracker, until it is confirmed."""
+        if self.receives and "credits" not in self._timers:
+            self._pause = _FIRST
+            self._later("credits", _FIRST, self._look_for_credits)
+
+    def _look_for_credits(self) -> None:
+        self.read_credits()
+        peers = list(self.peers.values())
+        if not any(peer.trackers or peer.retained for peer in peers):
+            return
+        confirmed = sum(peer.stream.confirmed for peer in peers)
+        self._pause = _FIRST if confirmed != self._confirmed else min(2 * self._pause, _LONGEST)
+        self._confirmed = confirmed
+        self._later("credits", self._pause, self._look_for_credits)
+
+    def read_credits(self) -> None:
+        """Never waits; does nothing while another thread receives."""
+        socket = self._socket()
+        if socket is None or not self.receives or self.closing:
+            return
+        peers = [peer for peer in list(self.peers.values()) if peer.confirms]
+        if any(peer.fd < 0 or 0 < draining.unread(peer.fd) <= _LITTLE for peer in peers):
+            with suppress(Again, Broken, Closed):
+                socket._readable()

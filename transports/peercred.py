@@ -1,0 +1,30 @@
+"""Whose process is at the other end of a Unix socket, as the kernel says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import NamedTuple
+
+
+class PeerCredentials(NamedTuple):
+    """process: its number. user, group: as they were when it connected or listened."""
+
+    process: int
+    user: int
+    group: int
+
+
+_STRUCT = struct.Struct("3i")
+
+
+def peer_credentials(connection: socket.socket) -> PeerCredentials:
+    """Of the process that connected, or that listens; both ends can ask."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _STRUCT.size)
+    return PeerCredentials(*_STRUCT.unpack(data))
+
+
+def same_user(connection: socket.socket, user: int | None = None) -> bool:
+    """Whether the other end of a Unix socket runs under this user; None: the one of this process."""
+    return peer_credentials(connection).user == (os.geteuid() if user is None else user)
