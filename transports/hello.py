@@ -85,6 +85,11 @@ def compatible(one: SocketType, other: SocketType) -> bool:
     return other in _COMPATIBLE[one]
 
 
+def talks_to(kind: SocketType) -> str:
+    """What a socket of this type can be connected with, for people."""
+    return f"{kind.name} talks to {', '.join(sorted(other.name for other in _COMPATIBLE[kind]))}"
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """What one side says about itself.
@@ -159,11 +164,10 @@ def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: s
     if local.nonce and local.nonce == remote.nonce:
         raise HandshakeError("self_connect", "the connection ends at the socket where it began")
     if not compatible(local.socket_type, remote.socket_type):
-        good = ", ".join(sorted(kind.name for kind in _COMPATIBLE[local.socket_type]))
         raise HandshakeError(
             "socket_type",
             f"{local.socket_type.name} cannot talk to {remote.socket_type.name}",
-            hint=f"{local.socket_type.name} talks to {good}",
+            hint=talks_to(local.socket_type),
         )
     if local.proves != remote.proves:
         _refuse_token(remote)

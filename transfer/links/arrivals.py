@@ -72,7 +72,7 @@ class Arrivals(Controls):
         """Messages go to the peer, and come from it."""
         if record.outgoing:
             record.peer = peer
-            record.attempts = 0
+            record.attempts, record.error = 0, None
         if replaced is not None:
             self._say_replaced(replaced)
             self.lost(replaced, Broken("the peer came back by a new connection"))
