@@ -170,10 +170,21 @@ class SocketConnector:
             peer = _peer_name(self._socket) if code == 0 else None
             if code == 0 and peer is None:
                 return  # not done: some kernels report a fresh socket as writable
-            if peer is not None:
+            refused = None if peer is None else self._may_begin()
+            if peer is not None and refused is None:
                 self._shake_hands(number, peer)
         if code:
             self._failed(number, connect_error(code, self.address))
+        elif refused is not None:
+            self._failed(number, refused)
+
+    def _may_begin(self) -> HandshakeError | None:
+        try:
+            if self._owner.begins is not None:
+                self._owner.begins()
+        except HandshakeError as error:
+            return error
+        return None
 
     def _shake_hands(self, number: int, peer: str) -> None:
         assert self._socket is not None

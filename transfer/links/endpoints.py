@@ -149,6 +149,7 @@ class Links(Arrivals):
             on_connected=partial(self._connected, record),
             on_failed=partial(self._failed, record),
             admits=partial(self._may_come, record),
+            begins=partial(self._may_begin, record),
             on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
             on_retried=partial(self._retried, str(address)),
             options=replace(self._connect_options(socket), prepare=self._preparation(address)),
