@@ -308,9 +308,14 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
     )
 
 
-def refusal_in(data: bytes) -> HandshakeError:
-    """What a REFUSED says that comes later in a handshake, as an error. Raises HandshakeError."""
-    return _refusal(_object(data[1:]))
+def refusal_in(data: bytes) -> HandshakeError | None:
+    """What a REFUSED says that comes later in a handshake, to a peer that cannot come in now. None: it is
+    another frame, or says something else."""
+    try:
+        found = _refusal(_object(data[1:])) if data[0] == Control.REFUSED else None
+    except HandshakeError:
+        return None
+    return found if found is not None and found.reason in {"busy", *PLACE_TAKEN} else None
 
 
 def _refusal(fields: Mapping[str, Any]) -> HandshakeError:
