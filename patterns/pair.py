@@ -15,6 +15,8 @@ class Pair(Pattern):
     send_mode = SendMode.ROUND_ROBIN
     receive_mode = ReceiveMode.FAIR
     confirms = True
+    #: for an error's text
+    one_to_one = "a PAIR is one to one; use PUSH/PULL or ROUTER/DEALER for more peers"
 
     def check(self, socket_type: int, identity: bytes = b"") -> None:
         super().check(socket_type, identity)
@@ -22,5 +24,5 @@ class Pair(Pattern):
             raise HandshakeError(
                 "pair_busy",
                 "this side's PAIR has its peer already",
-                hint="a PAIR is one to one; use PUSH/PULL or ROUTER/DEALER for more peers",
+                hint=self.one_to_one,
             )

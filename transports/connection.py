@@ -230,8 +230,10 @@ class AcceptorOwner(Owner):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorOwner(Owner):
-    """The same of whoever wishes to be connected."""
+    """The same of whoever wishes to be connected. begins: raises HandshakeError where no handshake may begin
+    now, for the other side sends as soon as it has ended."""
 
+    begins: Callable[[], object] | None = None
     on_connected: OnConnected
     on_failed: OnFailed
     on_delayed: OnDelayed | None = None
@@ -321,8 +323,10 @@ def reach(
     upgrades: UpgradeFactory | None = None,
     credentials: Credentials | None = None,
     admits: Admits | None = None,
+    begins: Callable[[], object] | None = None,
 ) -> Connector:
-    """Begins to connect and returns at once. credentials, admits: as in `serve`. Raises AddressError for a
+    """Begins to connect and returns at once. credentials, admits: as in `serve`; begins: as in
+    `ConnectorOwner`. Raises AddressError for a
     wildcard."""
     options = ConnectOptions() if options is None else options
     if not transport.capabilities.has_socket:
@@ -337,6 +341,7 @@ def reach(
         credentials=credentials,
         networked=transport.capabilities.networked,
         admits=admits,
+        begins=begins,
     )
     if isinstance(transport, DirectTransport):
         return transport.reach(reactor, address, owner, options)

@@ -169,11 +169,19 @@ class SocketConnector:
             peer = _peer_name(self._socket) if code == 0 else None
             if code == 0 and peer is None:
                 return  # not done: some kernels report a fresh socket as writable
-            error = connect_error(code, self.address) if code else None
+            error: TransferError | None = connect_error(code, self.address) if code else None
             if peer is not None:
-                error = self._shake_hands(number, peer)
+                error = self._may_begin() or self._shake_hands(number, peer)
         if error is not None:
             self._failed(number, error)
+
+    def _may_begin(self) -> HandshakeError | None:
+        try:
+            if self._owner.begins is not None:
+                self._owner.begins()
+        except HandshakeError as error:
+            return error
+        return None
 
     def _shake_hands(self, number: int, peer: str) -> TransferError | None:
         """Begins with it; why not, if so."""

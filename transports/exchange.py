@@ -108,8 +108,11 @@ class Exchange:
     @property
     def _closed_hint(self) -> str:
         """What a peer may have that closes without a word."""
-        plain = self._secure is None and self._handshake.connecting and not self._handshake.begun
-        return hints.PLAIN if plain else ""
+        if not self._handshake.connecting or self._handshake.begun:
+            return ""
+        if self._secure is None:
+            return hints.PLAIN
+        return "" if self._channel is None or self._channel.own_certificate else hints.BARE
 
     def _late(self, timeout: float) -> None:
         with self._lock:

@@ -31,6 +31,7 @@ from transports.hello import (
     encode_refusal,
     negotiate,
     plain_peer,
+    talks_to,
 )
 from transports.security.proof import transcript
 from transports.security.proving import Proving
@@ -158,6 +159,8 @@ class Handshake:
             else:
                 self._decide(decode_body(bytes(self._input), self._socket_type))
         except HandshakeError as error:
+            if error.reason == "socket_type" and not error.hint:  # a refusal says why and no more
+                error = HandshakeError(error.reason, error.message, hint=talks_to(self.local.socket_type))
             self._fail(error, tell=not self.connecting)
 
     @property

@@ -85,6 +85,11 @@ def compatible(one: SocketType, other: SocketType) -> bool:
     return other in _COMPATIBLE[one]
 
 
+def talks_to(kind: SocketType) -> str:
+    """What a socket of this type can be connected with, for people."""
+    return f"{kind.name} talks to {', '.join(sorted(other.name for other in _COMPATIBLE[kind]))}"
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """What one side says about itself.
@@ -159,11 +164,10 @@ def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: s
     if local.nonce and local.nonce == remote.nonce:
         raise HandshakeError("self_connect", "the connection ends at the socket where it began")
     if not compatible(local.socket_type, remote.socket_type):
-        good = ", ".join(sorted(kind.name for kind in _COMPATIBLE[local.socket_type]))
         raise HandshakeError(
             "socket_type",
             f"{local.socket_type.name} cannot talk to {remote.socket_type.name}",
-            hint=f"{local.socket_type.name} talks to {good}",
+            hint=talks_to(local.socket_type),
         )
     if local.proves != remote.proves:
         _refuse_token(remote)
@@ -304,9 +308,14 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
     )
 
 
-def refusal_in(data: bytes) -> HandshakeError:
-    """What a REFUSED says that comes later in a handshake, as an error. Raises HandshakeError."""
-    return _refusal(_object(data[1:]))
+def refusal_in(data: bytes) -> HandshakeError | None:
+    """What a REFUSED says that comes later in a handshake, to a peer that cannot come in now. None: it is
+    another frame, or says something else."""
+    try:
+        found = _refusal(_object(data[1:])) if data[0] == Control.REFUSED else None
+    except HandshakeError:
+        return None
+    return found if found is not None and found.reason in {"busy", *PLACE_TAKEN} else None
 
 
 def _refusal(fields: Mapping[str, Any]) -> HandshakeError:

@@ -243,8 +243,9 @@ def _body_length(header: bytes) -> int:
 
 
 def _decode(data: bytes) -> tuple[str, dict[str, Any]]:
-    if data[0] == Control.REFUSED:
-        raise refusal_in(data)
+    refusal = refusal_in(data)
+    if refusal is not None:
+        raise refusal
     if data[0] != Control.UPGRADE:
         raise HandshakeError("upgrade", "another control frame where a step of the upgrade was due")
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import socket as sockets
 import threading
@@ -14,6 +16,8 @@ import transfer.asyncio
 from transfer import PUB, PULL, PUSH, REP, REQ, SUB, Again, zmq
 from transfer.links import endpoints
 from transfer.zmq import asyncio as zmq_asyncio
+from transports.errors import HandshakeError
+from transports.hello import encode_refusal
 
 from .helpers import TCP, Thread, eventually, pair_of
 
@@ -197,6 +201,64 @@ def test_types_that_do_not_talk_are_said_at_once_on_both_sides(context, lines, b
     assert f"{connected.name} connecting to {one.last_endpoint}" in both
     assert f"{bound.name} listening on {one.last_endpoint}" in both
     assert all(kind.name in line for kind in (bound, connected) for line in lines())
+    with pytest.raises(Again, match=f"hint: {connected.name} talks to "):
+        other.wait_for_peers(1, 0.05)
+
+
+@contextlib.contextmanager
+def answering(*answers):
+    """The endpoint of a server that reads what comes and answers so, in turn, the last one for ever; b"": it
+    closes without a word."""
+    server = sockets.create_server(("127.0.0.1", 0))
+
+    def serve():
+        with contextlib.suppress(OSError):
+            for answer in itertools.chain(answers[:-1], itertools.repeat(answers[-1])):
+                accepted, _ = server.accept()
+                with accepted:
+                    accepted.recv(1 << 16)
+                    accepted.sendall(answer)
+
+    thread = Thread(serve)
+    with server:
+        yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(sockets.SHUT_RDWR)
+        thread.finish()
+
+
+def test_who_closes_without_a_word_may_want_tls_which_is_said_at_once(context, lines):
+    push = context.socket(PUSH, reconnect_ivl=1)
+    with answering(b"") as endpoint:
+        push.connect(endpoint)
+        assert eventually(lines)
+        assert eventually(lambda: push._links.endpoints[0].attempts > 5)
+        push.close(0)
+    (line,) = lines()
+    assert "does the other side want TLS?" in line
+
+
+def test_a_reason_that_lasts_stays_known(context):
+    """The tries that follow end without a word."""
+    refusal = encode_refusal(transfer.PULL, HandshakeError("token", "the peer has no token"))
+    push = context.socket(PUSH, reconnect_ivl=1)
+    with answering(refusal, b"") as endpoint:
+        push.connect(endpoint)
+        assert eventually(lambda: push._links.endpoints[0].attempts > 3)
+        with pytest.raises(Again, match=r"\(token: .*\)\n  hint: give both sides the same token"):
+            push.wait_for_peers(1, 0.05)
+        push.close(0)
+
+
+def test_a_server_that_says_nothing_is_no_missing_one(context):
+    with sockets.create_server(("127.0.0.1", 0)) as server:
+        push = context.socket(PUSH)
+        push.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        assert eventually(lambda: push._links.endpoints[0].connector.state == "shaking hands")
+        with pytest.raises(
+            Again, match=r"\(connected, but the other side says nothing\)\n  hint: does a peer"
+        ):
+            push.wait_for_peers(1, 0.05)
+        push.close(0)
 
 
 GREETING = bytes.fromhex("ff00000000000000017f")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import pytest
+
 import transfer
 from transfer import PAIR
 
@@ -48,3 +52,26 @@ def test_a_pair_is_only_for_pairs(context):
     push = context.socket(transfer.PUSH)
     push.connect(one.last_endpoint)
     assert monitor.recv(10).reason == "socket_type"
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "auto"])
+def test_of_two_that_a_pair_connects_to_the_one_without_it_sends_nothing(core, protocol):
+    """Else what that one sends before it is refused would be lost."""
+    with transfer.Context(core=core, protocol=protocol) as context:
+        bound = [context.socket(PAIR, linger=0, sndtimeo=5) for _ in range(2)]
+        one = context.socket(PAIR, linger=0, reconnect_ivl=1, reconnect_ivl_max=5, rcvtimeo=10_000)
+        for other in bound:
+            other.bind("tcp://127.0.0.1:0")
+            one.connect(other.last_endpoint)
+        taken = {other: [] for other in bound}
+        for number in range(2000):
+            for other in bound:
+                with suppress(transfer.Again):
+                    other.send(b"%d" % number)
+                    taken[other].append(b"%d" % number)
+            if one._links.counts.get("refused:pair_busy", 0) >= 10:
+                break
+        (sent,) = (numbers for numbers in taken.values() if numbers)
+        assert [one.recv() for _ in sent] == sent
+        for socket in (one, *bound):
+            socket.close(0)

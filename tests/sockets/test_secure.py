@@ -135,7 +135,7 @@ def test_who_has_no_certificate_stays_out(context, made, authority) -> None:
         push.connect(endpoint)
         while failure(monitor).reason != "tls":
             pass  # one that was closed in the middle of its next try
-        with pytest.raises(Again):
+        with pytest.raises(Again, match="TLS"):
             push.wait_for_peers(1, timeout=0.3)
         push.close()
     assert not pull.peers()

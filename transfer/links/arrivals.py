@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from patterns import PATTERNS, Subscriber
+from patterns import PATTERNS, Pair, Subscriber
 from transfer.links.control import REPLACED, TAKEN, Controls
 from transfer.links.state import control
 from transfer.monitor import EventKind
@@ -72,7 +72,7 @@ class Arrivals(Controls):
         """Messages go to the peer, and come from it."""
         if record.outgoing:
             record.peer = peer
-            record.attempts = 0
+            record.attempts, record.error = 0, None
         if replaced is not None:
             self._say_replaced(replaced)
             self.lost(replaced, Broken("the peer came back by a new connection"))
@@ -184,6 +184,17 @@ class Arrivals(Controls):
             finally:
                 if queue is not None:
                     self.pattern.attach(queue.stream, queue.socket_type)
+
+    def _may_begin(self, record: Endpoint) -> None:
+        """A PAIR shakes hands with one at a time: another would send at the end of its handshake what is lost
+        when it is refused here. In the reactor's thread. Raises HandshakeError."""
+        if not isinstance(self.pattern, Pair):
+            return
+        with self._lock:
+            there = any(not peer.pending for peer in self.peers.values())
+            others = [other.connector for other in self.endpoints if other is not record]
+        if there or any(getattr(other, "state", "") == "shaking hands" for other in others):
+            raise HandshakeError("pair_busy", "this PAIR has its peer already", hint=self.pattern.one_to_one)
 
     def _check(self, socket: SocketMethods, record: Endpoint, remote: Hello) -> None:
         most = self.context.credentials.security.connections

@@ -151,6 +151,7 @@ class Links(Arrivals):
             on_connected=partial(self._connected, record),
             on_failed=partial(self._failed, record),
             admits=partial(self._may_come, record),
+            begins=partial(self._may_begin, record),
             on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
             on_retried=partial(self._retried, str(address)),
             options=replace(self._connect_options(socket), prepare=self._preparation(address)),
@@ -245,9 +246,9 @@ class Links(Arrivals):
     def _failed(self, record: Endpoint, error: TransferError) -> None:
         """One attempt to connect failed; the connector tries again, except after Fatal."""
         record.attempts += 1
-        record.error = error
+        lacks, record.error = self.lacks(record, error), self.telling(record.error, error)
         if record.follower is not None:
-            record.follower.record.error = error
+            record.follower.record.error = record.error
         if isinstance(error, Fatal):
             self.fatal = error
             socket = self._socket()
@@ -256,7 +257,7 @@ class Links(Arrivals):
                 socket._notify()
         if isinstance(error, (HandshakeError, Fatal)):
             reason = getattr(error, "reason", "policy")
-            self.warn_of(f"connecting to {record.address}", error, outgoing=True)
+            self.warn_of(f"connecting to {record.address}", error, outgoing=True, lasts=lacks)
             if reason in PLACE_TAKEN:
                 self._count(f"refused:{reason}")
                 self.emit(EventKind.REFUSED, str(record.address), reason=reason, error=error)

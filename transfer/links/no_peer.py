@@ -11,6 +11,7 @@ from patterns import Publisher, Subscriber
 from transfer.links.state import LinkState
 from transports.errors import Again
 from transports.hello import PLACE_TAKEN
+from transports.security.hints import LACKING
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,6 +32,8 @@ _LASTING = (
     | PLACE_TAKEN
     | {"flags", "length", "version", "hello", "no_hello", "self_connect", "token", "tls"}
 )
+#: of handshakes that end so for any reason, and say none
+_WORDLESS = frozenset({"broken", "closed", "truncated", "timeout"})
 
 
 class Said:
@@ -111,11 +114,24 @@ class NoPeer(LinkState):
         self.said.waits = True
         logger.warning("a %s waits: %s", self.pattern.socket_type.name, _line(self.nobody()))
 
-    def warn_of(self, where: str, error: TransferError, outgoing: bool) -> bool:
+    @staticmethod
+    def telling(before: TransferError | None, error: TransferError) -> TransferError:
+        """Which of an endpoint's last two failures says more: one that lasts, or the end that followed."""
+        lasts = before is not None and getattr(before, "reason", "") in _LASTING
+        return before if before and lasts and getattr(error, "reason", "") in _WORDLESS else error
+
+    @staticmethod
+    def lacks(record: Endpoint, error: TransferError) -> bool:
+        """Twice in a row the other side closed without a word, as one does that wants TLS, or a certificate.
+        Once may be one that just ends."""
+        return error.hint in LACKING and record.error is not None and record.error.hint == error.hint
+
+    def warn_of(self, where: str, error: TransferError, outgoing: bool, lasts: bool = False) -> bool:
         """A handshake failed: one warning for each reason that only a change of a program or its options
         removes. What a stranger causes who connects to us is one of few reasons."""
-        reason = getattr(error, "reason", "")
-        if reason in self.said.reasons or reason not in (_LASTING if outgoing else _OF_ACCEPTED):
+        reason = error.hint if lasts else getattr(error, "reason", "")
+        of_these = _LASTING if outgoing else _OF_ACCEPTED
+        if reason in self.said.reasons or not (lasts or reason in of_these):
             return False
         self.said.reasons |= {reason}
         logger.warning("%s %s: %s", self.pattern.socket_type.name, where, _line(error))
@@ -140,15 +156,20 @@ def _line(error: TransferError) -> str:
 
 def _unserved(worst: Endpoint, before: str) -> Again:
     error = worst.error
+    hint = error.hint if error is not None else ""
     cause = str(error).partition("\n")[0] if error is not None else "no answer yet"
+    if not hasattr(error, "reason") and getattr(worst.connector, "state", "") == "shaking hands":
+        cause, hint = (
+            "connected, but the other side says nothing",
+            "does a peer of this library listen there?",
+        )
     tried = f"tried for {time.monotonic() - worst.since:.1f} s ({cause})"
     refuses = getattr(error, "reason", "") in PLACE_TAKEN
     found = Again(
         f"{before}{worst.address} refuses this socket: {tried}"
         if refuses
         else f"{before}nobody serves {worst.address} yet: {tried}",
-        hint=(error.hint if error is not None else "")
-        or "start the peer; check host and port; `transfer doctor` shows what works here",
+        hint=hint or "start the peer; check host and port; `transfer doctor` shows what works here",
     )
     found.__cause__ = error
     return found

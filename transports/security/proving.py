@@ -56,7 +56,7 @@ class Proving:
     def _take(self, body: bytes) -> None:
         if body[0] == Control.REFUSED:
             refusal = refusal_in(body)
-            if refusal.reason != "token":  # the proof was good, and this side cannot come in now
+            if refusal is not None:  # the proof was good
                 raise refusal
             raise HandshakeError("token", "the peer refused this side's token", hint=_HINT)
         if body[0] != Control.PROOF:
