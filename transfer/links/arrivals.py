@@ -175,6 +175,8 @@ class Arrivals(Controls):
         socket = self._socket()
         if socket is None:
             return
+        if isinstance(self.pattern, Pair):
+            self._end_given_up(record, agreement.remote)
         with self._lock:
             queue = record.queue
             if queue is not None:  # the peer takes its place
@@ -184,6 +186,17 @@ class Arrivals(Controls):
             finally:
                 if queue is not None:
                     self.pattern.attach(queue.stream, queue.socket_type)
+
+    def _end_given_up(self, record: Endpoint, remote: Hello) -> None:
+        """The peer comes by a new connection: this side has not seen the end of the earlier one yet."""
+        with self._lock:
+            earlier = [
+                peer.stream
+                for peer in self.peers.values()
+                if peer.source is record and peer.agreement and is_same(peer.agreement.remote, remote)
+            ]
+        for stream in earlier:
+            self.lost(stream, Broken("the peer came back by a new connection"))
 
     def _may_begin(self, record: Endpoint) -> None:
         """A PAIR shakes hands with one at a time: another would send at the end of its handshake what is lost
