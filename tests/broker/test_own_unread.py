@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
 import transfer
 from tests.broker.own_peers import wait_for
 from tests.broker.own_programs import program
-from tests.broker.running import running
+from tests.broker.running import ANYWHERE, FREE, running
 from transfer.broker import group_reading
-from transfer.broker.fronts import own_consumers, own_offers
+from transfer.broker.fronts import own_consumers, own_offers, own_queue
 from transfer.broker.group_contract import LARGE
 from transfer.clients.own import BrokerClient
 from transfer.protocols.own import Join, Op, decode_deliveries, encode, encode_join
@@ -130,6 +131,32 @@ def test_nothing_is_read_for_a_program_that_has_gone(broker, published):
     assert front.counters["delivered"] < COUNT
     group = broker.hub.groups.find("t", "g").group
     assert group.held == 0 and group.lag(COUNT) == COUNT
+
+
+def test_what_waits_for_all_who_pull_has_a_limit_in_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_queue, "MOST_WAITING", MOST)
+    monkeypatch.setattr(group_reading, "MOST_BYTES", AT_ONCE)
+    own = replace(ANYWHERE.own, queues={"t": FREE})
+    with (
+        running(tmp_path, own=own) as broker,
+        transfer.Context() as context,
+        context.socket(transfer.PULL) as lazy,
+        BrokerClient(broker.endpoints["requests"], timeout=60) as client,
+    ):
+        data = os.urandom(SIZE)
+        for _ in range(0, COUNT, 10):
+            client.publish_many("t", [data] * 10)
+        lazy.rcvtimeo = 20_000
+        lazy.connect(broker.endpoints["queue t"])
+        (served,) = broker.hub.groups.served
+        wait_for(lambda: served.group.held * SIZE > MOST // 2)
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            assert served.group.held * SIZE < MOST + 2 * AT_ONCE
+            time.sleep(0.005)
+        for _ in range(COUNT):
+            assert lazy.recv_multipart()[1] == data
+        wait_for(lambda: served.group.cursor == COUNT)
 
 
 def test_what_waits_for_a_sub_has_a_limit_in_bytes(broker):
