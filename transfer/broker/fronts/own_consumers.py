@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from transfer.broker.fronts.own_arrivals import ProgramArrivals
-from transfer.broker.fronts.own_offers import Offers, is_large
+from transfer.broker.fronts.own_offers import Allowance, Offers, is_large
 from transfer.broker.fronts.own_parts import OutPart, check_head, parts_of, unreadable
 from transfer.protocols.own import (
     Head,
@@ -49,6 +49,7 @@ class Program:
         self._consumers: dict[int, Consumer] = {}
         self._said = 0  # bytes, since the last look at how many wait
         self._paused = self._gone = False
+        self.allowance = Allowance()
         self.arrivals = ProgramArrivals(
             requests.arrivals, partial(requests.send, identity), partial(requests.refuse, identity)
         )
@@ -86,7 +87,8 @@ class Program:
             self._look_again(_FIRST_PAUSE)
 
     def _pause(self, paused: bool) -> None:
-        self._paused = paused
+        self._paused = self.allowance.paused = paused
+        self.allowance.go_on()
         for consumer in self._consumers.values():
             self._hub.groups.pause(consumer, consumer.served, paused)
 
@@ -124,7 +126,7 @@ class Program:
             consumer.leave()
             consumer = None
         if consumer is None:
-            consumer = Consumer(self._requests, self._hub, self._identity, head.number, self.told)
+            consumer = Consumer(self._requests, self._hub, self._identity, head.number, self)
         consumer.served = served
         consumer.offer_large(join.pieces)
         self._consumers[head.number] = consumer
@@ -138,14 +140,12 @@ class Consumer:
 
     served: Served
 
-    def __init__(
-        self, requests: Requests, hub: Hub, identity: bytes, number: int, told: Callable[[int], None]
-    ) -> None:
+    def __init__(self, requests: Requests, hub: Hub, identity: bytes, number: int, program: Program) -> None:
         self._requests = requests
         self._hub = hub
         self._identity = identity
         self._number = number
-        self._told = told  # hears how many bytes of messages go out
+        self._program = program
         self._acked = 0
         self._offers: Offers | None = None
         self.in_pieces = False
@@ -194,7 +194,7 @@ class Consumer:
             self._requests.delivered(len(deliveries))
             head = encode(Op.DELIVER, self._number, encode_deliveries(deliveries), len(deliveries))
             self._requests.send(self._identity, head, parts)
-            self._told(sum(len(part[3]) for part in parts))
+            self._program.told(sum(len(part[3]) for part in parts))
 
     def offer_large(self, wanted: bool) -> None:
         """Whether large messages are offered from now on, and fetched in pieces. What was offered until now
@@ -202,7 +202,8 @@ class Consumer:
         if self._offers is not None:
             self._offers.close()
         self.in_pieces = wanted
-        self._offers = Offers(self._requests.reader, self.served.topic, self) if wanted else None
+        reader, allowance = self._requests.reader, self._program.allowance
+        self._offers = Offers(reader, self.served.topic, self, allowance) if wanted else None
 
     def fetch(self, head: Head) -> None:
         place, _ = decode_place(head)
@@ -213,7 +214,7 @@ class Consumer:
         """See own_offers.Taker."""
         parts: list[OutPart] = [(None, None, 0, data)] if data is not None else []
         self._requests.send(self._identity, encode_place(op, self._number, place, rest), parts)
-        self._told(len(data) if data is not None else 0)
+        self._program.told(len(data) if data is not None else 0)
 
     def gone(self, offset: int, attempt: int) -> None:
         """See own_offers.Taker."""

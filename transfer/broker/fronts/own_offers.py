@@ -27,6 +27,8 @@ _log = logging.getLogger("transfer.broker")
 
 #: bytes of one message that may be on their way, whatever its consumer asks for
 _WINDOW = 16 << 20
+#: bytes that are read at once for one program, of all messages that it fetches
+MOST_ASKED = 32 << 20
 
 #: what a range of a message is: its bytes, or why there are none
 _Read = memoryview | TransferError
@@ -93,13 +95,46 @@ class Taker(Protocol):
         """Tells it that nothing is left of a delivery: retention or damage took it."""
 
 
-class Offers:
-    """The large messages that one consumer has been offered."""
+class Allowance:
+    """What is read for one program at once, of all large messages that it fetches. paused: nothing, since it
+    does not read what it is sent."""
 
-    def __init__(self, reader: Reader, topic: Topic, taker: Taker) -> None:
+    def __init__(self) -> None:
+        self.paused = False
+        self._asked = 0  # bytes that are being read
+        self._starved: dict[_Offer, None] = {}
+
+    def take(self, offer: _Offer, nbytes: int) -> bool:
+        """Whether these may be read now. False: the offer is called when it may go on."""
+        if self.paused or self._asked >= MOST_ASKED:
+            self._starved[offer] = None
+            return False
+        self._asked += nbytes
+        return True
+
+    def give_back(self, nbytes: int) -> None:
+        """So many have been read."""
+        self._asked -= nbytes
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Those that could not go on are called in turn."""
+        while self._starved and not self.paused and self._asked < MOST_ASKED:
+            offer = next(iter(self._starved))
+            del self._starved[offer]
+            offer.go_on()
+
+
+class Offers:
+    """The large messages that one consumer has been offered. allowance: of its program."""
+
+    def __init__(
+        self, reader: Reader, topic: Topic, taker: Taker, allowance: Allowance | None = None
+    ) -> None:
         self.reader = reader
         self.topic = topic
         self.taker = taker
+        self.allowance = allowance or Allowance()
         self._offers: dict[int, _Offer] = {}
 
     def offer(self, delivery: Delivery, message: Message) -> None:
@@ -157,16 +192,24 @@ class _Offer:
 
     def fetch(self, position: int) -> None:
         self._wanted = max(self._wanted, min(position, self._nbytes))
-        self._go_on()
+        self.go_on()
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """Reads ahead as far as is wanted, and as what was sent has left this process."""
+        allowance = self._offers.allowance
         while not self.closed and self._asked < min(self._wanted, self._released + _WINDOW):
-            begin, self._asked = self._asked, min(self._asked + PIECE, self._nbytes)
-            self._read(begin, self._asked)
+            begin, end = self._asked, min(self._asked + PIECE, self._nbytes)
+            if not allowance.take(self, end - begin):
+                return
+            self._asked = end
+            self._read(begin, end)
 
     def _read(self, begin: int, end: int) -> None:
-        self._offers.reader.do(lambda: self._view(begin, end), self._send)
+        def done(found: _Read) -> None:
+            self._send(found)
+            self._offers.allowance.give_back(end - begin)
+
+        self._offers.reader.do(lambda: self._view(begin, end), done)
 
     def _send(self, found: _Read) -> None:
         if self.closed:
@@ -191,7 +234,7 @@ class _Offer:
     def _left(self, view: weakref.ref[Any], nbytes: int) -> None:
         self._views.discard(view)
         self._released += nbytes
-        self._go_on()
+        self.go_on()
 
     # -- on the reader's thread --------------------------------------------------------------------------
 

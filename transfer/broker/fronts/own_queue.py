@@ -25,6 +25,8 @@ _log = logging.getLogger("transfer.broker")
 GROUP = "pull"
 #: messages that may be on their way
 _WINDOW = 1000
+#: their bytes, beyond which no more goes out until half of them are taken
+MOST_WAITING = 256 << 20
 #: seconds between two looks at what was consumed: receivers tell it every 20 ms
 _LOOK = 0.02
 
@@ -52,11 +54,13 @@ class OwnQueue:
         self._counters = counters
         self._topic = topic
         self._served: Served = hub.groups.claimed(topic, GROUP)
-        self._sent: deque[tuple[int, int, Tracker]] = deque()
+        self._sent: deque[tuple[int, int, int, Tracker]] = deque()  # offset, attempt, bytes
+        self._waiting = 0  # bytes of what was sent
+        self._paused = False
         self._joined = False
         self._due: asyncio.TimerHandle | None = None
         self.socket = context.socket(transfer.PUSH)
-        self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # the window bounds what is on its way
+        self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # the window and MOST_WAITING bound it
         self.socket.bind(endpoint)
         self.endpoint: str = self.socket.last_endpoint
         self._look()
@@ -85,7 +89,9 @@ class OwnQueue:
                 self._loop.call_soon(self._give_back, key)
                 continue
             assert tracker is not None
-            self._sent.append((*key, tracker))
+            self._sent.append((*key, message.nbytes, tracker))
+            self._waiting += message.nbytes
+        self._pause()
 
     def removed(self, error: TransferError) -> None:
         """See groups.Consumer. Its group begins again while somebody pulls."""
@@ -112,7 +118,7 @@ class OwnQueue:
             if there and not self._joined:
                 self._served = self._hub.groups.claimed(self._topic, GROUP)
                 self._joined = True
-                self._hub.groups.join(self, self._served, _WINDOW)
+                self._hub.groups.join(self, self._served, _WINDOW, paused=self._paused)
             elif self._joined and not there:
                 self._joined = False
                 self._hub.groups.leave(self, self._served)
@@ -124,18 +130,27 @@ class OwnQueue:
         taken: list[tuple[int, int]] = []
         lost: list[tuple[int, int]] = []
         sent, self._sent = self._sent, deque()
-        for offset, attempt, tracker in sent:
+        for offset, attempt, nbytes, tracker in sent:
             if tracker.confirmed:
                 taken.append((offset, attempt))
             elif tracker.error is not None:
                 lost.append((offset, attempt))
             else:
-                self._sent.append((offset, attempt, tracker))
+                self._sent.append((offset, attempt, nbytes, tracker))
+        self._waiting = sum(one[2] for one in self._sent)
         if taken:
             self._hub.groups.ack(self, self._served, taken)
         self._counters["unconfirmed"] += len(lost)
         for key in lost:  # which may be sent to another at once
             self._give_back(key)
+        self._pause()
+
+    def _pause(self) -> None:
+        """No more goes out while too many bytes are on their way; it goes on when half of them are taken."""
+        paused = self._waiting > (MOST_WAITING // 2 if self._paused else MOST_WAITING)
+        if paused != self._paused:
+            self._paused = paused
+            self._hub.groups.pause(self, self._served, paused)
 
     def _refuse(self, key: tuple[int, int], reason: str) -> None:
         """Nobody who pulls could read it."""
