@@ -83,10 +83,8 @@ class Segment:
         self.given_back = 0
         #: where the blobs begin that are viewed; views that have ended leave by themselves
         self._views: dict[weakref.ref[core.Region], int] = {}
-        #: of the file of blobs, by begin and size, as long as there are views in them
-        self._mappings: weakref.WeakValueDictionary[tuple[int, int], core.Mapping] = (
-            weakref.WeakValueDictionary()
-        )
+        #: of the file of blobs, by where they begin, as long as there are views in them
+        self._mappings: weakref.WeakValueDictionary[int, core.Mapping] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     @classmethod
@@ -331,27 +329,27 @@ class Segment:
         if not nbytes:
             return memoryview(b"")
         with self._lock:  # its number must not become another file's meanwhile
-            if self._blob_fd < 0 or os.fstat(self._blob_fd).st_size < position + nbytes:
+            if (file_size := self.blob_size) < position + nbytes:
                 return None
-            begin, mapping = self._mapped(position, nbytes)
+            begin, mapping = self._mapped(position, nbytes, file_size)
             bytes_of_it = memoryview(mapping)[position - begin : position - begin + nbytes]
             region = core.Region(bytes_of_it, readonly=True)
             # The last view's end comes in any thread and at any time: no lock is taken for it.
             self._views[weakref.ref(region, self._views.pop)] = position if of is None else of
         return memoryview(region).toreadonly()
 
-    def _mapped(self, position: int, nbytes: int) -> tuple[int, core.Mapping]:
+    def _mapped(self, position: int, nbytes: int, file_size: int) -> tuple[int, core.Mapping]:
         """A mapping with these bytes of the file of blobs, and where it begins. All views of a stretch have
         one: the system allows some 65,000 to a process, and one who does not read may hold many views."""
         begin = position // _STRETCH * _STRETCH
-        size = 2 * _STRETCH  # so that what reaches into the next stretch is in it; the file may end before
-        if position + nbytes > begin + size:
+        end = min(begin + 2 * _STRETCH, file_size)  # what reaches into the next stretch is in it
+        if position + nbytes > end:
             begin = position // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-            size = position + nbytes - begin
-        mapping = self._mappings.get((begin, size))
-        if mapping is None:
-            mapping = core.Mapping(self._blob_fd, size, offset=begin, readonly=True)
-            self._mappings[begin, size] = mapping
+            end = position + nbytes
+        mapping = self._mappings.get(begin)
+        if mapping is None or begin + len(mapping) < position + nbytes:  # the file has grown since
+            mapping = core.Mapping(self._blob_fd, end - begin, offset=begin, readonly=True)
+            self._mappings[begin] = mapping
         return begin, mapping
 
     @contextmanager
