@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -23,6 +23,7 @@ from transfer.broker.courier import DirectDriver, Sent
 from transfer.broker.engine.direct_actions import Admitted, Dispatch, Full, NoRoute, Register, Reply
 from transfer.broker.engine.direct_events import Facts
 from transfer.broker.fronts.abtp_awaiting import Awaiting, AwaitingRoute
+from transfer.broker.fronts.abtp_names import Names
 from transfer.broker.fronts.abtp_outgoing import Frames, Outgoing
 from transfer.broker.fronts.abtp_pub import PubSubscriber, envelope_of
 from transfer.broker.fronts.abtp_sockets import AbtpSettings, bind, open_sockets
@@ -62,8 +63,8 @@ class AbtpFront:
     "pub". connections: that are open at both.
 
     policy: says what may be published. beside: reads and packs large messages. allowed: raises if nobody may
-    listen at this number; it is told the place, too. counters: what happened, by name. Raises AddressInUse,
-    AddressError, and what `allowed` raises.
+    listen at this number; it is told the place, too. names: of the peers, if they come by a relay. counters:
+    what happened, by name. Raises AddressInUse, AddressError, and what `allowed` raises.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class AbtpFront:
         policy: Policy | None = None,
         beside: Beside | None = None,
         allowed: Callable[[str, str], object] | None = None,
+        names: Names[Any] | None = None,
     ) -> None:
         self.settings = settings or AbtpSettings()
         self.counters: Counter[str] = Counter()
         self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy
         self._limits = Limits(self.settings.largest)
+        self._names = names
         self._unkept = self._unkept_bytes = 0
         self._scheduled = False
         self._beside = beside
@@ -142,6 +145,8 @@ class AbtpFront:
                 frames = self._router.recv_multipart(_NOW)
             except zmq.Again:
                 break
+            if self._names is not None:
+                frames[0] = self._names.identity(frames[0])
             try:
                 self._take(frames)
             except Exception as error:  # noqa: BLE001 - of this peer; the others are heard in this turn
@@ -361,8 +366,10 @@ class AbtpFront:
         if self._context.closed:
             return Sent.GONE
         self._soon()
+        peer = frames[0] if self._names is None else self._names.name(frames[0])
         try:
-            for frame in frames[:-1]:
+            self._router.send(peer, _MORE)
+            for frame in frames[1:-1]:
                 self._router.send(frame, _MORE)
             self._router.send(frames[-1], _NOW)
         except zmq.Again:
