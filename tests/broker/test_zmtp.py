@@ -55,7 +55,8 @@ def test_each_beginning_of_a_greeting_is_judged_alike(at, other):
 
 @pytest.mark.parametrize(
     "body",
-    [b"\5ERROR\0", b"\5READY\x08Identity\0\0\0\5me", b"\5READY\1", b"\5READY" + bytes(LONGEST_READY), b"\5READY" + 2 * b"\1a\0\0\0\0",
+    [b"\5ERROR\0", b"\5READY\x08Identity\0\0\0\5me", b"\5READY\1", b"\5READY" + bytes(LONGEST_READY),
+     b"\5READY" + 2 * b"\1a\0\0\0\0",
      b"\5READY\x08Identity\0\0\0\1\0", b"\5READY\x08Identity\0\0\1\0" + bytes([1] * 256)],
 )  # fmt: skip
 def test_what_is_no_ready(body):
