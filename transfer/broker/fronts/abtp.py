@@ -62,9 +62,8 @@ class AbtpFront:
     """Used on the broker's loop only, where it is made. endpoints: where it listens, by "router" and
     "pub". connections: that are open at both.
 
-    policy: says what may be published. beside: reads and packs large messages. allowed: raises if nobody may
-    listen at this number; it is told the place, too. names: of the peers, if they come by a relay. counters:
-    what happened, by name. Raises AddressInUse, AddressError, and what `allowed` raises.
+    policy: says what may be published. beside: reads and packs large messages. names: of the peers, if they
+    come by a relay. counters: what happened, by name. Raises AddressInUse, AddressError.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class AbtpFront:
         *,
         policy: Policy | None = None,
         beside: Beside | None = None,
-        allowed: Callable[[str, str], object] | None = None,
         names: Names[Any] | None = None,
     ) -> None:
         self.settings = settings or AbtpSettings()
@@ -98,8 +96,8 @@ class AbtpFront:
         try:
             self._router, self._pub = sockets = open_sockets(self._context, self.settings)
             self.endpoints = {
-                "router": bind(self._router, self.settings.router, allowed),
-                "pub": bind(self._pub, self.settings.pub, allowed),
+                "router": bind(self._router, self.settings.router),
+                "pub": bind(self._pub, self.settings.pub),
             }
         except BaseException:
             self._context.destroy(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
@@ -47,7 +46,7 @@ def open_sockets(
     """The ROUTER and the XPUB. They belong to the context.
 
     HEARTBEAT_IVL stays off: libzmq 4.3.5 aborts the process when the time comes to ask a peer that has closed
-    while its input was stopped (RCVHWM).
+    while its input was stopped (RCVHWM). A peer's PING does the same: see abtp_relay.
     """
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -64,19 +63,13 @@ def open_sockets(
     return router, pub
 
 
-def bind(
-    socket: zmq.Socket[bytes], endpoint: str, allowed: Callable[[str, str], object] | None = None
-) -> str:
-    """Where it listens then. allowed: see AbtpFront. Raises AddressInUse, AddressError, and what `allowed`
-    raises."""
+def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    """Where it listens then. Raises AddressInUse, AddressError."""
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         raise _address_error(endpoint, error) from error
-    bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    if allowed is not None and bound.startswith("tcp://"):
-        allowed(bound.removeprefix("tcp://").rpartition(":")[0].strip("[]"), bound)
-    return bound
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
 def _address_error(endpoint: str, error: zmq.ZMQError) -> TransferError:
