@@ -95,16 +95,9 @@ def report(attack, door):
         assert all(most <= 0.1 for most, _ in times.values()), times
 
 
-#: libzmq keeps some 15 of 13,000 connections in CLOSE_WAIT for ever, with bytes that it has not read
-_KEPT_BY_LIBZMQ = pytest.mark.xfail(reason="libzmq leaves connections open", strict=False)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 120)
-@pytest.mark.parametrize(
-    "door",
-    [pytest.param(one, marks=_KEPT_BY_LIBZMQ) if one.startswith("abtp") else one for one in TALKS],
-)
+@pytest.mark.parametrize("door", list(TALKS))
 def test_strangers_for_minutes(attack, door):
     attack.for_a_while(door, SECONDS)
     report(attack, door)

@@ -13,6 +13,7 @@ from transfer.broker.crowd import Crowd
 from transfer.broker.engine.tls_words import WORDS
 from transfer.broker.entry import Entry
 from transfer.broker.listener import Accepted, Listener
+from transfer.broker.local_listener import LocalListener
 from transfer.broker.secured import channel_of
 from transports.security.guard import check_listening
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     import transfer
     from transfer.broker.line import Line
+    from transports.address import Address
     from transports.core_contract import TlsChannel, TlsContext
 
 #: takes a connection that was let in; what it has made of it, where the doors look after it until its first
@@ -40,7 +42,7 @@ class Doors:
         self.refused: dict[str, Counter[str]] = {}
         self._loop = loop
         self._core = context.core
-        self._listeners: dict[str, Listener] = {}
+        self._listeners: dict[str, Listener | LocalListener] = {}
         self._entries: list[Entry] = []
         self._silent: list[Crowd[Line]] = []
 
@@ -71,11 +73,12 @@ class Doors:
         *protocols: str,
         clients: str | None = None,
         crowd: Crowd[Any] | None = None,
+        local: bool = False,
     ) -> Accepted:
         """What takes connections for a front, which gets those that were let in. open_now: how many it has.
         protocols: words of ALPN. clients: see Credentials.context. crowd: those that the front itself looks
-        after until they have shown what they want. Raises SecurityError if there is nothing to show to those
-        who come."""
+        after until they have shown what they want. local: it is for Unix sockets, without TLS. Raises
+        SecurityError if there is nothing to show to those who come."""
         refused = self.refusals(name)
         most = self.credentials.security.connections
         silent = self._silent_at(refused) if crowd is None else crowd
@@ -90,7 +93,7 @@ class Doors:
             if line is not None and (channel is None or not channel.peer_certificate):
                 line.join(silent)
 
-        if not self.secured:
+        if local or not self.secured:
             return let_in
         self._context(protocols, clients)
         entry = Entry(
@@ -107,6 +110,12 @@ class Doors:
     def listen(self, name: str, host: str, port: int, accepted: Accepted) -> Listener:
         """Raises AddressInUse, AddressError, and SecurityError where strangers could come."""
         listener = Listener(self._loop, host, port, accepted, allowed=self.check)
+        self._listeners[name] = listener
+        return listener
+
+    def listen_local(self, name: str, address: Address, accepted: Accepted) -> LocalListener:
+        """At a Unix socket. Raises AddressInUse, AddressError."""
+        listener = LocalListener(self._loop, address, accepted)
         self._listeners[name] = listener
         return listener
 

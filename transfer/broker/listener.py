@@ -31,8 +31,8 @@ class Listener:
     """Accepts connections and hands them to `accepted`. Used on the loop only.
 
     port 0: a free one; `port` tells which. backlog: connections that the system keeps until they are
-    accepted. allowed: raises if nobody may listen at this number; it is told the place, too. Raises
-    AddressInUse, AddressError, and what `allowed` raises.
+    accepted. allowed: raises if nobody may listen at this number; it is told the place, too. made: listens
+    already. Raises AddressInUse, AddressError, and what `allowed` raises.
     """
 
     def __init__(
@@ -44,12 +44,15 @@ class Listener:
         *,
         backlog: int = 1024,
         allowed: Callable[[str, str], object] | None = None,
+        made: socket.socket | None = None,
     ) -> None:
         self._loop = loop
         self._accepted = accepted
         self._throttled = ThrottledLog(_log)
-        self._socket = _listening(host, port, backlog, allowed)
-        self.host, self.port = self._socket.getsockname()[:2]
+        self._socket = made or _listening(host, port, backlog, allowed)
+        self.host, self.port = host, port
+        if made is None:
+            self.host, self.port = self._socket.getsockname()[:2]
         loop.add_reader(self._socket.fileno(), self._ready)
 
     def close(self) -> None:
@@ -62,27 +65,37 @@ class Listener:
         until = monotonic() + _SLICE
         for _ in range(_BATCH):
             try:
-                connection, address = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
+                accepted = self._accept()
+            except (OSError, TransferError) as error:
                 PENDING.make_room()
-                self._rest(error.strerror or str(error))
+                self._rest(getattr(error, "strerror", None) or str(error))
                 return
+            if accepted is None:
+                return
+            connection, peer = accepted
             if is_reserved(connection.fileno()) and not PENDING.make_room():
                 connection.close()
                 self._rest("the last descriptors are kept for files")
                 return
-            self._hand_out(connection, f"{format_host(address[0])}:{address[1]}")
+            self._hand_out(connection, peer)
             if monotonic() >= until:
                 self._pause(_BREATH)
                 return
 
+    def _accept(self) -> tuple[socket.socket, str] | None:
+        """A connection and its peer; None: nobody waits."""
+        try:
+            connection, address = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return None
+        return connection, f"{format_host(address[0])}:{address[1]}"
+
     def _hand_out(self, connection: socket.socket, peer: str) -> None:
         try:
             connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            unpace(connection)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                unpace(connection)
             self._accepted(connection, peer)
         except TransferError as error:
             self._throttled.say(logging.WARNING, "refused", "%s could not be let in: %s", peer, error)
@@ -93,8 +106,9 @@ class Listener:
 
     def _rest(self, why: str) -> None:
         """The socket stays readable, so without the pause the loop would do nothing but fail."""
-        text = "port %d: a connection is not accepted: %s; %s"
-        self._throttled.say(logging.WARNING, "accept", text, self.port, why, descriptor_hint())
+        text = "%s: a connection is not accepted: %s; %s"
+        where = f"port {self.port}" if self.port else self.host
+        self._throttled.say(logging.WARNING, "accept", text, where, why, descriptor_hint())
         self._pause(_REST)
 
     def _pause(self, seconds: float) -> None:

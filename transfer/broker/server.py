@@ -279,7 +279,8 @@ class Broker:
         """AetherBus's protocol, over ZeroMQ."""
         try:
             from transfer.broker.fronts.abtp import AbtpFront
-            from transfer.broker.fronts.abtp_relay import PrivateFolder, relayed
+            from transfer.broker.fronts.abtp_names import Names
+            from transfer.broker.fronts.abtp_relay import PeerNames, PrivateFolder, relayed
             from transfer.broker.fronts.abtp_sockets import AbtpSettings
         except ModuleNotFoundError as error:
             if error.name != "zmq":
@@ -288,19 +289,16 @@ class Broker:
                 "the abtp front needs pyzmq",
                 hint="pip install 'tensor-transfer[fronts]', or go without: --abtp off",
             ) from error
-        outside = {
-            name: endpoint
-            for name, endpoint in (("router", where.router), ("pub", where.pub))
-            if endpoint.startswith("tcp://")
-        }
-        inside = {"router": where.router, "pub": where.pub}
-        if outside:
-            folder = PrivateFolder(self.folder)
-            self._owned.callback(folder.close)
-            inside |= {name: folder.endpoint(name) for name in outside}
+        outside = {"router": where.router, "pub": where.pub}
+        folder = PrivateFolder(self.folder)
+        self._owned.callback(folder.close)
+        inside = {name: folder.endpoint(name) for name in outside}
+        names: PeerNames = Names()
+        relays = relayed(self.doors, self._lines, outside, inside, names)
+        self._owned.callback(relays.close)  # when libzmq has closed its ends
         beside = Beside(self._loop, self.settings.fast_path, self.hub.counts, self.threads)
         self._owned.callback(beside.close)
-        limits, allowed = self.settings.direct, self.doors.check
+        limits = self.settings.direct
         settings = AbtpSettings(
             inside["router"],
             inside["pub"],
@@ -308,13 +306,10 @@ class Broker:
             awaiting=limits.max_queued_direct,
             awaiting_of_topic=limits.max_per_topic_queue,
         )
-        front = AbtpFront(self.hub, self._loop, self.direct, settings, beside=beside, allowed=allowed)
+        front = AbtpFront(self.hub, self._loop, self.direct, settings, beside=beside, names=names)
         self._add("abtp", front)
         self.hub.direct = self.direct  # from now on somebody brings its consumers
-        relays = relayed(self.doors, self._lines, outside, front.endpoints)
-        self._owned.callback(relays.close)
-        endpoints = front.endpoints | relays.endpoints
-        self.endpoints |= {f"abtp {name}": endpoint for name, endpoint in endpoints.items()}
+        self.endpoints |= {f"abtp {name}": endpoint for name, endpoint in relays.endpoints.items()}
 
     def _open_fronts(self) -> None:
         settings = self.settings

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -23,10 +23,10 @@ from transfer.broker.courier import DirectDriver, Sent
 from transfer.broker.engine.direct_actions import Admitted, Dispatch, Full, NoRoute, Register, Reply
 from transfer.broker.engine.direct_events import Facts
 from transfer.broker.fronts.abtp_awaiting import Awaiting, AwaitingRoute
-from transfer.broker.fronts.abtp_listeners import AbtpListeners
+from transfer.broker.fronts.abtp_names import Names
 from transfer.broker.fronts.abtp_outgoing import Frames, Outgoing
 from transfer.broker.fronts.abtp_pub import PubSubscriber, envelope_of
-from transfer.broker.fronts.abtp_sockets import AbtpSettings, open_sockets
+from transfer.broker.fronts.abtp_sockets import AbtpSettings, bind, open_sockets
 from transfer.broker.fronts.abtp_times import expired, timed
 from transfer.broker.message import Front, Message
 from transfer.peer_faults import PeerFaults
@@ -62,9 +62,8 @@ class AbtpFront:
     """Used on the broker's loop only, where it is made. endpoints: where it listens, by "router" and
     "pub". connections: that are open at both.
 
-    policy: says what may be published. beside: reads and packs large messages. allowed: raises if nobody may
-    listen at this number; it is told the place, too. counters: what happened, by name. Raises AddressInUse,
-    AddressError, and what `allowed` raises.
+    policy: says what may be published. beside: reads and packs large messages. names: of the peers, if they
+    come by a relay. counters: what happened, by name. Raises AddressInUse, AddressError.
     """
 
     def __init__(
@@ -76,12 +75,13 @@ class AbtpFront:
         *,
         policy: Policy | None = None,
         beside: Beside | None = None,
-        allowed: Callable[[str, str], object] | None = None,
+        names: Names[Any] | None = None,
     ) -> None:
         self.settings = settings or AbtpSettings()
         self.counters: Counter[str] = Counter()
         self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy
         self._limits = Limits(self.settings.largest)
+        self._names = names
         self._unkept = self._unkept_bytes = 0
         self._scheduled = False
         self._beside = beside
@@ -92,17 +92,15 @@ class AbtpFront:
         self._faults = PeerFaults(_log)
         self._away = False  # a large message is read beside the loop, and others come behind it
         self.connections = 0
-        self._listeners = AbtpListeners(allowed)
         self._context = zmq.Context()
         try:
             self._router, self._pub = sockets = open_sockets(self._context, self.settings)
             self.endpoints = {
-                "router": self._listeners.bind(self._router, self.settings.router),
-                "pub": self._listeners.bind(self._pub, self.settings.pub),
+                "router": bind(self._router, self.settings.router),
+                "pub": bind(self._pub, self.settings.pub),
             }
         except BaseException:
             self._context.destroy(0)
-            self._listeners.close()
             raise
         self._monitors = [
             one.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED) for one in sockets
@@ -126,7 +124,6 @@ class AbtpFront:
         self._hub.fanout.leave(self.subscriber)
         self._awaiting.close()
         self._context.destroy()
-        self._listeners.close()
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -146,6 +143,8 @@ class AbtpFront:
                 frames = self._router.recv_multipart(_NOW)
             except zmq.Again:
                 break
+            if self._names is not None:
+                frames[0] = self._names.identity(frames[0])
             try:
                 self._take(frames)
             except Exception as error:  # noqa: BLE001 - of this peer; the others are heard in this turn
@@ -365,8 +364,10 @@ class AbtpFront:
         if self._context.closed:
             return Sent.GONE
         self._soon()
+        peer = frames[0] if self._names is None else self._names.name(frames[0])
         try:
-            for frame in frames[:-1]:
+            self._router.send(peer, _MORE)
+            for frame in frames[1:-1]:
                 self._router.send(frame, _MORE)
             self._router.send(frames[-1], _NOW)
         except zmq.Again:

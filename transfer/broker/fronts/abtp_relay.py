@@ -1,18 +1,28 @@
-"""The TCP ports of abtp. libzmq has neither TLS nor a limit on connections, so its sockets listen in a folder
-of this user's, and bytes go to and fro between them and the connections that were let in."""
+"""Where abtp listens. libzmq has neither TLS nor a limit on connections, so its sockets listen in a folder of
+this user's, and bytes go to and fro between them and the connections that were let in.
+
+No peer's connection ends as libzmq sees it before libzmq has read all of it. Where its input is stopped
+(RCVHWM) and the connection is closed, libzmq 4.3.5 aborts the process at the next PING behind that, or keeps
+the descriptor for ever.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from transfer.broker.fronts.abtp_names import Names
 from transfer.broker.line import Line
+from transfer.protocols.zmtp import GREETING, IDENTITY, check_greeting, read_ready, write_ready
+from transfer.throttled_log import ThrottledLog
 from transports.address import format_host, parse
 from transports.descriptors import is_reserved
 from transports.errors import InternalError, ProtocolError
@@ -23,14 +33,16 @@ if TYPE_CHECKING:
     from transfer.broker.doors import Doors
     from transfer.broker.lines import Lines
 
+_log = logging.getLogger("transfer.broker")
+
 #: bytes that wait for one end before no more are read from the other
 _MOST = 4 << 20
 #: seconds that an end has to take what came before the other one ended
 _LAST_WORDS = 10.0
 #: bytes that the name of a Unix socket may have
 _LONGEST = 100
-#: bytes of ZeroMQ's greeting; then each peer says what socket it is
-_GREETING = 64
+#: a peer whose machine is gone: after 10 s without a byte the kernel asks, and three times more
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 
 class PrivateFolder:
@@ -58,21 +70,34 @@ class PrivateFolder:
 
 class Relay:
     """Connections from the outside to one ZeroMQ socket. On the broker's loop. endpoint: where that is.
+    names: of peers by their identities, of which the newest connection stays.
 
-    connections: that are open. ends: of all of them, on both sides.
+    connections: that are open, until libzmq has read all that came. ends: of all of them, on both sides.
     """
 
-    def __init__(self, lines: Lines, endpoint: str) -> None:
+    def __init__(self, lines: Lines, endpoint: str, names: PeerNames | None = None) -> None:
         self._lines = lines
         self._path = endpoint.removeprefix("ipc://")
+        self._throttled = ThrottledLog(_log)
+        self.names = names
         self.connections = 0
+        self.unanswered = 0  # inner ends that libzmq has not accepted yet
         self.ends: set[_End] = set()
 
     def connected(self, connection: socket.socket, peer: str) -> Line:
         """Takes a connection that was let in, in non-blocking mode."""
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEP_ALIVE:
+                if hasattr(socket, name):
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         outer = _Outer(self, self._lines, connection, peer)
         self.connections += 1
         return outer
+
+    def refused(self, peer: str, error: ProtocolError) -> None:
+        """Says so in the log, at a bounded rate."""
+        self._throttled.say(logging.WARNING, error.reason, "abtp refuses %s: %s", peer, error)
 
     def reach(self, outer: _Outer) -> None:
         """Connects it to the socket inside. Raises ProtocolError."""
@@ -80,7 +105,7 @@ class Relay:
             inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError as error:
             raise _busy(error.strerror or str(error)) from error
-        if is_reserved(inside.fileno()):
+        if is_reserved(inside.fileno() + self.unanswered):  # libzmq takes a descriptor for each of them
             inside.close()
             PENDING.make_room()
             raise _busy("the last descriptors are kept for files")
@@ -89,7 +114,7 @@ class Relay:
         except OSError as error:
             inside.close()
             raise _busy(error.strerror or str(error)) from error
-        outer.other = inner = _End(self, self._lines, inside, outer.peer)
+        outer.other = inner = _Inner(self, self._lines, inside, outer.peer)
         inner.other = outer
 
     def close(self) -> None:
@@ -116,7 +141,8 @@ class _End(Line):
     def cut(self, data: memoryview) -> int:
         """See Line."""
         other = self.other
-        assert other is not None
+        if other is None:
+            return len(data)  # for a peer that has gone
         other.write(data)
         if other.queued >= _MOST and not self._stopped and not self.closed:
             self._stopped = True
@@ -126,63 +152,153 @@ class _End(Line):
     def relieved(self) -> None:
         """See Line."""
         if self._last:
-            self.close("the other end has closed")
-        elif self.other is not None and self.other._stopped:
-            self.other._stopped = False
-            self.other.resume()
+            self.end()
+        elif self.other is not None:
+            self.other.go_on()
+
+    def go_on(self) -> None:
+        """The other end has written what was read, or is gone."""
+        if self._stopped:
+            self._stopped = False
+            self.resume()
+
+    def left(self, reason: str) -> None:
+        """The other end has closed: it ends when it has written what came from there."""
+        self._last, self.other = True, None
+        if not self.queued:
+            self.end()
+
+    def end(self) -> None:
+        """All is written that came from the other end, which has closed."""
+        self.close("the other end has closed")
 
     def refuse(self, error: ProtocolError) -> None:
         """See Line."""
+        self._relay.refused(self.peer, error)
         self.close(str(error))
 
     def lost(self, reason: str) -> None:
-        """See Line. The other end ends when it has written what came."""
+        """See Line."""
         self._relay.ends.discard(self)
         other, self.other = self.other, None
-        if other is None or other.closed:
-            return
-        other._last, other.other = True, None
-        other.pause()
-        if not other.queued:
-            other.close(reason)
+        if other is None:
+            self._relay.connections -= 1
         else:
-            self._loop.call_later(_LAST_WORDS, other.close, reason)
+            other.left(reason)
+
+
+class _Inner(_End):
+    """The end at libzmq. It stays open until libzmq has read all, and closes; what libzmq says is read until
+    then."""
+
+    def __init__(self, relay: Relay, lines: Lines, connection: socket.socket, peer: str) -> None:
+        self._answered = False
+        relay.unanswered += 1
+        super().__init__(relay, lines, connection, peer)
+
+    def cut(self, data: memoryview) -> int:
+        """See Line. libzmq's greeting comes at once."""
+        self._accepted()
+        return super().cut(data)
+
+    def _accepted(self) -> None:
+        self._relay.unanswered -= not self._answered
+        self._answered = True
+
+    def left(self, reason: str) -> None:
+        """See _End."""
+        super().left(reason)
+        self.go_on()
+
+    def end(self) -> None:
+        """See _End. libzmq reads the end of it behind everything else."""
+        with suppress(OSError):  # it has closed, which is read next
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def lost(self, reason: str) -> None:
+        """See Line."""
+        self._accepted()
+        super().lost(reason)
 
 
 class _Outer(_End):
     """The end of a peer. Nothing inside knows of it before its first bytes: ZeroMQ has no side that waits."""
 
     def __init__(self, relay: Relay, lines: Lines, connection: socket.socket, peer: str) -> None:
-        self._missing = _GREETING  # bytes of its greeting
+        self._greeting = b""
+        self._begun = False  # its READY has come
+        self._name = b""
         super().__init__(relay, lines, connection, peer)
 
     def cut(self, data: memoryview) -> int:
         """See Line."""
+        return super().cut(data) if self._begun else self._begin(data)
+
+    def _begin(self, data: memoryview) -> int:
+        missing = GREETING - len(self._greeting)
+        if missing:
+            came = bytes(data[:missing])
+            self._greeting += came
+            check_greeting(self._greeting)
+            return super().cut(memoryview(came)) if self._reached() else 0
+        ready = read_ready(data)
+        if ready is None:
+            return 0
+        size, properties = ready
+        identity, names = properties.get(IDENTITY), self._relay.names
+        if identity and names is not None:
+            self._name, before = names.enter(identity, self)
+            properties[IDENTITY] = self._name
+            if before is not None:
+                before.close("another connection has its identity")
+        self._begun = True
+        super().cut(memoryview(write_ready(properties)))
+        return size
+
+    def _reached(self) -> bool:
         if self.other is None:
             self._relay.reach(self)
-        return super().cut(data)
+        return not self.closed
 
     def has_begun(self, cut: int) -> bool:
         """See Line. The rest of its handshake libzmq waits for, and not for long."""
-        self._missing -= cut
-        return self._missing < 0
+        return self._begun
+
+    def left(self, reason: str) -> None:
+        """See _End. A peer that reads nothing of it has a while."""
+        super().left(reason)
+        if not self.closed:
+            self.pause()
+            self._loop.call_later(_LAST_WORDS, self.close, reason)
 
     def lost(self, reason: str) -> None:
         """See Line."""
-        self._relay.connections -= 1
+        if self._name and self._relay.names is not None:
+            self._relay.names.leave(self._name)
         super().lost(reason)
 
 
-def relayed(doors: Doors, lines: Lines, where: Mapping[str, str], inside: Mapping[str, str]) -> Relays:
+#: of the connections that came in by a relay
+PeerNames = Names[_Outer]
+
+
+def relayed(
+    doors: Doors, lines: Lines, where: Mapping[str, str], inside: Mapping[str, str], names: PeerNames
+) -> Relays:
     """What listens before abtp's sockets. where: their places by name, as others see them; inside: where they
-    really listen. Raises AddressInUse, AddressError, SecurityError."""
+    really listen. names: of the ROUTER's peers. Raises AddressInUse, AddressError, SecurityError."""
     relays: list[Relay] = []
     endpoints: dict[str, str] = {}
     for name, endpoint in where.items():
         address = parse(endpoint)
-        relay = Relay(lines, inside[name])
+        relay = Relay(lines, inside[name], names if name == "router" else None)
         relays.append(relay)
-        entry = doors.entry("abtp", relay.connected, partial(getattr, relay, "connections"))
+        open_now = partial(getattr, relay, "connections")
+        if address.scheme == "ipc":
+            entry = doors.entry("abtp", relay.connected, open_now, local=True)
+            endpoints[name] = doors.listen_local(f"abtp {name}", address, entry).endpoint
+            continue
+        entry = doors.entry("abtp", relay.connected, open_now)
         host, port = bind_address(address)[1][:2]
         listener = doors.listen(f"abtp {name}", str(host), int(port), entry)
         endpoints[name] = f"tcp://{format_host(listener.host)}:{listener.port}"

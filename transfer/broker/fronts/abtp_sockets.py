@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import zmq
 
 from transfer.protocols.abtp import PUB_ENDPOINT, ROUTER_ENDPOINT
+from transports.errors import AddressError, AddressInUse, TransferError
 
 #: bytes that a frame may have beyond the largest payload: the rest of its envelope
 _ENVELOPE_ROOM = 1 << 20
@@ -45,7 +46,7 @@ def open_sockets(
     """The ROUTER and the XPUB. They belong to the context.
 
     HEARTBEAT_IVL stays off: libzmq 4.3.5 aborts the process when the time comes to ask a peer that has closed
-    while its input was stopped (RCVHWM).
+    while its input was stopped (RCVHWM). A peer's PING does the same: see abtp_relay.
     """
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -60,3 +61,18 @@ def open_sockets(
         socket.setsockopt(zmq.LINGER, _LINGER)
         socket.setsockopt(zmq.BACKLOG, 1024)  # as our own listeners
     return router, pub
+
+
+def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    """Where it listens then. Raises AddressInUse, AddressError."""
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise _address_error(endpoint, error) from error
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+def _address_error(endpoint: str, error: zmq.ZMQError) -> TransferError:
+    if error.errno == zmq.EADDRINUSE:
+        return AddressInUse(f"{endpoint}: {error}", hint="end who has it, or name another port")
+    return AddressError(f"{endpoint}: {error}", hint="tcp://host:port of this machine")
