@@ -96,7 +96,7 @@ class Outgoing(Stream):
             return self._send_control(frames)
         sizes = [len(frame[4]) if type(frame[4]) is bytes else nbytes_of(frame[4]) for frame in frames]
         size = sum(sizes)
-        with self._port as port:
+        with self._port as port, port.lock:
             self._check()
             if not force and self._is_full(size):
                 port.advance()
@@ -149,7 +149,7 @@ class Outgoing(Stream):
 
     def flush(self) -> bool:
         """True when the peer has taken in everything. It is asked to, also if nobody receives there."""
-        with self._port as port:
+        with self._port as port, port.lock:
             if self.broken is not None or self._closed:
                 return True
             port.advance()
@@ -166,7 +166,7 @@ class Outgoing(Stream):
             return False
 
     def take_unsent(self) -> list[list[OutFrame]]:
-        with self._port as port:
+        with self._port as port, port.lock:
             if self.broken is None:
                 return []
             left = [message for message in self._queue if not message.next]
