@@ -21,6 +21,11 @@ _CALLS = {code for name, code in dis.opmap.items() if name.startswith("CALL") or
 }
 
 
+@pytest.fixture(params=["tcp", "inproc"])
+def endpoint(request, tmp_path):
+    return {"tcp": "tcp://127.0.0.1:*", "inproc": f"inproc://{tmp_path.name}"}[request.param]
+
+
 class Point:
     """A trace function that raises KeyboardInterrupt at one point; `reached` is False if there are fewer."""
 

@@ -235,15 +235,9 @@ def stopped(kind, folder, who, seconds, heartbeat=0):
         return int(push.line()), received
 
 
-@pytest.mark.parametrize(("kind", "who"), [("tcp", "PUSH"), ("ipc", "PULL"), ("local", "PULL")])
-def test_a_process_that_is_stopped_for_a_moment_loses_nothing(kind, who, tmp_path):
-    sent, received = stopped(kind, tmp_path, who, 2)
-    assert received == (sent,) * 3
-
-
-@over("ucx")
-def test_a_process_that_is_stopped_for_a_moment_loses_nothing_over_ucx(kind, tmp_path):
-    sent, received = stopped(kind, tmp_path, "PULL", 2)
+@over("tcp", "ucx")
+def test_a_process_that_is_stopped_for_a_moment_loses_nothing(kind, tmp_path):
+    sent, received = stopped(kind, tmp_path, "PUSH" if kind == "tcp" else "PULL", 2)
     assert received == (sent,) * 3
 
 
@@ -262,7 +256,9 @@ def test_a_process_that_is_stopped_for_half_a_minute_loses_nothing(kind, who, tm
     assert received == (sent,) * 3
 
 
-@over("tcp", "local", "ipc", "ucx")
+@pytest.mark.parametrize(
+    "kind", ["tcp", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("local", "ipc", "ucx"))]
+)
 def test_the_peers_of_a_terminated_process_go_on_with_the_next(kind, tmp_path):
     begin, place = sides(kind, tmp_path)
     with begin("PULL", place) as pull:
