@@ -149,6 +149,9 @@ class Pattern:
         """The unread message is received now. False: it was dropped and counted."""
         return True
 
+    def withdraw(self, peer: Peer, frames: Sequence[InFrame]) -> None:
+        """This message, which `admit` has seen or not yet, is received again from the start."""
+
     def drop(self, reason: str, count: int = 1) -> None:
         """Counts dropped messages. `reason` is a constant word, used as a metric label."""
         if count:

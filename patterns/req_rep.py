@@ -151,6 +151,10 @@ class Requester(Pattern):
         self.failure = None
         return True
 
+    def withdraw(self, peer: Peer, frames: Sequence[InFrame]) -> None:
+        if not self.waiting:
+            self.waiting = frames[0].sequence
+
     def inherit(self, heir: Peer, peer: Peer) -> None:
         if self.waiting and self.peer is peer:
             self.peers[heir] = self.peers[peer]
@@ -217,6 +221,9 @@ class Replier(Pattern):
         peer, number, self._envelope = state
         self.turn.was_asked(peer, number, simple=not self._envelope)
         return True
+
+    def withdraw(self, peer: Peer, frames: Sequence[InFrame]) -> None:
+        self.turn.closes(peer)
 
     def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
         if not self.turn.open:

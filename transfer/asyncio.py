@@ -21,10 +21,9 @@ from transfer.constants import DONTWAIT, POLLERR, POLLIN, POLLOUT
 from transfer.context import Context as _Context
 from transfer.links.no_peer import LongWait
 from transfer.poller import Poller as _Poller
-from transfer.receiving import decoder_of
 from transfer.sending import encoded, json_of
 from transfer.socket import SocketMethods, socket_of
-from transports.arguments import events_of, flags_of, milliseconds, seconds, whole
+from transports.arguments import decoder_of, events_of, flags_of, milliseconds, seconds, whole
 from transports.errors import Again
 from transports.owning import room_in
 

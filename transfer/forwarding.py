@@ -30,6 +30,7 @@ class Forwarding:
 
         def _streams(self) -> list[Any]: ...
         def _recv_frames(self, flags: int = 0) -> list[Any]: ...
+        def _sound(self, receive: Any, *arguments: Any) -> Any: ...
         def _send_outframes(
             self, frames: list[OutFrame], flags: int = 0, track: bool = False, copy: bool | None = None
         ) -> Tracker | None: ...
@@ -76,7 +77,8 @@ class Forwarding:
         What the pattern put before them (a ROUTER's identity) are plain bytes. `data` of a frame is bytes,
         or a lease whose memory is the caller's as long as there is a view of it. Raises as `recv`.
         """
-        return self._recv_frames(flags)
+        frames: list[Frame | bytes] = self._sound(self._recv_frames, flags)
+        return frames
 
     def send_frames(
         self,

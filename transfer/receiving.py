@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import threading
 import time
@@ -17,8 +16,8 @@ from transfer.compressing import decompressed
 from transfer.constants import DONTWAIT
 from transfer.links import Links
 from transfer.turns import RECEIVING, Turns
-from transports.arguments import flags_of, wrong
-from transports.errors import Again, ProtocolError
+from transports.arguments import decoder_of, flags_of
+from transports.errors import Again, ProtocolError, TransferError
 from transports.owning import pour, room_in
 from transports.wire import Flag
 
@@ -59,7 +58,8 @@ class Receiving(Turns):
         #: messages that were read and are to be received again: (stream, frames, the pattern's state)
         _returned: deque[tuple[Any, list[Any], Any]]
         #: of this thread. `by`: the stream of its newest message, if that came through
-        #: `_recv_frames`; `rest`: what is left of a message that it receives part by part
+        #: `_recv_frames`; `given`: that message of the core, until its call ends; `rest`: what is left of a
+        #: message that it receives part by part
         _came: threading.local
         #: the `rest` of every thread that still is
         _rests: weakref.WeakSet[Parts]
@@ -78,30 +78,36 @@ class Receiving(Turns):
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """Receives all parts of a message: bytes, or frames if not `copy`."""
         rest = self._rest
-        if rest:
-            self._check_open()
-            parts = list(rest)
+        if not rest:
+            return self._sound(self._recv_whole, flags, copy)
+        self._check_open()
+        parts = list(rest)
+        try:
             rest.clear()
             self._ways_changed()
-        else:
-            parts = self._sound(self._recv_parts, flags)
-        if not copy:
-            return self._as_frames(parts)
-        try:
-            return [part if type(part) is bytes else part.bytes for part in parts]
-        except BaseException:  # a signal came while a large part was copied: the message is still unread
-            rest.extend(parts)
+            return self._as_asked(parts, copy)
+        except BaseException:  # a signal's handler raised: the parts are still unread
+            if not rest:
+                rest.extend(parts)
             self._ways_changed()
             raise
+
+    def _recv_whole(self, flags: int, copy: bool) -> list[Any]:
+        return self._as_asked(self._parts(self._recv_frames(flags)), copy)
+
+    def _as_asked(self, parts: list[Any], copy: bool) -> list[Any]:
+        if not copy:
+            return self._as_frames(parts)
+        return [part if type(part) is bytes else part.bytes for part in parts]
 
     def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
         """Receives one part as text."""
         decoder_of(encoding)
-        return bytes(self.recv(flags)).decode(encoding)
+        return self._made(lambda data: str(data, encoding), flags)
 
     def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
         """Receives one part of JSON; keyword arguments go to `json.loads`."""
-        return json.loads(self.recv(flags), **kwargs)
+        return self._made(lambda data: json.loads(data, **kwargs), flags)
 
     def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
         """Receives one part into memory of the caller; returns its length in bytes.
@@ -110,7 +116,21 @@ class Receiving(Turns):
         cannot be written to in one piece.
         """
         target = room_in(buffer, nbytes)
-        return self._pour(self.recv(flags, copy=False), target)
+        return self._made(lambda frame: self._pour(frame, target), flags, copy=False)
+
+    def _made(self, make: Callable[[Any], T], flags: int, copy: bool = True) -> T:
+        """What is made of one part. Where a signal's handler raises, the part is received again."""
+        [part] = map(self.recv, (flags,), (copy,))  # no handler runs between the part and its name
+        try:
+            return make(part)
+        except ValueError:  # it makes no text, or no JSON
+            raise
+        except BaseException:
+            with self._deciding:
+                self._leave_rest([])
+                self._rest.appendleft(part)
+                self._ways_changed()
+            raise
 
     @staticmethod
     def _pour(frame: Any, target: memoryview) -> int:
@@ -141,21 +161,30 @@ class Receiving(Turns):
 
     def _recv_general(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         rest = self._rest
-        if rest:
-            self._check_open()
-            part = rest.popleft()
+        if not rest:
+            return self._sound(self._recv_first, flags, copy)
+        self._check_open()
+        left, part = len(rest), rest[0]
+        try:
+            rest.popleft()
             if not rest:
                 self._ways_changed()
             return self._one(part, copy)
-        return self._first(self._sound(self._recv_parts, flags), copy)
+        except BaseException:  # as in `recv_multipart`
+            if len(rest) < left:
+                rest.appendleft(part)
+            self._ways_changed()
+            raise
 
-    def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
+    def _recv_first(self, flags: int, copy: bool) -> Any:
+        return self._first(self._parts(self._recv_frames(flags)), copy)
+
+    def _deliver(self, stream: Any, frames: Sequence[Any], flags: int, copy: bool) -> Any:
         try:
-            parts = self._parts(frames)
+            return self._first(self._parts(frames), copy)
         except ProtocolError as error:
             self._refuse(stream, error)
-            return self._recv_general(flags, copy)
-        return self._first(parts, copy)
+            return NotImplemented
 
     def _admitted(self, stream: Any, frames: list[Frame]) -> Any:
         """Whether a REQ or REP takes this message, and how: the core leaves it to the pattern."""
@@ -164,35 +193,52 @@ class Receiving(Turns):
             self._replied(self._requester, stream)
         return admitted
 
-    def _turn_message(self, stream: Any, admitted: Any, copy: bool) -> Any:
-        if admitted is None:
-            return self._recv_general(0, copy)
-        try:
-            parts = self._parts(list(admitted))
-        except ProtocolError as error:
-            self._refuse(stream, error)
-            return self._recv_general(0, copy)
-        return self._first(parts, copy)
-
-    def _recv_parts(self, flags: int) -> list[Any]:
-        return self._parts(self._recv_frames(flags))
-
     def _sound(self, receive: Callable[..., T], *arguments: Any) -> T:
         """The next message that makes sense. What only shows after a message was read (compressed
-        data, the parts of a dict) ends its connection as any other bad frame does."""
+        data, the parts of a dict) ends its connection as any other bad frame does. Where a signal's
+        handler raises, the message is the next receive's."""
+        came = self._came
+        came.given = None
         while True:
             try:
-                return receive(*arguments)
+                result = receive(*arguments)
             except ProtocolError as error:
-                stream = getattr(self._came, "by", None)
+                stream = getattr(came, "by", None)
                 if stream is None:
                     raise
                 self._refuse(stream, error)
+                continue
+            except BaseException as error:
+                self._give_back(error)
+                raise
+            # No call between here and the caller, so no handler runs.
+            came.given = None
+            return result
+
+    def _take(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Any]]:
+        """The core's next message. `map` notes it before any handler can run."""
+        [self._came.given] = map(self._recv_message, (timeout,), (sink,))
+        message: tuple[Any, list[Any]] = self._came.given
+        return message
+
+    def _give_back(self, error: BaseException) -> None:
+        """The call ends with `error`, of a signal's handler if it is none of ours, and has not given its
+        message to the program: the next receive gives it."""
+        given, self._came.given = self._came.given, None
+        if given is not None and not isinstance(error, TransferError):
+            self._take_back(*given)
+
+    def _take_back(self, stream: Any, frames: list[Any]) -> None:
+        """The core calls it too: a call was interrupted between its message and its caller."""
+        self._pattern.withdraw(stream, frames)
+        self._rest.clear()
+        self._give_again(stream, frames)
+        self._ways_changed()
 
     def _refuse(self, stream: Any, error: ProtocolError) -> None:
         """Ends the connection by which a bad message came. A REQ has no other reply to wait for:
         raises the error there."""
-        self._came.by = None
+        self._came.by = self._came.given = None
         # Events and trackers keep the error, and tracebacks would keep the message.
         cause: BaseException | None = error
         while cause is not None:
@@ -211,7 +257,7 @@ class Receiving(Turns):
         came = self._came
         came.by = None
         if not self._general_recv:  # the core may do it alone, as it does a plain receive
-            came.by, frames = self._recv_message(timeout, sink)
+            came.by, frames = self._take(timeout, sink)
             return frames
         self._check_open()
         pattern = self._pattern
@@ -221,7 +267,7 @@ class Receiving(Turns):
                 return again
         if not pattern.ordered:
             pattern.expect()
-            came.by, frames = self._recv_message(timeout, sink)
+            came.by, frames = self._take(timeout, sink)
             return self._latest(frames) if self._values["conflate"] else frames
         if self._requester is not None:
             return self._recv_reply(self._requester, timeout, sink)
@@ -232,14 +278,18 @@ class Receiving(Turns):
         try:
             return self._recv_request(timeout, sink)
         finally:
-            self._leave(RECEIVING)
+            try:
+                self._turn.leave(RECEIVING)
+            except BaseException:  # of a signal's handler, maybe before it was left
+                self._turn.leave(RECEIVING)
+                raise
 
     def _recv_request(self, timeout: int, sink: Sink | None) -> list[Any]:
         pattern = self._pattern
         pattern.expect()
         deadline = time.monotonic() + timeout / 1000 if timeout > 0 else 0.0
         while True:
-            stream, frames = self._recv_message(timeout, sink)
+            stream, frames = self._take(timeout, sink)
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
                 self._came.by = stream
@@ -281,6 +331,7 @@ class Receiving(Turns):
         an envelope is put before a tensor by the pattern.
         """
         kept = [self._owned(frame) for frame in frames]
+        self._came.given = None
         self._returned.append((self._came.by, kept, self._pattern.unadmit(frames)))
         self._ways_changed()
         self._notify()  # whoever polls looks again
@@ -317,7 +368,7 @@ class Receiving(Turns):
             if deadline is not None:
                 slice_ms = min(_LOOK, max(0, int((deadline - time.monotonic()) * 1000)))
             try:
-                stream, frames = self._recv_message(slice_ms, sink)
+                stream, frames = self._take(slice_ms, sink)
             except Again:
                 pattern.expect()  # raises what the peer's death left
                 if timeout == 0:
@@ -355,7 +406,7 @@ class Receiving(Turns):
         """Conflate: the newest message there is; those before it are dropped and counted."""
         while True:
             try:
-                self._came.by, newer = self._recv_message(0)
+                self._came.by, newer = self._take(0)
             except Again:
                 return frames
             self._pattern.drop("conflated")
@@ -397,11 +448,3 @@ class Receiving(Turns):
             self._frame(part, flags=Flag.MORE if i < last else 0) if type(part) is bytes else part
             for i, part in enumerate(parts)
         ]
-
-
-def decoder_of(encoding: str) -> None:
-    """Before a message is received that could not be decoded. Raises ArgumentError."""
-    try:
-        codecs.lookup(encoding)
-    except (LookupError, TypeError, ValueError):
-        raise wrong("encoding", encoding, 'the name of an encoding, for instance "utf-8"') from None

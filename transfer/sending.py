@@ -137,7 +137,11 @@ class Sending(Turns):
         try:
             return self._send_whole(frames, timeout, hold, track)
         finally:
-            self._leave(SENDING)
+            try:
+                self._turn.leave(SENDING)
+            except BaseException:  # of a signal's handler, maybe before it was left
+                self._turn.leave(SENDING)
+                raise
 
     def _send_whole(
         self, frames: Sequence[OutFrame], timeout: int, hold: bool, track: bool

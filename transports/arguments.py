@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
@@ -130,3 +131,11 @@ def sequence(given: Any, name: str, of: str) -> Iterable[Any]:
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray | memoryview | Mapping):
         return given
     raise wrong(name, given, f"a list of {of}")
+
+
+def decoder_of(encoding: str) -> None:
+    """Before a message is received that could not be decoded. Raises ArgumentError."""
+    try:
+        codecs.lookup(encoding)
+    except (LookupError, TypeError, ValueError):
+        raise wrong("encoding", encoding, 'the name of an encoding, for instance "utf-8"') from None

@@ -122,6 +122,9 @@ class Stream(ABC):
     takes_sink: bool = False
     #: the message that `take` returned last lies where the sink said
     placed: bool = False
+    #: the message that `take` returns, until the core has it and sets None. A handler of a signal may raise
+    #: before that; then the next `take` returns it
+    handed: list[Frame] | None = None
 
     def _is_full(self, size: int) -> bool:
         """Whether a message of so many bytes has to wait."""
@@ -185,14 +188,16 @@ class Stream(ABC):
 
     def consume(self, frames: list[Frame]) -> None:
         """The application has this message, which `take` returned: the peer may be told so."""
+        nbytes = sum(map(len, frames))
+        # Without a call in between, so that a signal's handler runs before all of it or behind it.
         self.received += 1
-        for frame in frames:
-            self.received_bytes += len(frame)
+        self.received_bytes += nbytes
         self.consumed = self.received
 
     def receive(self, sink: Sink | None = None) -> list[Frame] | None:
         """`take` and `consume`, for whoever is the application himself."""
         frames = self.take(sink)
+        self.handed = None
         if frames is not None and not frames[0].flags & _CONTROL:
             self.consume(frames)
         return frames

@@ -371,7 +371,7 @@ class SocketBase:
     _general_recv: bool
     _lent: dict[str, Any]  # memory that is held where it lies when it is sent; empty: none
     # REQ and REP: with `_lockstep` the core may take plain turns by itself and notes them in
-    # `_turn`; what is not plain goes to _send_general, _recv_general, _admitted and _turn_message.
+    # `_turn`; what is not plain goes to _send_general, _recv_general, _admitted and _deliver.
     _lockstep: bool
     _turn: Turn | None
     # Something is left over of lost connections, or is moved from one stream to another: the distributor
@@ -408,16 +408,20 @@ class SocketBase:
         """The flags and header of a tensor whose memory travels as it is."""
     def _recv_message(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Frame]]:
         """One whole message of the next ready stream: (stream, frames). Raises Again, Closed.
-        Control frames go to `_on_control` and are not returned."""
+        Control frames go to `_on_control` and are not returned. A receive that a signal's handler interrupts
+        leaves the message to the next one."""
+    def _give_again(self, stream: Any, frames: list[Frame]) -> None:
+        """The caller of `_recv_message` was interrupted: the next receive gives this message."""
     def _wait_writable(self, timeout: int) -> bool: ...  # until a send may succeed
     def _notify(self) -> None: ...  # any thread: wake all who wait in this socket, they look again
     def _close_core(self) -> None: ...  # sets closed, wakes waiters (they raise Closed), frees fds
     # -- hooks, called under the GIL, in the thread that found it; the default does nothing
     def _send_general(self, data: Any, flags: int, copy: bool, track: bool) -> Any: ...
     def _recv_general(self, flags: int, copy: bool, track: bool) -> Any: ...
-    def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any: ...
+    def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
+        """NotImplemented: the frames made no sense, and the stream is lost."""
     def _admitted(self, stream: Any, frames: list[Frame]) -> Any: ...
-    def _turn_message(self, stream: Any, admitted: Any, copy: bool) -> Any: ...
+    def _take_back(self, stream: Any, frames: list[Frame]) -> None: ...  # by default `_give_again`
     def _on_control(self, stream: Any, frame: Frame) -> None: ...
     def _no_message(self) -> Again: ...  # what a receive raises whose time is over
     def _on_long_wait(self) -> None: ...  # a call waits, in its thread; again after the same time

@@ -59,6 +59,7 @@ class InprocStream(Subscribable, Stream):
         self._lock = lock
         self._other: InprocStream
         self._incoming: deque[_Message] = deque()
+        self._given: _Message | None = None  # whose frames are `handed`, while its sender waits to hear of it
         self._closed = False
         self._room_wanted = False
         self._credit_due = False  # the other end consumed more since we were told last
@@ -109,36 +110,68 @@ class InprocStream(Subscribable, Stream):
         return True
 
     def take(self, sink: Sink | None = None) -> list[Frame] | None:
+        if self.handed is None:
+            with self._lock:
+                if self._credit_due:
+                    self._credit_due = False
+                    return [_credit_frame(self._other.socket_type, self._credit_told)]
+                if self._closed or not self._incoming:
+                    if self.broken is not None:
+                        raise self._is_broken()
+                    return None
+                message = self._incoming[0]
+                error = self._too_large(message)
+            if error is not None:
+                self._refuse(message, error)
+                raise error
+            self._hand(message, self._frames(message))
+        other, given = self._other, self._given
+        if given is not None:
+            if other._room_wanted and not given.control:
+                other._room_wanted = False
+                _call(other.on_writable)
+            _release([given], None)
+            self._given = None
+        return self.handed
+
+    def _hand(self, message: _Message, frames: list[Frame]) -> None:
+        """The message leaves the queue, and makes room for another one. There is no call before the last
+        one, so a signal's handler runs before all of it, and the message is still there, or behind it."""
+        now = time.monotonic_ns()
         with self._lock:
-            if self._credit_due:
-                self._credit_due = False
-                return [_credit_frame(self._other.socket_type, self._credit_told)]
-            if self._closed or not self._incoming:
-                if self.broken is not None:
-                    raise self._is_broken()
-                return None
-            message = self._incoming.popleft()
-            error = self._too_large(message)
-            wake = self._taken(message) if error is None else self._break(error)
+            other, incoming = self._other, self._incoming
+            if not incoming or incoming[0] is not message:  # both ends were closed meanwhile
+                return
+            self.last_received_ns = now
+            if not message.control and other.queued:
+                other.queued -= 1
+                other.queued_bytes -= message.nbytes
+            self.handed, self._given = frames, message
+            incoming.popleft()
+
+    def _refuse(self, message: _Message, error: TransferError) -> None:
+        with self._lock:
+            if self._incoming and self._incoming[0] is message:
+                self._incoming.popleft()
+            wake = self._break(error)
         for callback in wake:
             _call(callback)
-        if error is not None:
-            _release([message], error)
-            raise error
-        frames = self._frames(message)
-        _release([message], None)
-        return frames
+        _release([message], error)
 
     def consume(self, frames: list[Frame]) -> None:
         other, wake = self._other, None
-        with self._lock:
-            super().consume(frames)
-            if self.credits:
-                other._credit_told = self.consumed
-                if not other._credit_due:
-                    other._credit_due = True
-                    wake = other.on_readable
-        _call(wake)
+        try:
+            with self._lock:
+                super().consume(frames)
+                if self.credits:
+                    other._credit_told = self.consumed
+                    if not other._credit_due:
+                        other._credit_due = True
+                        wake = other.on_readable
+            _call(wake)
+        except BaseException:  # a signal's handler raised: what is due is fetched all the same
+            _call(other.on_readable)
+            raise
 
     def take_unsent(self) -> list[list[OutFrame]]:
         """After the other end closed: the messages that it never took."""
@@ -198,21 +231,6 @@ class InprocStream(Subscribable, Stream):
         self._incoming.clear()
         self._other._incoming.clear()
         return lost
-
-    def _taken(self, message: _Message) -> list[Callable[[], None] | None]:
-        """Makes room for another one; whom to wake."""
-        other = self._other
-        self.last_received_ns = time.monotonic_ns()
-        if message.control:
-            return []
-        wake: list[Callable[[], None] | None] = []
-        if other.queued:
-            other.queued -= 1
-            other.queued_bytes -= message.nbytes
-        if other._room_wanted:
-            other._room_wanted = False
-            wake.append(other.on_writable)
-        return wake
 
     def _break(self, error: TransferError) -> list[Callable[[], None] | None]:
         """Both ends are broken from now on; whom to wake."""

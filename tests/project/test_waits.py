@@ -74,9 +74,7 @@ ALLOWED = {
     ("transports/native/thread.pyx", "pthread_join(flusher.thread, NULL)"): _ENDING,
     ("transports/reactor.py", "self._poll.poll(None if timeout is None else timeout * 1000.0)"): _WOKEN,
     ("transports/twin/flusher.py", "selector.select(timeout)"): _WOKEN,
-    ("transports/twin/receiving.py", "self._receiving.acquire(timeout=left)"): _WISH,
     ("transports/twin/flusher.py", "thread.join()"): _ENDING,
-    ("transports/ucx/port.py", "self._lock.acquire()"): _LOCK,
     ("transports/verbs/domain.py", "self.get()"): _NO_WAIT,
     ("transports/verbs/port.py", "self._domains.get()"): _NO_WAIT,
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+
 import pytest
 
 from transports.ucx.installed import bindings
@@ -43,9 +46,9 @@ _BEGIN = """
 
     def pair(context, **options):
         pull, push = context.socket(transfer.PULL, **options), context.socket(transfer.PUSH, **options)
-        where = {"inproc": "inproc://place", "ipc": f"ipc://{folder}/place"}
+        where = {"inproc": "inproc://place", "ipc": f"ipc://{folder}/place", "ucx": "ucx://127.0.0.1:*"}
         pull.bind(where.get(kind, "tcp://127.0.0.1:*"))
-        push.connect(pull.last_endpoint.replace("tcp", "ucx") if kind == "ucx" else pull.last_endpoint)
+        push.connect(pull.last_endpoint)
         push.wait_for_peers(1, 20)
         assert kind not in ("ucx", "local") or push.peers()[0].transport == kind
         return pull, push
@@ -155,13 +158,13 @@ def run(source, kind, folder, *arguments, core="native"):
     assert code == 0, errors[-3000:]
 
 
-@over("tcp", "local", "ipc")
+@over("tcp", "local", "ipc", "inproc")
 @pytest.mark.parametrize("how", ["recv", "recv_multipart"])
 def test_an_interrupted_receive_of_large_messages_loses_none(kind, how, tmp_path):
     run(_RECEIVE, kind, tmp_path, how, 20_000_000, 6, 10)
 
 
-@over("tcp", "local", "ipc")
+@over("tcp", "local", "ipc", "inproc")
 def test_an_interrupted_receive_of_small_messages_loses_none(kind, tmp_path):
     run(_RECEIVE, kind, tmp_path, "recv", 50, 20_000, 1)
 
@@ -169,3 +172,103 @@ def test_an_interrupted_receive_of_small_messages_loses_none(kind, tmp_path):
 @over("tcp", "local", "ipc", "inproc", "ucx")
 def test_a_storm_of_signals_changes_nothing(kind, tmp_path):
     run(_STORM, kind, tmp_path)
+
+
+#: a receiver that prints what came (how many, how many of them different, the highest), and a sender of
+#: numbers until a line is read; both print a line when it goes
+_ONE_SIDE = """
+    import sys, threading, transfer
+
+    side, endpoint, heartbeat = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    context = transfer.Context()
+    made = context.socket(getattr(transfer, side), sndtimeo=50000, rcvtimeo=50000, resend=True)
+    if heartbeat:
+        made.heartbeat_ivl, made.heartbeat_timeout = heartbeat, 2 * heartbeat
+    if side == "PULL":
+        made.bind(endpoint)
+        print(made.last_endpoint, flush=True)
+        came, count = set(), 0
+        while (number := int(made.recv())) >= 0:
+            count += 1
+            came.add(number)
+            if count == 1000:
+                print("going", flush=True)
+        print(count, len(came), max(came), flush=True)
+    else:
+        over = threading.Event()
+        threading.Thread(target=lambda: (sys.stdin.readline(), over.set()), daemon=True).start()
+        made.connect(endpoint)
+        number = 0
+        while not over.is_set() or number < 2000:
+            number += 1
+            made.send(b"%d" % number)
+            if number == 1000:
+                print("going", flush=True)
+        made.send(b"-1")
+        print(number, flush=True)
+        made.close(60000)
+"""
+
+
+def sides(kind, folder, heartbeat=0):
+    """The two programs, not begun: functions that begin one."""
+    local = {"TRANSFER_LOCAL": "on" if kind == "local" else "off", "UCX_TLS": "tcp,self"}
+
+    def begin(side, endpoint):
+        endpoint = endpoint.replace("tcp", "ucx") if (kind, side) == ("ucx", "PUSH") else endpoint
+        return Program(_ONE_SIDE, side, endpoint, heartbeat, core="native", **local)
+
+    return begin, f"ipc://{folder}/place" if kind == "ipc" else "tcp://127.0.0.1:*"
+
+
+def stopped(kind, folder, who, seconds, heartbeat=0):
+    """One of two processes is stopped for a while: (sent, (received, different ones, highest))."""
+    begin, place = sides(kind, folder, heartbeat)
+    with begin("PULL", place) as pull, begin("PUSH", pull.line()) as push:
+        assert (push.line(), pull.line()) == ("going", "going")
+        victim = {"PUSH": push, "PULL": pull}[who].process
+        victim.send_signal(signal.SIGSTOP)
+        threading.Event().wait(seconds)
+        victim.send_signal(signal.SIGCONT)
+        push.tell()
+        received = tuple(map(int, pull.line().split()))
+        return int(push.line()), received
+
+
+@over("tcp", "ucx")
+def test_a_process_that_is_stopped_for_a_moment_loses_nothing(kind, tmp_path):
+    sent, received = stopped(kind, tmp_path, "PUSH" if kind == "tcp" else "PULL", 2)
+    assert received == (sent,) * 3
+
+
+def test_a_stop_beyond_the_heartbeats_time_out_loses_nothing_with_resend(tmp_path):
+    sent, (count, different, highest) = stopped("tcp", tmp_path, "PULL", 2, heartbeat=200)
+    assert different == highest == sent  # the connection is replaced, and what was unconfirmed comes again
+    assert count >= sent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@over("tcp", "local", "ipc", "ucx")
+@pytest.mark.parametrize("who", ["PUSH", "PULL"])
+def test_a_process_that_is_stopped_for_half_a_minute_loses_nothing(kind, who, tmp_path):
+    sent, received = stopped(kind, tmp_path, who, 30)
+    assert received == (sent,) * 3
+
+
+@pytest.mark.parametrize(
+    "kind", ["tcp", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("local", "ipc", "ucx"))]
+)
+def test_the_peers_of_a_terminated_process_go_on_with_the_next(kind, tmp_path):
+    begin, place = sides(kind, tmp_path)
+    with begin("PULL", place) as pull:
+        endpoint = pull.line()
+        with begin("PUSH", endpoint) as push:
+            assert (push.line(), pull.line()) == ("going", "going")
+            push.process.terminate()
+            assert push.process.wait(20) == -signal.SIGTERM
+        with begin("PUSH", endpoint) as push:
+            assert push.line() == "going"
+            push.tell()
+            sent, (count, _, highest) = int(push.line()), map(int, pull.line().split())
+            assert count >= sent + 1000 and highest >= sent

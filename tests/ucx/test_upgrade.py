@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 import zlib
 from types import SimpleNamespace
 
@@ -35,6 +36,7 @@ class FakeEndpoint:
 class FakePort:
     def __init__(self, *_, **__):
         self.connected = []
+        self.lock = threading.Lock()
         self.worker = SimpleNamespace(address=b"ours", connect=self.connect)
         self.error = None
 

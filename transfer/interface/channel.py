@@ -81,7 +81,7 @@ class Channel:
             if not sock.poll(None if left < 0 else left):
                 raise Again("nothing arrived in time")
             try:
-                frames = sock._recv_frames(DONTWAIT)
+                frames = sock._sound(sock._recv_frames, DONTWAIT)
             except Again:
                 continue  # what came was a late reply, to a request that was given up
             return pattern.peer, frames

@@ -31,9 +31,12 @@ class Remnant(Stream):
 
     def take(self, sink: Sink | None = None) -> list[Frame] | None:
         with self._lock:
-            if not self._messages:
-                raise Broken("the peer is gone, and all it had sent was received")
-            return self._messages.popleft()
+            if self.handed is None:
+                if not self._messages:
+                    raise Broken("the peer is gone, and all it had sent was received")
+                self.handed = self._messages[0]
+                self._messages.popleft()
+            return self.handed
 
     def consume(self, frames: list[Frame]) -> None:
         """The lost stream counted it."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from transfer.config import pickle_allowed
-from transfer.receiving import decoder_of
 from transfer.sending import encoded, json_of
 from transfer.zmq.utils import jsonapi
+from transports.arguments import decoder_of
 from transports.errors import PickleRefused
 
 

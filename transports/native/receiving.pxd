@@ -39,6 +39,8 @@ cdef class Receiving(Sending):
     cdef int ready_count
     cdef int ready_next
     cdef object stash               # a message found by looking, for the next receive
+    cdef list again                 # messages whose receive was interrupted; None: there are none
+    cdef tuple counted              # the message in the stash, if it was counted when it was first received
     cdef Stream sinking             # has half a frame in the caller's memory
     cdef object foreign_sinking     # a foreign stream that has
     cdef int64_t last_wait
@@ -48,12 +50,13 @@ cdef class Receiving(Sending):
     cdef bint wants_all
 
     cdef tuple next_message(self, long long timeout, bint as_bytes, sink, bint peek=*)
+    cdef int claim(self, tuple message) except -1
     cdef int count_message(self, tuple message) except -1
+    cdef int count_foreign(self, object stream, tuple message) except -1
     cdef int take_lock(self, long long timeout, int64_t deadline) except -1
     cdef tuple poll_once(self, bint as_bytes, sink)
     cdef tuple pour_stash(self, sink)
     cdef int own(self, list frames) except -1
-    cdef int look_for_signals(self, tuple message, sink) except -1
     cdef bint next_ready(self)
     cdef int leave_sink(self) except -1
     cdef tuple next_of_current(self, bint as_bytes, sink)

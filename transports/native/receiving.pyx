@@ -45,7 +45,7 @@ cdef class Receiving(Sending):
 
     def _readable(self):
         """Whether a recv would return at once. Exact: a message found is kept for the next recv."""
-        if self.stash is not None:
+        if self.stash is not None or self.again is not None:
             return True
         if self.closed or self.receiving:
             return False
@@ -72,8 +72,7 @@ cdef class Receiving(Sending):
                 message = self.poll_once(as_bytes, sink)
                 if message is not None:
                     if not peek:
-                        self.look_for_signals(message, sink)
-                        self.count_message(message)
+                        self.claim(message)
                     return message
                 if timeout == 0 and not self.look():
                     raise Again("no message is there")
@@ -89,23 +88,34 @@ cdef class Receiving(Sending):
                 self.signal()
             PyThread_release_lock(self.lock)
 
-    cdef int look_for_signals(self, tuple message, sink) except -1:
-        """A signal that came while the message was read: its handler would raise before the caller has the
-        message. So it is called here, and the message stays for the next receive."""
-        cdef Frame frame
+    def _give_again(self, stream, list frames):
+        """A message of `_recv_message` that its call could not give to the program: the next receive has it.
+        It is counted already. Any thread may call."""
+        self.own(frames)
+        if self.again is None:
+            self.again = []
+        self.again.append((stream, frames))
+        self._notify()
+
+    cdef int claim(self, tuple message) except -1:
+        """The message becomes the caller's. A signal that came while it was read: its handler would raise
+        before the caller has it. So it is called here, and the message stays for the next receive."""
         try:
             PyErr_CheckSignals()
+            if message is not self.counted:
+                self.count_message(message)
         except BaseException:
-            if sink is not None:  # the sink's memory is the caller's
-                for frame in <list>message[1]:
-                    frame.data = frame.bytes
+            self.own(<list>message[1])  # a sink's memory is the caller's
             self.stash = message
             raise
+        self.counted = None
         return 0
 
     cdef int count_message(self, tuple message) except -1:
         cdef object stream = message[0]
         cdef Frame frame
+        if type(stream) is not Stream:
+            self.count_foreign(stream, message)
         self.messages_received += 1
         for frame in <list>message[1]:
             self.bytes_received += len(frame.data)
@@ -113,8 +123,18 @@ cdef class Receiving(Sending):
             (<Stream>stream).count(<list>message[1])
             (<Stream>stream).link.waited_ns += self.last_wait
             self.last_wait = 0
-        else:
+        return 0
+
+    cdef int count_foreign(self, object stream, tuple message) except -1:
+        """Python code, in which a handler may raise: behind its count or before it."""
+        cdef object before = stream.received
+        try:
             stream.consume(message[1])
+        except BaseException:
+            if stream.received != before:
+                self.messages_received += 1
+                self.counted = message
+            raise
         return 0
 
     cdef int take_lock(self, long long timeout, int64_t deadline) except -1:
@@ -144,8 +164,13 @@ cdef class Receiving(Sending):
 
     cdef tuple poll_once(self, bint as_bytes, sink):
         """The next message without waiting, or None when everything known to be ready was read."""
-        cdef object stash = self.stash
+        cdef object stash
         cdef tuple message
+        if self.stash is None and self.again is not None:
+            self.stash = self.counted = <tuple>self.again.pop(0)
+            if not self.again:
+                self.again = None
+        stash = self.stash
         if stash is not None and sink is None:
             self.stash = None
             return stash
@@ -373,10 +398,15 @@ cdef class Receiving(Sending):
 
     cdef object ask_foreign(self, object stream, sink):
         """A message or None. One stream at a time may have the sink's memory; others' are copied."""
+        cdef object frames
         self.enter(stream)
         try:
             # Whoever takes it out from now on waits until we have left it.
-            return self.take_foreign(stream, sink) if stream in self.foreign_ins else None
+            if stream not in self.foreign_ins:
+                return None
+            frames = self.take_foreign(stream, sink)
+            stream.handed = None  # it is ours: from here on no handler of a signal runs before `claim`
+            return frames
         finally:
             self.inside = None
 
@@ -473,7 +503,8 @@ cdef class Receiving(Sending):
     cdef int signal(self) except -1:
         """Keeps the descriptor readable exactly while decoded messages are left."""
         cdef uint64_t one = 1
-        cdef bint left = (self.stash is not None or self.reader.end != self.reader.start
+        cdef bint left = (self.stash is not None or self.again is not None
+                          or self.reader.end != self.reader.start
                           or self.ready_next < self.ready_count)
         if left == self.event_set:
             return 0

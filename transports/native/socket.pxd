@@ -23,6 +23,8 @@ cdef class SocketBase(Receiving):
     cdef bint reply(self, Turn turn, bytes data) except -1
     cdef object send_slowly(self, data, int flags, bint copy, bint track)
     cdef object recv_slowly(self, int flags, bint copy, bint track)
+    cdef object deliver(self, tuple message, frames, int flags, bint copy, bint track)
+    cdef object admit(self, tuple message)
     cdef object recv_in_turn(self, bint copy, bint track)
     cdef int leave_round(self, stream) except -1
     cdef int join_round(self, stream) except -1

@@ -17,7 +17,9 @@ from posix.unistd cimport write as write_fd
 from transports.arguments import flags_of
 from transports.callbacks import weakly
 from transports.descriptors import descriptor_hint
-from transports.errors import Again, Broken, InternalError, NotSupported, OutOfDescriptors
+from transports.errors import (
+    Again, Broken, InternalError, NotSupported, OutOfDescriptors, TransferError,
+)
 
 from transports.native cimport link as native_link
 from transports.native.atomic cimport add, load_int
@@ -205,6 +207,7 @@ cdef class SocketBase(Receiving):
         cdef bytes data
         cdef int bits = bits_of(flags)
         if (stream is not None and not self.receiving and not self._general_recv and self.stash is None
+                and self.again is None
                 and self.receive_mode == FAIR and not self.closed and not self.foreign_ins
                 and self.generation == native_link.fork_generation):
             available = self.reader.end - self.reader.start
@@ -241,7 +244,30 @@ cdef class SocketBase(Receiving):
             if frame.flags & ~F_CRC == 0:
                 return frame.data if copy and type(frame.data) is bytes else (
                     frame.bytes if copy else frame)
-        return self._deliver(message[0], frames, flags, copy)
+        return self.deliver(message, frames, flags, copy, track)
+
+    cdef object deliver(self, tuple message, frames, int flags, bint copy, bint track):
+        """Python makes of a message what the program gets. A signal's handler may raise in it; then the
+        message is the next receive's."""
+        cdef object made
+        try:
+            made = self._deliver(message[0], frames, flags, copy)
+        except TransferError:
+            raise
+        except BaseException:
+            self._take_back(message[0], message[1])
+            raise
+        # The frames made no sense: their connection is lost.
+        return self._recv_general(flags, copy, track) if made is NotImplemented else made
+
+    cdef object admit(self, tuple message):
+        try:
+            return self._admitted(message[0], message[1])
+        except TransferError:
+            raise
+        except BaseException:
+            self._take_back(message[0], message[1])
+            raise
 
     cdef object recv_in_turn(self, bint copy, bint track):
         """The common receive of a REQ or REP; what is not common goes to the pattern."""
@@ -264,7 +290,7 @@ cdef class SocketBase(Receiving):
                 turn.answered(now_ns())
                 return frame.data if copy and type(frame.data) is bytes else (
                     frame.bytes if copy else frame)
-            admitted = self._admitted(message[0], message[1])
+            admitted = self.admit(message)
         else:
             if turn.open or not turn.take(RECEIVING):
                 return self._recv_general(0, copy, track)
@@ -278,10 +304,12 @@ cdef class SocketBase(Receiving):
                     turn.simple = True
                     return frame.data if copy and type(frame.data) is bytes else (
                         frame.bytes if copy else frame)
-                admitted = self._admitted(message[0], message[1])
+                admitted = self.admit(message)
             finally:
                 turn.give(RECEIVING)
-        return self._turn_message(message[0], admitted, copy)
+        if admitted is None:
+            return self._recv_general(0, copy, track)
+        return self.deliver(message, list(admitted), 0, copy, track)
 
     # --- descriptors ----------------------------------------------------------------------------
 
@@ -313,7 +341,7 @@ cdef class SocketBase(Receiving):
                 usleep(200)
         for stream in self._streams():
             self._detach(stream)
-        self.stash = None
+        self.stash = self.again = self.counted = None
         self.current = None
         self.left = None
         if not self.waiting:
@@ -472,8 +500,8 @@ cdef class SocketBase(Receiving):
     def _admitted(self, stream, frames):
         return frames
 
-    def _turn_message(self, stream, admitted, copy):
-        return self._deliver(stream, admitted, 0, copy)
+    def _take_back(self, stream, frames):
+        self._give_again(stream, frames)
 
     def _on_control(self, stream, frame):
         pass

@@ -73,7 +73,8 @@ cdef class Turn:
         return False
 
     def leave(self, int side):
-        self.give(side)
+        if self.holders[side] == PyThread_get_thread_ident():  # who was interrupted calls again
+            self.give(side)
 
     # --- REQ ------------------------------------------------------------------------------------------
 

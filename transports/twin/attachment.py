@@ -28,6 +28,19 @@ if TYPE_CHECKING:
 Found = tuple[Any, "list[Frame]", set[int]]
 
 
+class Kept:
+    """Of a receiver. Written without a call, unlike attributes of a socket, so that no signal's handler
+    runs in between."""
+
+    __slots__ = ("counted", "unread")
+
+    def __init__(self) -> None:
+        #: a message for the next receive; the one in the middle of a receive
+        self.unread: Found | None = None
+        #: it too, if it was counted already
+        self.counted: Found | None = None
+
+
 class Attachments:
     """The streams of a socket. `_lock` guards the lists; `_room`, a condition on it, is where senders
     wait. One thread at a time receives, under `_receiving`, which is taken before `_lock`. Hooks are
@@ -65,7 +78,8 @@ class Attachments:
         # -- for receivers
         self._receiving = threading.Lock()
         self._turns: deque[Any] = deque()  # streams that may have a decoded message
-        self._unread: Found | None = None
+        self._kept = Kept()
+        self._again: deque[Found] = deque()  # messages whose receive was interrupted
         self._wake = Wake()
         try:
             self._selector = selectors.DefaultSelector()
@@ -232,7 +246,7 @@ class Attachments:
     def _signal(self) -> None:
         """The descriptor says whether something is decoded."""
         with self._lock:
-            if self._turns or self._unread is not None:
+            if self._turns or self._kept.unread is not None or self._again:
                 self._wake.set()
             else:
                 self._wake.clear()
@@ -242,7 +256,7 @@ class Attachments:
         self._check()
         self._asked = True
         with self._lock:
-            if self._turns or self._unread is not None:
+            if self._turns or self._kept.unread is not None or self._again:
                 self._wake.set()
         return int(self._selector.fileno())  # epoll and kqueue have one
 
@@ -275,7 +289,8 @@ class Attachments:
                     self._remove(stream)
                 self._selector.close()
                 self._wake.close()
-                self._unread = None
+                self._kept.unread = self._kept.counted = None
+                self._again.clear()
                 self._turns.clear()
         finally:
             self._receiving.release()

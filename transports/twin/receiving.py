@@ -72,75 +72,125 @@ class Receiving(Attachments):
     def _recv_message(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Frame]]:
         self._check()
         deadline = deadline_of(timeout)
-        self._begin_receiving(deadline)
+        found: Found | None = None
+        owned = False
         try:
-            while True:
-                self._check()
-                found, self._unread = self._unread, None
-                if found is None:
-                    found = self._find(deadline, sink)
-                    if found is None:
-                        raise self._no_message() if timeout else Again("no message is there")
-                stream, frames, _ = found
-                if sink is None:
-                    break
-                self._leave_foreign_sink()
-                try:
-                    self._place(found, sink)
-                    break
-                except ProtocolError as error:  # the sink found that its header makes no sense
-                    self._unread = found = None
-                    self._lose(stream, error)
-            self.messages_received += 1
-            for frame in frames:
-                self.bytes_received += len(frame)
-            if isinstance(stream, Stream):
-                stream._count(frames)
-            else:
-                stream.consume(frames)
-            return stream, frames
-        finally:
-            self._leave_foreign_sink()
-            self._end_receiving()
+            try:
+                # `map`: no handler of a signal runs between the lock and the note of it.
+                [owned] = map(self._receiving.acquire, (False,))
+                if not owned:
+                    [owned] = map(self._receiving.acquire, (True,), (_left(deadline),))
+                if not owned:
+                    raise Again("another thread is receiving, and nothing arrived in time")
+                found = self._receive(deadline, timeout, sink)
+            finally:
+                if owned:
+                    try:
+                        self._end_receiving()
+                    finally:
+                        self._receiving.release()
+                    if self.closed:
+                        self._free()
+        except TransferError:
+            raise
+        except BaseException:  # of a signal's handler, or of the sink
+            if found is not None:
+                self._give_again(found[0], found[1])
+            self._look_at_all()
+            raise
+        return found[0], found[1]
 
-    def _begin_receiving(self, deadline: float) -> None:
-        """Waits for another receiver, so that one thread at a time looks at the streams. Raises Again."""
-        if self._receiving.acquire(blocking=False):
+    def _receive(self, deadline: float, timeout: int, sink: Sink | None) -> Found:
+        """The next message, counted. It is the unread one until nothing is left that a signal interrupts."""
+        while True:
+            self._check()
+            if self._kept.unread is None and self._again:
+                self._kept.unread = self._kept.counted = self._again[0]
+                self._again.popleft()
+            if self._kept.unread is None and self._find(deadline, sink) is None:
+                raise self._no_message() if timeout else Again("no message is there")
+            found = self._kept.unread
+            if found is None:
+                continue
+            try:
+                if sink is not None:
+                    self._leave_foreign_sink()
+                    self._place(found, sink)
+                self._count_once(found)
+            except ProtocolError as error:  # the sink found that its header makes no sense
+                self._kept.unread = None
+                self._lose(found[0], error)
+                continue
+            self._kept.unread = self._kept.counted = None
+            return found
+
+    def _count_once(self, found: Found) -> None:
+        if found is self._kept.counted:
             return
-        left = -1.0 if deadline == math.inf else max(0.0, deadline - time.monotonic())
-        if not self._receiving.acquire(timeout=left):
-            raise Again("another thread is receiving, and nothing arrived in time")
+        stream, frames, _ = found
+        nbytes, before = sum(map(len, frames)), stream.received
+        try:
+            (stream._count if isinstance(stream, Stream) else stream.consume)(frames)
+        except BaseException:
+            if stream.received != before:
+                self._kept.counted = found
+            raise
+        self._kept.counted = found
+        self.messages_received += 1
+        self.bytes_received += nbytes
+
+    def _give_again(self, stream: Any, frames: list[Frame]) -> None:
+        for frame in frames:
+            if not isinstance(frame.data, bytes):
+                frame.data = copied(frame.data, self._pool)
+        self._again.append((stream, frames, set()))
+        self._notify()
+
+    def _look_at_all(self) -> None:
+        """A receiver was interrupted, maybe between taking a stream from the turns and giving it back."""
+        with self._lock:
+            receiving = [stream for stream, receives in self._attached.items() if receives]
+        for stream in receiving:
+            if not isinstance(stream, Stream) or stream._has_decoded:
+                self._has_message(stream)
 
     def _end_receiving(self) -> None:
+        self._leave_foreign_sink()
         if self._asked and not self.closed:
             self._signal()
-        self._receiving.release()
-        if self.closed:
-            self._free()
 
     def _place(self, found: Found, sink: Sink) -> None:
         """Copies where the sink wants it what is not there yet. If it raises, the message stays unread."""
-        stream, frames, placed = found
+        _, frames, placed = found
         try:
             place(frames, sink, placed)
         except BaseException:
             for index in placed:
                 frames[index].data = copied(frames[index].data, self._pool)
-            self._unread = (stream, frames, set())
+            placed.clear()
             raise
 
     def _readable(self) -> bool:
-        if self.closed or not self._receiving.acquire(blocking=False):
-            return False  # somebody waits in recv, so nothing is there
+        owned = False
         try:
-            if self._unread is None:
-                self._unread = self._find(0.0, None)
-            return self._unread is not None
+            if not self.closed:
+                [owned] = map(self._receiving.acquire, (False,))
+            # Where it is another's, he waits in `recv`, so nothing is there.
+            return owned and (
+                self._kept.unread is not None or bool(self._again) or self._find(0.0, None) is not None
+            )
         finally:
-            self._end_receiving()
+            if owned:
+                try:
+                    self._end_receiving()
+                finally:
+                    self._receiving.release()
+                if self.closed:
+                    self._free()
 
     def _find(self, deadline: float, sink: Sink | None) -> Found | None:
-        """The next message that we want, None at the deadline. Control frames go to their hook."""
+        """The next message that we want, and the unread one from here on. None: the deadline. Control frames
+        go to their hook."""
         while True:
             found = self._next_decoded(sink)
             if found is None:
@@ -149,9 +199,11 @@ class Receiving(Attachments):
                     return None
             first = found[1][0]
             if first.flags & CONTROL:
+                self._kept.unread = None
                 self._on_control(found[0], first)
                 self._check()
             elif self._receive_mode == FILTERED and not self._admits(first):
+                self._kept.unread = None
                 self.filtered += 1
             else:
                 return found
@@ -175,12 +227,20 @@ class Receiving(Attachments):
         return None
 
     def _take_from(self, stream: Any, sink: Sink | None) -> Found | None:
+        """A message becomes the unread one in the moment in which it leaves its stream: no call stands in
+        between, so no handler of a signal runs there."""
+        found: Found | None = None
         try:
             if isinstance(stream, Stream):
                 with stream._reading:
                     if stream._owner is not self:  # detached: what is left goes to its remnant
                         return None
-                    taken = stream._next()
+                    decoder, none_placed = stream._decoder, set[int]()
+                    frames = stream._oldest()
+                    if frames is not None:
+                        found = stream, frames, decoder.placed
+                        self._kept.unread, decoder.placed = found, none_placed
+                        decoder.messages.popleft()
                     again = stream._has_decoded
             else:
                 with self._taking:
@@ -188,13 +248,16 @@ class Receiving(Attachments):
                         return None
                     taken = self._take_from_foreign(stream, sink)
                     again = taken is not None
+                    if taken is not None:
+                        found = stream, taken[0], taken[1]
+                        self._kept.unread, stream.handed = found, None
         except (Broken, ProtocolError) as error:
             self._lose(stream, error)
             self._check()
             return None
         if again:
             (self._turns.appendleft if is_ended(stream) else self._turns.append)(stream)
-        return None if taken is None else (stream, *taken)
+        return found
 
     def _take_from_foreign(self, stream: Any, sink: Sink | None) -> tuple[list[Frame], set[int]] | None:
         """One stream at a time may have the sink's memory; messages of others are copied."""
@@ -210,9 +273,10 @@ class Receiving(Attachments):
             self._leave_foreign_sink()
             frames = stream.take()
             return None if frames is None else (frames, set())
+        placed = {0} if stream.placed else set()
         if not stream.sinking:
             self._sinking = None
-        return None if frames is None else (frames, {0} if stream.placed else set())
+        return None if frames is None else (frames, placed)
 
     def _leave_foreign_sink(self) -> None:
         stream, self._sinking = self._sinking, None
@@ -310,3 +374,8 @@ def _poll_timeout(deadline: float, spin_until: int) -> float:
     if deadline == math.inf:
         return math.inf
     return max(0.0, deadline - time.monotonic()) if deadline else 0
+
+
+def _left(deadline: float) -> float:
+    """As a lock wants it."""
+    return -1.0 if deadline == math.inf else max(0.0, deadline - time.monotonic())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from transports.arguments import flags_of
+from transports.errors import TransferError
 from transports.twin.codec import LZ4, MORE, TENSOR, TOPIC
 from transports.twin.flusher import Flusher
 from transports.twin.pool import Pool
@@ -49,9 +50,16 @@ class SocketBase(Sending, Receiving):
             return self._recv_general(flags, copy, track)
         stream, frames = self._recv_message(0 if flags & DONTWAIT else self.receive_timeout)
         frame = frames[0]
-        if frame.flags & _NOT_PLAIN:
-            return self._deliver(stream, frames, flags, copy)
-        return frame.bytes if copy else frame
+        if not copy and not frame.flags & _NOT_PLAIN:
+            return frame
+        try:
+            made = self._deliver(stream, frames, flags, copy) if frame.flags & _NOT_PLAIN else frame.bytes
+        except TransferError:
+            raise
+        except BaseException:  # of a signal's handler
+            self._take_back(stream, frames)
+            raise
+        return self._recv_general(flags, copy, track) if made is NotImplemented else made
 
     def _send_known(self, tensor: Any, flags: int) -> bool:
         return False
@@ -66,6 +74,10 @@ class SocketBase(Sending, Receiving):
 
     def _recv_general(self, flags: int, copy: bool, track: bool) -> Any:
         """Every recv when the fast one is switched off."""
+
+    def _take_back(self, stream: Any, frames: list[Frame]) -> None:
+        """A call was interrupted between its message and its caller."""
+        self._give_again(stream, frames)
 
     def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
         """A message that is not one plain frame; what this returns, recv returns."""

@@ -137,19 +137,22 @@ class Stream(Subscribable, Outgoing):
 
     def _next(self) -> tuple[list[Frame], set[int]] | None:
         """The oldest decoded message and which of its frames a sink placed. Raises the end."""
-        if not self._decoder.messages:
-            if self._failure is not None:
-                raise self._failure.with_traceback(None)
-            return None
-        return self._decoder.take()
+        return None if self._oldest() is None else self._decoder.take()
+
+    def _oldest(self) -> list[Frame] | None:
+        """The oldest decoded message, which stays here. Raises the end."""
+        messages = self._decoder.messages
+        if not messages and self._failure is not None:
+            raise self._failure.with_traceback(None)
+        return messages[0] if messages else None
 
     def _count(self, frames: list[Frame]) -> None:
         """The application has this message: a message that was only found is not consumed."""
         if frames[0].flags & CONTROL:
             return
+        nbytes = sum(map(len, frames))
         self.received += 1
-        for frame in frames:
-            self.received_bytes += len(frame)
+        self.received_bytes += nbytes
         if self.credits and not self._credit_listed and self._socket is not None:
             self._credit_listed = True
             self._flusher.credit(self)

@@ -25,21 +25,25 @@ class Turn(turn.Turn):
     def enter(self, side: int, seconds: float) -> bool:
         """Takes a side; see `core_contract.Turn`."""
         me = threading.get_ident()
-        if not self._sides[side].acquire(blocking=False):
+        # `map`: no handler of a signal runs between the lock and the note of its holder.
+        [taken] = map(self._sides[side].acquire, (False,))
+        if not taken:
             if self._holders[side] == me:
                 raise StateError(
                     "this thread is in the middle of such a call",
                     hint="do not use a socket in a signal handler",
                 )
-            if seconds <= 0 or not self._sides[side].acquire(timeout=seconds):
-                return False
-        self._holders[side] = me
-        return True
+            if seconds > 0:
+                [taken] = map(self._sides[side].acquire, (True,), (seconds,))
+        if taken:
+            self._holders[side] = me
+        return taken
 
     def leave(self, side: int) -> None:
-        """Gives a side back."""
-        self._holders[side] = 0
-        self._sides[side].release()
+        """Gives a side back, if it is this thread's: who was interrupted in this call calls again."""
+        if self._holders[side] == threading.get_ident():
+            self._holders[side] = 0
+            self._sides[side].release()
 
     def asks(self, stream: Any, number: int, now: int) -> None:
         with self._lock:

@@ -62,6 +62,7 @@ class Incoming(Outgoing):
         self._arriving: deque[_Arrival] = deque()
         self._arriving_bytes = 0
         self._granting: Any = None  # the last grant's request and bytes
+        self._between = False  # something left UCX, or a queue of ours, and is not in the next one yet
         self._collect = 0  # so many are taken in whoever waits, since the peer is leaving
         self._polite = around.socket_type in _POLITE
 
@@ -75,20 +76,24 @@ class Incoming(Outgoing):
 
     def take(self, sink: Sink | None = None) -> list[Frame] | None:
         messages = self._unpacker.messages
-        with self._port:
+        with self._port, self._port.lock:
+            if self.handed is not None:
+                return self.handed
             if not messages and not self._closed:
                 self._pull(sink)
             self.placed = False
-            if messages:
-                frames = messages.popleft()
-                if self._sunk is not None and frames[0].data is self._sunk:
-                    self.placed, self._sunk = True, None
-                return frames
-            self._check()
-            return None
+            if not messages:
+                self._check()
+                return None
+            frames = messages[0]
+            if self._sunk is not None and frames[0].data is self._sunk:
+                self.placed, self._sunk = True, None
+            self.handed = frames
+            messages.popleft()
+            return frames
 
     def consume(self, frames: list[Frame]) -> None:
-        with self._port:
+        with self._port, self._port.lock:
             super().consume(frames)
             if self.credits:
                 self._credit_later()
@@ -107,6 +112,10 @@ class Incoming(Outgoing):
             except (ProtocolError, Broken) as error:
                 self._fail(error)
                 return
+            except BaseException:
+                if self._between:  # better a stream that ends than one that loses a message in silence
+                    self._fail(Broken("a signal's handler interrupted a receive between UCX and us"))
+                raise
             if messages:
                 if not self._polite:
                     self._grant_soon()
@@ -128,7 +137,9 @@ class Incoming(Outgoing):
         """One step towards the next message: True if there was one. What a sink raises changes nothing."""
         arriving = self._arriving
         if arriving and arriving[0].request.completed:
+            self._between = True
             self._arrived(arriving.popleft())
+            self._between = False
             return True
         return self._ahead(sink)
 
@@ -155,6 +166,7 @@ class Incoming(Outgoing):
         request, memory = self._batch
         if not request.completed:
             return False
+        self._between = True
         self._batch = None
         error = failure(request)
         if error is not None:
@@ -164,19 +176,24 @@ class Incoming(Outgoing):
         else:
             self._taken += 1
         self.last_received_ns = time.monotonic_ns()
-        self._granted(self._unpacker.feed(memory))
+        taken = self._unpacker.feed(memory)
+        self._between = False
+        self._granted(taken)
         return True
 
     def _begin_batch(self) -> bool:
         worker = self._port.worker
+        self._between = True
         found = worker.find(self._from[BATCH], remove=True)
         if found is None:
+            self._between = False
             return False
         if not TAKEN.size <= found.length <= LONGEST:
             worker.discard(found)
             raise ProtocolError("length", f"a batch of {found.length} bytes")
         memory = bytearray(found.length)
         self._batch = self._endpoint.take(found, memory), memory
+        self._between = False
         return True
 
     def _begin_payload(self, sink: Any) -> bool:
@@ -197,17 +214,22 @@ class Incoming(Outgoing):
         chosen_by_sink = memory is not None
         if memory is None:
             memory = self._pool.lease(awaited.length)
+        self._between = True
         found = worker.find(self._from[PAYLOAD], remove=True)
         self._arriving.append(_Arrival(self._endpoint.take(found, memory), memory, awaited.length))
         self._arriving_bytes += awaited.length
         unpacker.begin()
         if chosen_by_sink:
             self._sunk = memory
+        self._between = False
         return True
 
     def leave_sink(self) -> None:
         """The call whose sink chose memory is over: nothing is written there afterwards."""
-        with self._port:
+        with self._port, self._port.lock:
+            if self.handed is not None and self.placed:  # the call was interrupted before it had the message
+                self.handed[0].data = self._copied(self.handed[0].data)
+                self.placed = False
             sunk = self._sunk
             if sunk is None:
                 return

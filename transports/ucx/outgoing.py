@@ -97,7 +97,7 @@ class Outgoing(Stream):
             return self._send_control(frames)
         sizes = [len(frame[4]) if type(frame[4]) is bytes else nbytes_of(frame[4]) for frame in frames]
         size = sum(sizes)
-        with self._port as port:
+        with self._port as port, port.lock:
             self._check()
             if not force and self._is_full(size):
                 port.advance()
@@ -150,7 +150,7 @@ class Outgoing(Stream):
 
     def flush(self) -> bool:
         """True when the peer has taken in everything. It is asked to, also if nobody receives there."""
-        with self._port as port:
+        with self._port as port, port.lock:
             if self.broken is not None or self._closed:
                 return True
             port.advance()
@@ -173,7 +173,7 @@ class Outgoing(Stream):
         return self._leave_unsent(counted)
 
     def _leave_unsent(self, keep: Callable[[Iterable[list[OutFrame]]], _Kept]) -> _Kept:
-        with self._port as port:
+        with self._port as port, port.lock:
             if self.broken is None:
                 return keep(())
             left = [message for message in self._queue if not message.next]

@@ -43,7 +43,8 @@ class Member(Protocol):
 
 
 class Port:
-    """Owns a worker. `with port:` holds its lock; every call that is not said to take it needs it.
+    """Owns a worker. `with port, port.lock:` holds its lock; every call that is not said to take it needs it.
+    The lock is left by itself: a signal's handler may raise in a method of ours, and never in the lock's.
 
     reactor: makes progress for streams that want it; None: only callers do. watched: somebody has
     `wait_fds` watched all the time, as for sockets that only send, and calls `receive` then.
@@ -60,7 +61,7 @@ class Port:
         self._fabric = fabric
         self.has_cuda = bool(fabric.has_cuda)
         self._process = fabric.process
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._reactor = reactor
         self._watched_by_others = watched
         self._eager: set[Member] = set()  # those that want progress whoever makes it
@@ -77,18 +78,18 @@ class Port:
     def __enter__(self) -> Port:
         if os.getpid() != self._process:
             raise forked()
-        self._lock.acquire()
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self.due:
-            self.advance()
-        calls = self.calls
-        if calls:
-            self.calls = []
-        self._lock.release()
-        for call in calls:
-            call()
+            with self.lock:
+                if self.due and not self.closed:
+                    self.advance()
+        if self.calls:
+            with self.lock:
+                calls, self.calls = self.calls, []
+            for call in calls:
+                call()
 
     @property
     def is_forked(self) -> bool:
@@ -125,7 +126,7 @@ class Port:
         """Ends the worker with its last stream. Takes the lock. Idempotent."""
         if self.is_forked:
             return
-        with self:
+        with self, self.lock:
             self._closing = True
             if not self.streams:
                 self._end()
@@ -174,7 +175,7 @@ class Port:
     def _serve(self, _events: int = 0) -> None:
         """In the reactor: something happened. Takes the lock."""
         try:
-            with self:
+            with self, self.lock:
                 if not self.closed:
                     self.advance()
         except ForkedError:

@@ -51,7 +51,7 @@ class UcxStream(Incoming):
         self._subscriptions: Counter[bytes] = Counter()
         self._credit_told = 0
         self._credit_timer: Any = None
-        with port:
+        with port, port.lock:
             port.join(self)
 
     @property
@@ -81,7 +81,7 @@ class UcxStream(Incoming):
         except (Broken, ProtocolError) as error:
             if frames and isinstance(error, Broken):
                 return frames  # the end is found again at the next call
-            with self._port:
+            with self._port, self._port.lock:
                 self._fail(error)
             raise
         return frames
@@ -90,7 +90,7 @@ class UcxStream(Incoming):
         """The peer is leaving: what it sent is taken in also if nobody receives here now."""
         if len(data) != COLLECT.size:
             raise ProtocolError("control", f"an order to collect of {len(data)} bytes")
-        with self._port as port:
+        with self._port as port, port.lock:
             self._collect = COLLECT.unpack(data)[1]
             port.want(self, True)
             port.advance()
@@ -122,7 +122,7 @@ class UcxStream(Incoming):
             return 0
         if self.credits and self.broken is None:
             self._tell_credit()
-        with self._port as port:
+        with self._port as port, port.lock:
             if self._closed:
                 return 0
             self.look()  # what the peer told meanwhile is not lost
@@ -172,15 +172,15 @@ class UcxStream(Incoming):
 
     @property
     def subscriptions(self) -> tuple[bytes, ...]:
-        with self._port:
+        with self._port, self._port.lock:
             return tuple(self._subscriptions)
 
     def subscribe(self, prefix: bytes) -> None:
-        with self._port:
+        with self._port, self._port.lock:
             self._subscriptions[bytes(prefix)] += 1
 
     def unsubscribe(self, prefix: bytes) -> bool:
-        with self._port:
+        with self._port, self._port.lock:
             if not self._subscriptions[prefix]:
                 del self._subscriptions[prefix]
                 return False
@@ -190,5 +190,5 @@ class UcxStream(Incoming):
             return True
 
     def matches(self, topic: bytes) -> bool:
-        with self._port:
+        with self._port, self._port.lock:
             return any(topic.startswith(prefix) for prefix in self._subscriptions)

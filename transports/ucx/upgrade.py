@@ -101,7 +101,7 @@ class UcxUpgrade(Upgrade):
             raise ProtocolError("upgrade", "'tag' has bits that are not the peer's")
         port = self._port()
         try:
-            with port:
+            with port, port.lock:
                 self._endpoint = port.worker.connect(address)
         except TransferError as error:
             raise Declined("unreachable", str(error), hint=error.hint) from error

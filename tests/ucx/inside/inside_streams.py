@@ -97,7 +97,7 @@ def test_nothing_is_taken_in_beyond_the_window_while_nobody_receives():
             one.send(plain(bytes(60_000)))
         for _ in range(200):
             one.receive()  # makes progress, for both directions
-            with other._port as port:
+            with other._port as port, port.lock:
                 port.worker.step()
         assert sum(size for size, _ in one._ungranted) == one._window < (1 << 20) + LONGEST
         assert one.queued > 200
@@ -215,7 +215,7 @@ def test_memory_of_a_sink_is_left_alone_after_its_call():
         data = os.urandom(8 << 20)
         out = bytearray(8 << 20)
         one.send(plain(data))
-        with one._port as port:  # the sender cannot go on
+        with one._port as port, port.lock:  # the sender cannot go on
             until(lambda: port.worker.step() or len(one._requests) == 2, "the announcement")
             deadline = time.monotonic() + 10
             while not other.sinking:
@@ -256,7 +256,7 @@ def test_payloads_and_small_messages_stay_in_order():
         got = []
 
         def received():
-            with one._port as port:
+            with one._port as port, port.lock:
                 port.worker.step()
             while (message := other.receive()) is not None:
                 got.append(message[0].bytes)
@@ -275,7 +275,7 @@ def test_what_was_not_taken_in_is_counted_while_others_are_under_way():
         one, other = made.connect()
         for _ in range(3):
             one.send(plain(os.urandom(1 << 20)))
-        with one._port as port:  # the sender cannot go on
+        with one._port as port, port.lock:  # the sender cannot go on
             deadline = time.monotonic() + 10
             while len(other._arriving) < 2:
                 port.worker.step() if not other._arriving else None
@@ -290,7 +290,7 @@ def test_what_was_not_taken_in_is_counted_while_others_are_under_way():
 
 def say(stream, kind, data):
     """Something that no honest peer sends."""
-    with stream._port:
+    with stream._port, stream._port.lock:
         request = stream._endpoint.send(data, stream._to[kind])
     return request, data
 
@@ -302,7 +302,7 @@ def header(size):
 
 def refused(one, other):
     """Makes progress on both sides; whether the receiver has refused what came."""
-    with one._port as port:
+    with one._port as port, port.lock:
         port.worker.step()
     try:
         other.receive()  # what stood before the nonsense is good
@@ -383,7 +383,7 @@ def test_late_messages_for_a_closed_stream_are_thrown_away():
         time.sleep(0.05)
         other.close()
         five, six = made.connect()
-        with port:
+        with port, port.lock:
             port._sweep()
             found = [port.worker.find(tag) for tag in other._from]
         assert found == [None] * 3

@@ -1,0 +1,221 @@
+"""A signal's handler that raises while a message is received: the message is the next receive's.
+
+A handler runs where the interpreter looks for signals: where a function begins, behind a call, where a loop
+goes round. These tests raise at each such point of our code in turn.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+import sys
+
+import numpy as np
+import pytest
+
+import transfer
+
+_FOLDERS = tuple(os.sep + name + os.sep for name in ("transfer", "transports", "patterns"))
+_CALLS = {code for name, code in dis.opmap.items() if name.startswith("CALL") or name == "JUMP_BACKWARD"} - {
+    dis.opmap.get("CALL_INTRINSIC_1")
+}
+
+
+@pytest.fixture(params=["tcp", "inproc"])
+def endpoint(request, tmp_path):
+    return {"tcp": "tcp://127.0.0.1:*", "inproc": f"inproc://{tmp_path.name}"}[request.param]
+
+
+class Point:
+    """A trace function that raises KeyboardInterrupt at one point; `reached` is False if there are fewer."""
+
+    def __init__(self, number):
+        self.left = number
+        self.behind = {}
+        self.reached = False
+
+    def __call__(self, frame, event, _):
+        if not any(map(frame.f_code.co_filename.count, _FOLDERS)) or is_in_del(frame):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        looks = event == "call"
+        if event == "opcode":
+            looks = self.behind.get(frame, False)
+            self.behind[frame] = frame.f_code.co_code[frame.f_lasti] in _CALLS
+        elif event == "return":  # from Python to Python: the interpreter does not look
+            self.behind.pop(frame, None)
+            self.behind[frame.f_back] = False
+        if looks:
+            self.left -= 1
+            if self.left < 0 and not self.reached:
+                self.reached = True
+                raise KeyboardInterrupt
+        return self
+
+
+def is_in_del(frame):
+    """There the interpreter drops what a handler raises, whatever we do."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
+def at_every_point(send, receive, check):
+    """Interrupts a receive at its first point, at its second, and so on, until there is none any more."""
+    number, point = 0, None
+    while point is None or point.reached:
+        send(number)
+        point, before = Point(number), sys.gettrace()
+        sys.settrace(point)
+        try:
+            got = receive()
+        except KeyboardInterrupt:
+            got = None
+        finally:
+            sys.settrace(before)
+        check(number, receive() if got is None else got)
+        number += 1
+    return number
+
+
+def joined(context, endpoint, there=transfer.PULL, here=transfer.PUSH):
+    receiver, sender = (context.socket(kind, rcvtimeo=10000, sndtimeo=10000) for kind in (there, here))
+    receiver.bind(endpoint)
+    sender.connect(receiver.last_endpoint)
+    sender.wait_for_peers(1, 10)
+    return receiver, sender
+
+
+def is_part(number, got):
+    assert got == b"%d" % number
+
+
+_ONE = {
+    "recv": is_part,
+    "recv_multipart": lambda number, got: is_part(number, *got),
+    "recv_frames": lambda number, got: is_part(number, got[0].bytes),
+    "recv_string": lambda number, got: is_part(number, got.encode()),
+    "recv_json": lambda number, got: is_part(number, b"%d" % got),
+}
+
+
+@pytest.mark.parametrize("how", _ONE)
+def test_a_message_of_one_part(context, endpoint, how):
+    pull, push = joined(context, endpoint)
+
+    def send(number):
+        push.send(b"%d" % number)
+        assert pull.poll(10000)
+
+    at_every_point(send, getattr(pull, how), _ONE[how])
+
+
+@pytest.mark.parametrize("kind", ["recv", "recv_multipart"])
+def test_a_message_of_several_parts(context, endpoint, kind):
+    pull, push = joined(context, endpoint)
+
+    def send(number):
+        push.send_multipart([b"%d" % number, bytes(100_000), b""])
+        assert pull.poll(10000)
+
+    def check(number, first):
+        got = first if kind == "recv_multipart" else [first]
+        while len(got) < 3:
+            got.append(pull.recv())
+        assert got == [b"%d" % number, bytes(100_000), b""] and not pull.rcvmore
+
+    at_every_point(send, getattr(pull, kind), check)
+
+
+def test_the_parts_that_are_left(context, endpoint):
+    pull, push = joined(context, endpoint)
+
+    def send(number):
+        push.send_multipart([b"first", b"%d" % number, b"last"])
+        assert pull.recv() == b"first"
+
+    def check(number, got):
+        assert [got, pull.recv()] == [b"%d" % number, b"last"] and not pull.rcvmore
+
+    at_every_point(send, pull.recv, check)
+
+
+def test_what_inproc_has_not_given_yet(context):
+    pull, push = joined(context, "inproc://interrupted")
+    points = at_every_point(lambda number: push.send(b"%d" % number), pull.recv, is_part)
+    assert points > 20
+    tracker = push.send(b"confirmed", track=True)
+    pull.recv()
+    tracker.wait_confirmed(10)  # nothing of what was counted is missing
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_a_tensor(context, endpoint, into):
+    pull, push = joined(context, endpoint)
+    out = np.zeros(20_000)
+
+    def send(number):
+        push.send_tensor(np.full(20_000, number, np.float64))
+        assert pull.poll(10000)
+        out[:] = -1
+
+    def receive():
+        return pull.recv_tensor(out=out) if into else pull.recv_tensor()
+
+    def check(number, got):
+        assert (got == number).all() and (got is out) == into
+
+    at_every_point(send, receive, check)
+
+
+def test_a_dict_of_tensors(context, endpoint):
+    pull, push = joined(context, endpoint)
+
+    def send(number):
+        push.send_tensors({"a": np.full(3, number), "b": np.full(20_000, number)}, meta=number)
+        assert pull.poll(10000)
+
+    def check(number, got):
+        tensors, meta = got
+        assert meta == number and all((tensor == number).all() for tensor in tensors.values())
+
+    at_every_point(send, pull.recv_tensors, check)
+
+
+@pytest.mark.parametrize("here", [transfer.REQ, transfer.DEALER])
+def test_a_request_and_its_reply(context, endpoint, here):
+    rep, req = joined(context, endpoint, transfer.REP, here)
+    envelope = [b""] if here is transfer.DEALER else []
+
+    def ask(number):
+        req.send_multipart([*envelope, b"%d" % number])
+        assert rep.poll(10000)
+
+    def check(number, got):
+        is_part(number, got)
+        rep.send(b"reply")
+        assert req.recv_multipart() == [*envelope, b"reply"]
+
+    at_every_point(ask, rep.recv, check)
+
+    def answer(number):
+        req.send_multipart([*envelope, b"request"])
+        rep.recv()
+        rep.send(b"%d" % number)
+        assert req.poll(10000)
+
+    at_every_point(answer, req.recv_multipart, lambda number, got: is_part(number, got[-1]))
+
+
+def test_what_a_router_puts_before_it(context, endpoint):
+    router, dealer = joined(context, endpoint, transfer.ROUTER, transfer.DEALER)
+
+    def send(number):
+        dealer.send(b"%d" % number)
+        assert router.poll(10000)
+
+    def check(number, got):
+        assert len(got) == 2 and got[0]
+        is_part(number, got[1])
+
+    at_every_point(send, router.recv_multipart, check)
