@@ -286,10 +286,8 @@ class AsyncMethods(SocketMethods):
         ready = loop.create_future()
         fds = [fd for fd in (getattr(stream, "fd", -1) for stream in self._streams()) if fd >= 0]
         # Two tasks may wait on one socket, and a loop has one writer for each descriptor.
-        fds = [fd for fd in fds if fd not in self._watched_for_room]
-        for fd in fds:
-            loop.add_writer(fd, _wake, ready)
-            self._watched_for_room.add(fd)
+        fds = [fd for fd in fds if fd not in self._watched_for_room and _watch(loop, fd, ready)]
+        self._watched_for_room.update(fds)
         timer = loop.call_later(pause, _wake, ready)
         try:
             await ready
@@ -330,6 +328,14 @@ class AsyncMethods(SocketMethods):
         if known is not None:
             known.close()  # before its descriptor is; the waiting calls see the closed socket later
         return super().close(linger)
+
+
+def _watch(loop: asyncio.AbstractEventLoop, fd: int, ready: asyncio.Future[None]) -> bool:
+    try:
+        loop.add_writer(fd, _wake, ready)
+    except OSError:  # its connection was lost meanwhile
+        return False
+    return True
 
 
 def _wake(future: asyncio.Future[None]) -> None:

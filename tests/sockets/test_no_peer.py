@@ -184,7 +184,7 @@ def test_a_close_that_waits(context, lines, monkeypatch):
             break
     pull.close(0)
     assert eventually(lambda: not push.peers())
-    push.close(10 * SOON)
+    push.close(60 * SOON)  # a busy machine looks late
     assert any("nobody serves" in line for line in lines())
 
 

@@ -215,10 +215,10 @@ def sides(kind, folder, heartbeat=0):
     local = {"TRANSFER_LOCAL": "on" if kind == "local" else "off", "UCX_TLS": "tcp,self"}
 
     def begin(side, endpoint):
-        endpoint = endpoint.replace("tcp", "ucx") if (kind, side) == ("ucx", "PUSH") else endpoint
         return Program(_ONE_SIDE, side, endpoint, heartbeat, core="native", **local)
 
-    return begin, f"ipc://{folder}/place" if kind == "ipc" else "tcp://127.0.0.1:*"
+    where = {"ipc": f"ipc://{folder}/place", "ucx": "ucx://127.0.0.1:*"}
+    return begin, where.get(kind, "tcp://127.0.0.1:*")
 
 
 def stopped(kind, folder, who, seconds, heartbeat=0):

@@ -16,7 +16,10 @@ import transfer.asyncio
 from transports.errors import ForkedError
 from transports.ucx import driver
 
-pytestmark = pytest.mark.keeps("UCX's own descriptors")
+pytestmark = [
+    pytest.mark.keeps("UCX's own descriptors"),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # the context ends them
+]
 
 
 @pytest.fixture
