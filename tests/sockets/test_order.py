@@ -259,3 +259,21 @@ def test_what_is_noted_after_the_loss_goes_behind_what_the_connection_had_before
             near.send(b"%d" % number)
         got = [far.recv() for _ in range(7)]
         assert got == [b"0", b"1", b"2", b"0", b"1", b"2", b"3"]
+
+
+def test_a_close_waits_for_what_a_lost_connection_left(core):
+    """While it is taken from there it is in no list, and the peer is gone already."""
+    with cut_pair(core, PUSH, PULL, immediate=True, sndhwm=20) as (push, pull, cutter):
+        links, begun = push._links, threading.Event()
+        take = links._take_unsent
+
+        def slow(peer):
+            begun.set()
+            time.sleep(0.3)
+            return take(peer)
+
+        links._take_unsent = slow
+        left_over(push, cutter, pull)
+        cutter.close()
+        assert begun.wait(20)
+        assert push.close(0) > 0

@@ -300,19 +300,21 @@ class Links(Arrivals):
                 self.long_wait()
             with self._lock:
                 streams = [peer.stream for peer in self.peers.values()]
-                waiting = bool(self.orphans) or any(s.queued for s in streams)
+                left_over = bool(self._moves or self.orphans)
+                waiting = left_over or any(s.queued for s in streams)
             if not waiting:
                 return
             draining.flush(streams, min(deadline, time.monotonic() + 0.05))
             if time.monotonic() >= deadline:
                 return
-            if self.orphans:
+            if left_over:
                 with self._lock:
                     self.changed.wait(0.01)
 
     def close(self, deadline: float) -> int:
         """Ends everything; how many messages were not sent. `flush` comes before."""
         with self._none_gives(), self._lock:
+            self._wait_for_moves()
             self.closing = True
             endpoints, self.endpoints = self.endpoints, []
             peers = list(self.peers.values())

@@ -193,7 +193,14 @@ class LinkState:
         finally:
             with self._lock:
                 self._moves -= 1
+                self.changed.notify_all()
             self._look_behind()
+
+    def _wait_for_moves(self) -> None:
+        """Under the lock, before the end: what a lost connection left is in no list while it is taken from
+        there. The reactor's own thread waits for nobody."""
+        if not self.context.reactor.in_loop():
+            self.changed.wait_for(lambda: not self._moves, _GIVING)
 
     def _look_behind(self) -> None:
         """The core's distributor waits as long as something is left over. Called whenever that may change."""
