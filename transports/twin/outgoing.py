@@ -83,10 +83,6 @@ class Outgoing:
     def fd(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
 
-    @property
-    def _owner(self) -> Owner | None:
-        return self._owner_ref()
-
     # -- taking a message
 
     def send(
@@ -337,8 +333,7 @@ class Outgoing:
                     self._flusher.post(message.released, error)
         if self._room:
             self._room = False
-            owner = self._owner
-            if owner is not None:
+            if (owner := self._owner_ref()) is not None:
                 owner._has_room(self)
 
     def _push_through(self, message: Message, patience: float) -> None:

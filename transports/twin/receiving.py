@@ -233,7 +233,7 @@ class Receiving(Attachments):
         try:
             if isinstance(stream, Stream):
                 with stream._reading:
-                    if stream._owner is not self:  # detached: what is left goes to its remnant
+                    if stream._owner_ref() is not self:  # detached: what is left goes to its remnant
                         return None
                     decoder, none_placed = stream._decoder, set[int]()
                     frames = stream._oldest()
@@ -343,7 +343,7 @@ class Receiving(Attachments):
                 self._out_of_sink(half_read)
                 half_read = None
             with stream._reading:
-                if stream._owner is not self:
+                if stream._owner_ref() is not self:
                     continue
                 try:
                     # Behind a message that is ready nobody asks the sink: it is asked for one message.

@@ -83,7 +83,7 @@ class Stream(Subscribable, Outgoing):
             if self._queue:
                 self._write()
         self._settle()
-        owner = self._owner
+        owner = self._owner_ref()
         if owner is not None:
             owner._opened(self)
 
@@ -160,8 +160,8 @@ class Stream(Subscribable, Outgoing):
     def _pull(self, sink: Sink | None) -> None:
         """Reads until a message is whole or nothing is there. Only what the sink raises gets out, and
         that ends the stream if it is a ProtocolError."""
-        decoder, owner = self._decoder, self._owner
-        while not decoder.messages and self._failure is None and self._owner is owner:
+        decoder, owner = self._decoder, self._owner_ref()
+        while not decoder.messages and self._failure is None and self._owner_ref() is owner:
             try:
                 body = None if decoder.head is None else decoder.body(sink)
             except ProtocolError as error:  # so says the sink of the header, or there is no memory
@@ -291,7 +291,7 @@ class Stream(Subscribable, Outgoing):
         if self.carrier is not None:
             self.carrier.close()
         self._flusher.forget(self)
-        owner = self._owner
+        owner = self._owner_ref()
         if owner is not None:
             owner._closing(self)
         self._close_descriptor()
