@@ -18,6 +18,9 @@ from transfer.clients.ttp import TtpClient
 from transfer.protocols.ttp import HEADER_SIZE, Kind, decode_error, decode_header, encode_head
 from transports.wire import HEADER, MAGIC, VERSION, SocketType
 
+#: sockets that a test leaves to its end
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
 
 def header(kind: int) -> bytes:
     return HEADER.pack(MAGIC, VERSION, kind, 0, 0, 0, 0, 0)

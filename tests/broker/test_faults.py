@@ -70,6 +70,7 @@ def deaf(broker, front, word):
     return plain
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_those_who_never_read_are_bounded_and_counted_and_hurt_nobody(tmp_path, connected):
     """TTP, rqueue and SUB, at once: what they have no room for is dropped for them alone."""
     limits = RqueueSettings(limit=1 << 20)

@@ -20,6 +20,9 @@ from transfer.clients.own import BrokerClient
 from transfer.protocols.own import MOST, Join, Op, decode, encode, encode_join, encode_words
 from transports.errors import Again, Broken, TransferError, UsageError
 
+#: sockets that a test leaves to its end
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
 FREE = "tcp://127.0.0.1:0"
 MILLISECONDS = 10_000
 

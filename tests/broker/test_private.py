@@ -17,6 +17,7 @@ from transfer.broker.state.payloads import Payloads
 from transfer.clients.own import BrokerClient
 from transfer.log import Log
 from transfer.log.quarantine import save_tail
+from transports import ipc
 
 
 @pytest.fixture
@@ -105,14 +106,13 @@ def test_ipc_sockets_of_any_program(tmp_path, careless, folder):
 def test_abtps_ipc_sockets(tmp_path, careless, monkeypatch):
     """From the first moment: another user who watches the folder connects as soon as a socket listens."""
     zmq = pytest.importorskip("zmq")
-    bind, modes = zmq.Socket.bind, {}
+    bind, modes = ipc._bind, {}
 
-    def bind_and_look(socket, endpoint):
-        bound = bind(socket, endpoint)
-        modes[endpoint] = stat.S_IMODE(os.stat(endpoint.removeprefix("ipc://")).st_mode)
-        return bound
+    def bind_and_look(listener, address):
+        bind(listener, address)
+        modes[str(address)] = stat.S_IMODE(os.stat(address.path).st_mode)
 
-    monkeypatch.setattr(zmq.Socket, "bind", bind_and_look)
+    monkeypatch.setattr(ipc, "_bind", bind_and_look)
     paths = [tmp_path / name for name in ("router", "pub")]
     places = AbtpEndpoints(*(f"ipc://{path}" for path in paths))
     with running(tmp_path / "data", own=None, ttp=None, pybroker=None, rqueue=None, abtp=places):

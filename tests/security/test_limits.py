@@ -19,7 +19,7 @@ from tests.security.conftest import TOKEN
 from transfer import scraping
 from transfer.broker.announced import AnnouncedLimits
 from transfer.broker.engine.registry import Limits as RegistryLimits
-from transfer.broker.fronts import abtp_awaiting, abtp_pub
+from transfer.broker.fronts import abtp_awaiting, abtp_pub, own_consumers, own_offers, own_queue
 from transfer.broker.fronts.abtp import AbtpSettings
 from transfer.broker.fronts.own import OwnSettings
 from transfer.broker.fronts.pybroker import PyBrokerSettings
@@ -96,6 +96,12 @@ VALUES = {
     ("own front", "bytes of a message in"): size(OwnSettings().largest_in_pieces),
     ("own front", "bytes of a message"): size(OwnSettings().largest),
     ("own front", "time"): seconds(OwnSettings().stalled),
+    (
+        "own front",
+        "bytes that wait for one program",
+    ): f"{size(own_consumers.MOST_WAITING)}; {size(own_offers.MOST_ASKED)}",
+    ("own front", "messages"): f"{number(own_queue._WINDOW)}; {size(own_queue.MOST_WAITING)}",
+    ("own front", "bytes that wait for one SUB"): size(TRANSFER.send_high_water_bytes),
     ("TTP", "bytes of a frame's metadata"): size(_TTP.most_meta),
     ("TTP", "bytes of a frame's data"): size(_TTP.most_data),
     ("TTP", "streams"): f"{number(_TTP.most_streams)}; {size(_TTP.most_gathered_together)}",

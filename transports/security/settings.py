@@ -82,8 +82,9 @@ class Security:
             text(getattr(self, name), name)
         if not isinstance(self.token, str):
             raise ArgumentError("a token is text", hint=MAKE_TOKEN)
-        if not isinstance(self.unauthenticated, bool):
-            raise wrong("unauthenticated", self.unauthenticated, "True or False")
+        for name in ("unauthenticated", "tokenless"):
+            if not isinstance(getattr(self, name), bool):
+                raise wrong(name, getattr(self, name), "True or False")
         for name in ("connections", "unfinished"):
             whole(getattr(self, name), name, 1)
 
