@@ -29,7 +29,7 @@ from transfer.broker.http import serving as http
 from transfer.broker.http.app import MAX_BODY
 from transfer.broker.settings import Settings
 from transfer.config import TRANSFER
-from transfer.protocols import abtp
+from transfer.protocols import abtp, zmtp
 from transfer.socket import SocketMethods
 from transfer.spool import group, protocol, reader, row_requests
 from transports import descriptors, hello, pending, upgrade
@@ -117,6 +117,7 @@ VALUES = {
     ("rqueue", "subscriptions"): number(RqueueSettings().subscriptions),
     ("rqueue", "time"): seconds(RqueueSettings().stalled),
     ("abtp", "bytes of a payload"): size(_ABTP.largest),
+    ("abtp", "bytes of READY"): f"{size(zmtp.LONGEST_READY)}; {number(zmtp.LONGEST_IDENTITY)}",
     ("abtp", "messages"): f"{number(_ABTP.unkept)}; {size(_ABTP.unkept_bytes)}",
     ("abtp", "bytes of a message unpacked"): size(_ABTP.largest),
     ("abtp", "bytes of a control"): f"{size(abtp.MAX_CONTROL)}; {number(abtp.MAX_SUBSCRIPTIONS)}",
