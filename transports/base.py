@@ -208,7 +208,7 @@ class Stream(ABC):
         their own, copied before whoever sent them is told (see `owning.unsent`)."""
 
     def drop_unsent(self) -> int:
-        """As `take_unsent`, for messages that go to nobody else: how many they were."""
+        """As `take_unsent`, for messages that go to no other peer: how many they were."""
         return len(self.take_unsent())
 
     @abstractmethod

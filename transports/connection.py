@@ -230,7 +230,7 @@ class AcceptorOwner(Owner):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorOwner(Owner):
-    """The same of whoever wishes to be connected. begins: raises HandshakeError where no handshake may begin
+    """The same of the side that connects. begins: raises HandshakeError where no handshake may begin
     now, for the other side sends as soon as it has ended."""
 
     begins: Callable[[], object] | None = None

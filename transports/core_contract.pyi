@@ -37,7 +37,7 @@ class Lease:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Region:
-    """Bytes that belong to somebody else (a contiguous buffer, writable but for `readonly`, exported
+    """Bytes that belong to another object (a contiguous buffer, writable but for `readonly`, exported
     meanwhile).
 
     A lease in all but its owner: `released()` is called once, in whatever thread, when the last view
@@ -309,7 +309,7 @@ class Stream:
         written. The result's memory is nobody else's: what was the user's is copied before he is
         told that it is his again, by `released` or by the return of his call."""
     def drop_unsent(self) -> int:
-        """As `take_unsent`, for messages that go to nobody else: how many they were. Nothing is copied."""
+        """As `take_unsent`, for messages that go to no other peer: how many they were. Nothing is copied."""
     def close(self) -> int:
         """Idempotent, at once, no waiting: closes fd, returns how many queued messages were lost."""
 

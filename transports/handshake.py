@@ -63,7 +63,7 @@ class Handshake:
     base: the transport that carries this. upgrades: makes our part in changing to a faster one.
     tokens: those that the peer may prove to know, ours first.
     guarded: strangers are to be told no more than a hello tells: faster transports are for peers that have
-    shown who they are. refusal: what a peer that connects is told, and no more.
+    shown who they are. refusal: all that a peer that connects gets.
     admits: raises HandshakeError for a peer that cannot come in now. Asked before the accepting side's last
     word: the other side sends messages behind it, which would be lost with the connection.
     """

@@ -31,8 +31,8 @@ class Listener:
     """Accepts connections and hands them to `accepted`. Used on the loop only.
 
     port 0: a free one; `port` tells which. backlog: connections that the system keeps until they are
-    accepted. allowed: raises if nobody may listen at this number; it is told the place, too. made: listens
-    already. Raises AddressInUse, AddressError, and what `allowed` raises.
+    accepted. allowed: raises if the broker may not listen at this number; it gets the place, too. made: one
+    that listens already. Raises AddressInUse, AddressError, and what `allowed` raises.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Listener:
                 return
 
     def _accept(self) -> tuple[socket.socket, str] | None:
-        """A connection and its peer; None: nobody waits."""
+        """A connection and its peer; None: none waits."""
         try:
             connection, address = self._socket.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):

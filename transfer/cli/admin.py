@@ -159,8 +159,8 @@ class Admin:
 
     def _refusal(self, status: int, answer: IO[bytes]) -> UsageError | Fatal | InternalError | Broken:
         try:
-            told = json.loads(answer.read())
-            code, message = str(told["error"]), str(told["message"])
+            body = json.loads(answer.read())
+            code, message = str(body["error"]), str(body["message"])
         except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
             return self._stranger(f"it answers with status {status}")
         if status in (401, 403):
@@ -173,12 +173,12 @@ class Admin:
 
     def _decoded(self, data: bytes) -> Members:
         try:
-            told = json.loads(data, object_hook=partial(Members, self._url))
+            body = json.loads(data, object_hook=partial(Members, self._url))
         except (ValueError, RecursionError):
-            told = None
-        if not isinstance(told, Members):
+            body = None
+        if not isinstance(body, Members):
             raise self._stranger("its answer is no JSON object")
-        return told
+        return body
 
     def _stranger(self, why: str) -> Broken:
         return _stranger(self._url, why)

@@ -21,8 +21,8 @@ from transports.errors import Broken, UsageError
 
 def show_events(admin: Admin, *, as_json: bool, **asked: str | int | None) -> None:
     """A page of events."""
-    told = admin.get("audit/events", **asked)
-    events = told.objects("events")
+    answer = admin.get("audit/events", **asked)
+    events = answer.objects("events")
     if as_json:
         for event in events:
             print(json.dumps(event))
@@ -31,9 +31,9 @@ def show_events(admin: Admin, *, as_json: bool, **asked: str | int | None) -> No
         show_table(head, [_line(event) for event in events], right={"sequence"})
         if not events:
             print("no events")
-    if told["next"] is not None:
-        print(f"there may be more: --after {told['next']}", file=sys.stderr)
-    for problem in told.objects("problems"):
+    if answer["next"] is not None:
+        print(f"there may be more: --after {answer['next']}", file=sys.stderr)
+    for problem in answer.objects("problems"):
         print(f"transfer: damaged: {_place(problem)}: {printable(problem['problem'])}", file=sys.stderr)
 
 
@@ -63,18 +63,18 @@ def audit_folder(data: Path) -> Path:
 def verify(admin: Admin | None, data: Path | None, expect: str | None, *, as_json: bool) -> int:
     """Reads the whole chain, at the broker or in a folder; 1 if something is wrong.
 
-    expect: `SEQUENCE:HASH`, as an earlier call told it: an event that has to be there.
+    expect: `SEQUENCE:HASH`, as an earlier call printed it: an event that has to be there.
     """
     sequence, hash = _expected(expect)
     if data is not None:
         folder = audit_folder(data)
-        told: dict[str, Any] = examine(folder).as_json()
+        answer: dict[str, Any] = examine(folder).as_json()
         found = any(
             event is not None and (event.sequence, event.hash) == (sequence, hash)
             for _, event in (readable(folder) if expect else ())
         )
     elif admin is not None:
-        told = admin.get("audit/verify")
+        answer = admin.get("audit/verify")
         events = admin.get("audit/events", after=sequence - 1, limit=1).objects("events") if expect else []
         found = any((event["sequence"], event["hash"]) == (sequence, hash) for event in events)
     if expect and not found:
@@ -84,17 +84,17 @@ def verify(admin: Admin | None, data: Path | None, expect: str | None, *, as_jso
             "problem": f"event {sequence} with that hash is gone",
             "known": False,
         }
-        told = told | {"whole": False, "problems": [*told["problems"], gone]}
+        answer = answer | {"whole": False, "problems": [*answer["problems"], gone]}
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(answer))
     else:
-        for problem in told["problems"]:
+        for problem in answer["problems"]:
             known = " (known: a later file names it)" if problem["known"] else ""
             print(f"damaged: {_place(problem)}: {printable(problem['problem'])}{known}")
-        head = told["head"]
-        print(f"{told['events']:,} events, the last is {head['sequence']}:{head['hash']}")
-        print("the chain is whole" if told["whole"] else "the chain is damaged")
-    return 0 if told["whole"] else EXIT_ERROR
+        head = answer["head"]
+        print(f"{answer['events']:,} events, the last is {head['sequence']}:{head['hash']}")
+        print("the chain is whole" if answer["whole"] else "the chain is damaged")
+    return 0 if answer["whole"] else EXIT_ERROR
 
 
 def verify_export(file: Path, *, as_json: bool) -> int:
@@ -153,7 +153,7 @@ def _expected(text: str | None) -> tuple[int, str]:
         return 0, ""
     sequence, _, hash = text.partition(":")
     if not sequence.isdecimal() or int(sequence) < 1 or len(hash) != 64:
-        raise UsageError(f"--expect is {text!r}", hint="SEQUENCE:HASH, as `transfer audit verify` told it")
+        raise UsageError(f"--expect is {text!r}", hint="SEQUENCE:HASH, as `transfer audit verify` printed it")
     return int(sequence), hash
 
 

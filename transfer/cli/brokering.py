@@ -6,7 +6,6 @@ import json
 import logging
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.broker.configuring import Configuration, Said, configured
 from transfer.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from transfer.cli.options import show_size
-from transfer.cli.service import logged, raise_descriptor_limit
+from transfer.cli.service import Asked, logged, raise_descriptor_limit
 from transfer.config import broker_environment
 from transports.config import security
 from transports.errors import InternalError, LogDamaged, LogInUse, OptionError, TransferError, UsageError
@@ -37,8 +36,8 @@ class _Signals:
     """SIGTERM and Ctrl-C, counted: the first asks for a clean end, the second for one at once."""
 
     def __init__(self) -> None:
-        self.asked = threading.Event()
-        self.urged = threading.Event()
+        self.asked = Asked()
+        self.urged = Asked()
         self.first = signal.SIGTERM
 
     def take(self, number: int, _: object) -> None:
@@ -126,7 +125,7 @@ def _failed(failure: TransferError) -> InternalError:
     )
 
 
-def _drain(broker: Broker, urged: threading.Event) -> None:
+def _drain(broker: Broker, urged: Asked) -> None:
     """Lets what has begun come to its end, if nobody urges."""
     deadline = time.monotonic() + broker.settings.drain
     broker.drain()

@@ -96,7 +96,7 @@ def trust(asked: Asked, security: Security, *, secret: bool) -> tuple[ssl.SSLCon
         if security.authority:
             context = _only_from(context, cafile=security.authority)
         elif security.certificate:
-            # It is this side's own: whoever shows it is the broker of this machine, whatever it names.
+            # It is this side's own: a broker that shows it is the one of this machine, whatever it names.
             context = _only_from(context, cadata=_first(security.certificate))
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             secret = False

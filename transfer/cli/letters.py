@@ -1,4 +1,4 @@
-"""`transfer dlq`: dead letters of a broker, told as text or as JSON, and what operators do to them."""
+"""`transfer dlq`: dead letters of a broker, shown as text or as JSON, and what operators do to them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def ids_of(lists: Sequence[str] | None, single: Sequence[str] | None) -> list[st
 
 def list_letters(admin: Admin, *, as_json: bool, **asked: str | int | None) -> None:
     """A page of letters."""
-    told = admin.get("dlq/list", **asked)
-    letters = told.objects("letters")
+    answer = admin.get("dlq/list", **asked)
+    letters = answer.objects("letters")
     if as_json:
         for letter in letters:
             print(json.dumps(letter))
@@ -50,8 +50,8 @@ def list_letters(admin: Admin, *, as_json: bool, **asked: str | int | None) -> N
         show_table(head, lines, right={"attempts", "payload"})
         if not letters:
             print("no dead letters")
-    if told["next"] is not None:
-        print(f"there are more: --after {told['next']}", file=sys.stderr)
+    if answer["next"] is not None:
+        print(f"there are more: --after {answer['next']}", file=sys.stderr)
 
 
 def _line(letter: dict[str, Any]) -> list[str]:
@@ -99,14 +99,14 @@ def _where(letter: dict[str, Any]) -> str:
 
 def change(admin: Admin, path: str, verb: str, members: dict[str, Any], *, as_json: bool) -> int:
     """Replays or purges; 1 if that failed for one of them, or the audit has it not yet."""
-    told = admin.post(path, members)
+    answer = admin.post(path, members)
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(answer))
     else:
-        print(f"{verb} {told[verb]} of {told['requested']}")
-        for failure in told["failures"]:
+        print(f"{verb} {answer[verb]} of {answer['requested']}")
+        for failure in answer["failures"]:
             print(f"transfer: {printable(failure['id'])}: {printable(failure['message'])}", file=sys.stderr)
-    return EXIT_ERROR if told["failures"] or not _audited(told) else 0
+    return EXIT_ERROR if answer["failures"] or not _audited(answer) else 0
 
 
 def quarantine(admin: Admin, members: dict[str, Any], file: Path | None, *, as_json: bool) -> int:
@@ -116,18 +116,18 @@ def quarantine(admin: Admin, members: dict[str, Any], file: Path | None, *, as_j
     if file is not None:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         members = members | {"payload_base64": base64.b64encode(data).decode()}
-    told = admin.post("dlq/dead-letter", members)
+    answer = admin.post("dlq/dead-letter", members)
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(answer))
     else:
-        print(f"{printable(told['letter']['message_id'])} is a dead letter now")
-    return 0 if _audited(told) else EXIT_ERROR
+        print(f"{printable(answer['letter']['message_id'])} is a dead letter now")
+    return 0 if _audited(answer) else EXIT_ERROR
 
 
-def _audited(told: dict[str, Any]) -> bool:
-    if not told["audited"]:
+def _audited(answer: dict[str, Any]) -> bool:
+    if not answer["audited"]:
         print(
             "transfer: it is done, but the broker cannot write its audit: nothing else is changed until then",
             file=sys.stderr,
         )
-    return bool(told["audited"])
+    return bool(answer["audited"])

@@ -5,11 +5,37 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 
 from transports import descriptors
 
 _log = logging.getLogger("transfer")
+
+
+class Asked:
+    """An event that a signal's handler sets, and its thread waits for. `threading.Event` would not do: the
+    handler may interrupt its `wait` where that holds the lock that `set` takes."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # made to be used in handlers
+
+    def set(self) -> None:
+        """Idempotent."""
+        self._is_set = True
+        self._wakes.put(None)
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._is_set
+
+    def wait(self, timeout: float) -> bool:
+        """For so many seconds at most; whether it is set then."""
+        if not self._is_set:
+            with suppress(Empty):
+                self._wakes.get(timeout=timeout)
+        return self._is_set
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import logging
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.cli import EXIT_INTERRUPTED
 from transfer.cli.options import show_size
-from transfer.cli.service import logged, raise_descriptor_limit
+from transfer.cli.service import Asked, logged, raise_descriptor_limit
 from transfer.spool.address import rows_beside
 from transports.errors import (
     AddressError,
@@ -54,7 +53,7 @@ def serve(
     """
     endpoint = _endpoint("--bind", bind)
     rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else rows_beside(endpoint)
-    ended = threading.Event()
+    ended = Asked()
     with logged(), _ended_by(signal.SIGTERM, ended):
         raise_descriptor_limit()
         try:
@@ -156,7 +155,7 @@ def _endpoint(option: str, text: str) -> str:
 
 
 @contextmanager
-def _ended_by(number: signal.Signals, ended: threading.Event) -> Iterator[None]:
+def _ended_by(number: signal.Signals, ended: Asked) -> Iterator[None]:
     """In the meantime this signal only says that the end is wished for."""
     before: Any = signal.signal(number, lambda *_: ended.set())
     try:

@@ -1,4 +1,4 @@
-"""`transfer topics` and `transfer groups`: told as text or as JSON, and what operators do to them."""
+"""`transfer topics` and `transfer groups`: answer as text or as JSON, and what operators do to them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def list_groups(admin: Admin, topic: str | None, *, as_json: bool) -> None:
 
 def list_topics(admin: Admin, contains: str | None, after: str | None, limit: int, *, as_json: bool) -> None:
     """A page of topics."""
-    told = admin.look("topics", contains=contains, after=after, limit=limit)
-    topics = told.objects("topics")
+    answer = admin.look("topics", contains=contains, after=after, limit=limit)
+    topics = answer.objects("topics")
     if as_json:
         for one in topics:
             print(json.dumps(one))
@@ -67,8 +67,8 @@ def list_topics(admin: Admin, contains: str | None, after: str | None, limit: in
         show_table(head, lines, right=set(head[2:]))
         if not topics:
             print("no topics")
-    if told["next"] is not None:
-        print(f"there are more: --after {printable(told['next'])}", file=sys.stderr)
+    if answer["next"] is not None:
+        print(f"there are more: --after {printable(answer['next'])}", file=sys.stderr)
 
 
 def change(
@@ -79,11 +79,11 @@ def change(
         print("transfer: nothing was changed", file=sys.stderr)
         return EXIT_ERROR
     who = {"actor": changed.actor or _user(), "reason": changed.reason, "confirm": word}
-    told = admin.post(path, members | who)
+    answer = admin.post(path, members | who)
     if changed.json:
-        print(json.dumps(told))
+        print(json.dumps(answer))
     else:
-        print(f"done; the log takes {show_size(told['log_bytes'])}")
+        print(f"done; the log takes {show_size(answer['log_bytes'])}")
     return 0
 
 

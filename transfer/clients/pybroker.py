@@ -35,7 +35,7 @@ class PyBrokerClient:
     """One connection; any thread may call, and one call waits for another.
 
     timeout: seconds for each call. security: certificates, instead of what the TRANSFER_TLS_ variables say.
-    Raises Again (nobody answers in time), Broken (nobody is there), HandshakeError (no TLS with it),
+    Raises Again (no answer in time), Broken (no broker is there), HandshakeError (no TLS with it),
     SecurityError (there is a token, and the protocol knows none). After any error but UsageError the
     connection has ended; make another client.
     """

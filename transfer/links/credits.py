@@ -1,4 +1,4 @@
-"""Credits that arrive while nobody receives."""
+"""Credits that arrive while no call receives."""
 
 from __future__ import annotations
 

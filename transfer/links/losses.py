@@ -140,7 +140,7 @@ class Losses(Credits):
     def _settle(self, peer: Peer, unsent: list[list[OutFrame]], count: int, error: BaseException) -> None:
         """Decides about every message that the lost peer had not confirmed.
 
-        The last `count` of the stream were not sent: `unsent`, or what goes to nobody else.
+        The last `count` of the stream were not sent: `unsent`, or what goes to no other peer.
         """
         first = peer.stream.sent - count + 1
         with self._lock:

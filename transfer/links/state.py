@@ -198,7 +198,7 @@ class LinkState:
 
     def _wait_for_moves(self) -> None:
         """Under the lock, before the end: what a lost connection left is in no list while it is taken from
-        there. The reactor's own thread waits for nobody."""
+        there. The reactor's own thread does not wait."""
         if not self.context.reactor.in_loop():
             self.changed.wait_for(lambda: not self._moves, _GIVING)
 

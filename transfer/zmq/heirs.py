@@ -28,7 +28,7 @@ _LOOK = 0.02
 _FINISH = 5.0
 #: ms for the last credit and the end of the connection, when the peer's kernel has all messages
 _CLOSE = 100.0
-#: seconds between two attempts to connect, at most: nobody waits for a closed socket, and it tries for all
+#: seconds between two attempts to connect, at most: no call waits for a closed socket, and it tries for all
 #: that are alike; and of the others, should its fate not be theirs
 _PAUSE, _RARELY = 1.0, 600.0
 _TELLING = (EventKind.CONNECTED, EventKind.DISCONNECTED)

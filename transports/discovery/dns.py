@@ -42,7 +42,7 @@ class DnsDirectory(Directory):
     def __init__(self, address: Address) -> None:
         try:
             with undivided():
-                import dns.resolver  # noqa: F401 - told at the connect, and not by a thread
+                import dns.resolver  # noqa: F401 - its absence is an error of the connect, and not of a thread
         except ModuleNotFoundError as error:
             raise NotSupported(
                 f"{address} needs dnspython", hint="pip install 'tensor-transfer[discovery]'"

@@ -460,7 +460,7 @@ cdef class Outgoing:
         return messages
 
     def drop_unsent(self):
-        """As `take_unsent`, for what goes to nobody else: how many messages. Nothing is copied."""
+        """As `take_unsent`, for what goes to no other peer: how many messages. Nothing is copied."""
         cdef int64_t count
         cdef segment_t* first
         self.take_mutex()

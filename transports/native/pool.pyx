@@ -149,7 +149,7 @@ cdef class Lease:
 # export before they end, and CPython does not survive that.
 @cython.no_gc
 cdef class Region:
-    """Bytes that belong to somebody else, who hears when the last view of them dies."""
+    """Bytes that belong to another object, which hears when the last view of them dies."""
 
     def __cinit__(self, memory, released=None, *, bint readonly=False):
         PyObject_GetBuffer(memory, &self.view, PyBUF_ANY_CONTIGUOUS | (0 if readonly else PyBUF_WRITABLE))

@@ -60,7 +60,7 @@ def _of_file(path: str, secret: bool) -> Iterator[tuple[str, str]]:
             os.path.dirname(one) for one in (os.path.abspath(path), os.path.realpath(path))
         )
         lax = [folder for folder in folders if _is_for_all(os.stat(folder).st_mode)]
-    except OSError:  # whoever reads the file says so
+    except OSError:  # its reader raises the error
         return
     can = " and ".join(
         word

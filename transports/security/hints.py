@@ -6,7 +6,7 @@ from __future__ import annotations
 CLOSED = "has the other side certificates? its log says why it closed"
 #: for who speaks no TLS to somebody who closes without a word
 PLAIN = "does the other side want TLS? both sides need it (TRANSFER_TLS_CA), or neither"
-#: for who shows no certificate to somebody who closes without a word, or whose alert a reset swallowed
+#: for a side that shows no certificate to a peer that closes without a word, or whose alert a reset swallowed
 BARE = "does the other side want a certificate? this side shows none (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY)"
 #: what is wanted that this side has not
 LACKING = frozenset({PLAIN, BARE})

@@ -383,7 +383,7 @@ class Outgoing:
         return result
 
     def drop_unsent(self) -> int:
-        """As `take_unsent`, for what goes to nobody else: how many messages. Nothing is copied."""
+        """As `take_unsent`, for what goes to no other peer: how many messages. Nothing is copied."""
         with self._lock:
             self._drop(dropped := [m for m in self._queue if not m.begun and not m.control])
         self._settle()

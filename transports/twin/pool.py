@@ -81,7 +81,7 @@ def _exporter(base: type, nbytes: int) -> Any:
 
 
 class Region:
-    """Bytes that belong to somebody else, who hears when the last view of them dies."""
+    """Bytes that belong to another object, which hears when the last view of them dies."""
 
     _released: Callable[[], None] | None
     _view: memoryview
@@ -94,7 +94,7 @@ class Region:
         if view.readonly and not readonly:
             raise BufferError("the memory of a region is writable")
         exporter = _exporter(Region, view.nbytes)
-        # ctypes takes no buffer that is read-only. Whoever lends such a region makes its views so.
+        # ctypes takes no buffer that is read-only. The owner of such a region makes its views so.
         region: Region = exporter.from_address(address_of(view)) if readonly else exporter.from_buffer(view)
         region._view = view
         region._released = released

@@ -77,6 +77,7 @@ class Receiving(Attachments):
         try:
             try:
                 # `map`: no handler of a signal runs between the lock and the note of it.
+                # The way out stands here and in `_readable`, in no method: a handler may raise at its entry.
                 [owned] = map(self._receiving.acquire, (False,))
                 if not owned:
                     [owned] = map(self._receiving.acquire, (True,), (_left(deadline),))

@@ -40,5 +40,5 @@ class Names(Generic[C]):
 
     @staticmethod
     def identity(name: bytes) -> bytes:
-        """Of whoever has this name."""
+        """Of the peer that has this name."""
         return name[:-_NUMBER] if name[0] else name

@@ -20,5 +20,5 @@ def timed(envelope: Envelope) -> Envelope:
 
 
 def expired(envelope: Envelope) -> bool:
-    """Nobody wants one that was `timed` any more."""
+    """No peer wants one that was `timed` any more."""
     return 0 < envelope.expires_ms <= unix_ms()

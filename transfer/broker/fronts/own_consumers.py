@@ -74,7 +74,7 @@ class Program:
         else:
             raise ProtocolError("op", f"{head.op.name} is the broker's to say")
 
-    def told(self, nbytes: int) -> None:
+    def count_sent(self, nbytes: int) -> None:
         """So many bytes of messages go to it. If it does not read them, its consumers get no more for now."""
         self._said += nbytes
         if self._said < _LOOK or self._paused:
@@ -96,7 +96,7 @@ class Program:
         self._requests.later(pause, self._look, pause)
 
     def _look(self, pause: float) -> None:
-        """It may have read: nobody says so, and it is looked for more and more rarely."""
+        """It may have read. No event says so: the pause between two looks doubles."""
         if self._gone:
             return
         waiting = self._requests.backlog(self._identity)
@@ -194,7 +194,7 @@ class Consumer:
             self._requests.delivered(len(deliveries))
             head = encode(Op.DELIVER, self._number, encode_deliveries(deliveries), len(deliveries))
             self._requests.send(self._identity, head, parts)
-            self._program.told(sum(len(part[3]) for part in parts))
+            self._program.count_sent(sum(len(part[3]) for part in parts))
 
     def offer_large(self, wanted: bool) -> None:
         """Whether large messages are offered from now on, and fetched in pieces. What was offered until now
@@ -214,7 +214,7 @@ class Consumer:
         """See own_offers.Taker."""
         parts: list[OutPart] = [(None, None, 0, data)] if data is not None else []
         self._requests.send(self._identity, encode_place(op, self._number, place, rest), parts)
-        self._program.told(len(data) if data is not None else 0)
+        self._program.count_sent(len(data) if data is not None else 0)
 
     def gone(self, offset: int, attempt: int) -> None:
         """See own_offers.Taker."""

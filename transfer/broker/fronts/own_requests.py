@@ -71,7 +71,7 @@ class Requests(Heard):
         super().__init__(hub, loop, context, counters)
         self.arrivals = Arrivals(hub, loop, counters, pieces)
         self.reader = Reader(loop, hub.store, hub.counts, hub.threads)
-        self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows and `Program.told` bound it
+        self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows and `Program.count_sent` bound it
         self._programs: dict[bytes, Program] = {}
         #: consumers whose program has gone: what they held goes to others
         self._leaving: InTurns[Consumer] = InTurns(loop.call_soon, _LEAVE_AT_ONCE, Consumer.leave)

@@ -65,7 +65,7 @@ class Callers:
         return self._is_known(request) or self._has_own(request)
 
     def _note(self, request: web.Request) -> None:
-        """Whoever guesses tokens is seen."""
+        """A warning in the log of peers that guess tokens."""
         if _shown(request) is not None:
             text = "a wrong token is shown to HTTP, by %s"
             self._throttled.say(logging.WARNING, "token", text, request.remote or "a peer", most=1)
