@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted(
     path for package in ("transfer", "transports", "patterns") for path in (ROOT / package).rglob("*.py")
 )
+CORE = sorted((ROOT / "transports/native").glob("*.pyx"))
 LONGEST_FILE = 450
+LONGEST_CORE_FILE = 500  # it declares its variables and what it uses of C
 LONGEST_FUNCTION = 80
 VAGUE = re.compile(r"\bclass \w*(Manager|Helper|Util)s?\b")
 BARE = {"Exception", "RuntimeError", "NotImplementedError", "BaseException"}
@@ -34,6 +36,14 @@ def test_a_file_is_short_and_says_what_it_is(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{node.name} is long"
+
+
+@pytest.mark.parametrize("path", CORE, ids=name_of)
+def test_a_file_of_the_compiled_core_is_short_and_says_what_it_is(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= LONGEST_CORE_FILE
+    assert not VAGUE.search(text)
+    assert re.match(r'# cython: .*\n"""\w', text), "no docstring"
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

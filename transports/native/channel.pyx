@@ -35,7 +35,6 @@ cdef enum:
     WANT_READ = 2
     ALPN_OK = 0
     ALPN_REFUSE = 2
-    ALPN_NONE = 3
     NEGOTIATED = 1                 # OPENSSL_NPN_NEGOTIATED
 
 _LATER = (EAGAIN, EINTR)

@@ -1,50 +1,43 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """Incoming: the receiving half of a Stream.
 
-Small frames are cut out of a read-ahead that the caller lends; the payload of a large frame is read
-straight to where it will stay.
+Small frames are cut out of a read-ahead that the caller lends; large ones go the way of large.pyx.
 """
 
-import os
-
 from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.errno cimport EAGAIN, EINTR, errno
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.errno cimport errno
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove
-from posix.unistd cimport close as close_fd
 
-from transports.errors import Broken, InternalError, ProtocolError
+from transports.errors import InternalError, ProtocolError
 from transports.wire import MAX_FRAMES
 
-from transports.native.atomic cimport add, load_int, store_int, store_signed
+from transports.native.atomic cimport add, load_int
 from transports.native.flusher cimport reader_t
 from transports.native.header cimport frame_of, head_size
+from transports.native.large cimport Large, receive
 from transports.native.link cimport (
-    F_CONTROL, F_CRC, F_LZ4, F_MORE, F_TENSOR, HEADER, LARGE, REFERENCE_BIT, REFERENCE_SIZE, SLICE,
-    header_t, link_arm_credit, link_t, now_ns, slice_of,
+    F_CONTROL, F_CRC, F_LZ4, F_MORE, F_TENSOR, HEADER, LARGE, REFERENCE_BIT, REFERENCE_SIZE, header_t,
+    link_arm_credit,
 )
 from transports.native.message cimport checksum_of
-from transports.native.pool cimport Frame, HeldBuffer, Lease, copy_bytes, fill, no_memory, room_for
+from transports.native.pool cimport Frame, Lease, room_for
 from transports.native.pool import copy_into
-from transports.native.system cimport (
-    EPOLL_CTL_DEL, MADV_HUGEPAGE, MSG_DONTWAIT, epoll_ctl, iovec, madvise, pthread_mutex_unlock, readv,
-    recv, sched_yield,
-)
-from transports.native.tls cimport SPILL, tls_read
+from transports.native.system cimport iovec, readv
+from transports.native.tls cimport SPILL
 
 cdef enum:
     READ_AHEAD = 256 * 1024
     CAUTIOUS = 4 * 1024            # the first read-ahead after a large frame; it doubles
     TURN = 64 * 1024               # read-ahead of one stream among several
     PROBE = 128 * 1024             # of an expected payload, before its header was seen
-    HUGE = 4 * 1024 * 1024
 
 cdef Py_ssize_t MOST_FRAMES = MAX_FRAMES
 
 
-cdef class Incoming(Outgoing):
+cdef class Incoming(Large):
     """Decodes frames of one connection; checks every length before anything is allocated."""
 
     def __cinit__(self, *args, **kwargs):
@@ -99,6 +92,10 @@ cdef class Incoming(Outgoing):
                         return self.check(frame, header.checksum)
                     if header.data_length >= LARGE and head <= available:
                         self.begin_large(reader, head, as_bytes, sink)
+                        # What is read ahead of a large payload is copied, and where one was more may follow.
+                        self.ahead = CAUTIOUS
+                        if self.parts is None:
+                            self.first_small = False
                         continue
             if not self.refill(reader, as_bytes, sink):
                 self.park(reader)
@@ -172,19 +169,6 @@ cdef class Incoming(Outgoing):
             frame.data = PyBytes_FromStringAndSize(at + head, size)
         return frame
 
-    cdef object ask(self, object sink, Frame frame, uint64_t size):
-        """Where the payload goes, or None. A message that the sink refuses is read to its end: the socket
-        asks again when it is whole, and then the error gets out."""
-        if self.refused:
-            return None
-        try:
-            return sink(frame.meta, frame.topic, size)
-        except ProtocolError:
-            raise
-        except Exception:
-            self.refused = True
-            return None
-
     cdef Frame referred(self, const char* at, size_t head, object sink):
         """A frame whose payload came beside the connection. The checksum is that of the reference."""
         cdef header_t* header = <header_t*>at
@@ -214,143 +198,6 @@ cdef class Incoming(Outgoing):
             if found != checksum:
                 raise ProtocolError("checksum", f"CRC-32 {found:#010x}, the frame says {checksum:#010x}")
         return frame
-
-    cdef object place(self, size_t size, bint lease, char** data):
-        """Memory for a large payload, and where it begins."""
-        cdef object target
-        if self.spare is not None and self.expect_size == size and lease == (type(self.spare) is Lease):
-            target = self.spare
-            self.spare = None
-            data[0] = self.spare_data
-            return target
-        self.spare = None
-        if lease:
-            target = room_for(self.pool, size)
-            data[0] = (<Lease>target).pointer
-            return target
-        try:
-            target = PyBytes_FromStringAndSize(NULL, size)
-        except (MemoryError, OverflowError):
-            raise no_memory(size) from None
-        data[0] = PyBytes_AS_STRING(target)
-        if size >= HUGE:
-            madvise(<void*>((<size_t>data[0] + 4095) & ~<size_t>4095), size - 4096, MADV_HUGEPAGE)
-        return target
-
-    cdef int begin_large(self, reader_t* reader, size_t head, bint as_bytes, object sink) except -1:
-        """Prepares the payload's place and moves there what was read ahead."""
-        cdef const char* at = reader.data + reader.start
-        cdef header_t* header = <header_t*>at
-        cdef size_t size = header.data_length
-        cdef size_t here = reader.end - reader.start - head
-        cdef Frame frame = frame_of(at, head)
-        cdef object target = None
-        cdef HeldBuffer held
-        cdef bint lease = not as_bytes or header.flags & F_TENSOR
-        if sink is not None and not header.flags & F_LZ4:
-            target = self.ask(sink, frame, size)
-            self.large_sink = sink
-        if target is not None:
-            held = HeldBuffer(target)
-            if held.view.readonly or <size_t>held.view.len != size:
-                raise InternalError(f"a sink gave {held.view.len} bytes for {size}, or read-only ones")
-            self.large_hold = held
-            self.large_data = <char*>held.view.buf
-        else:
-            target = self.place(size, lease, &self.large_data)
-            self.expect_lease = lease
-        self.expect_head = head
-        self.expect_size = size
-        # What is read ahead of a large payload is copied, and where one was more may follow.
-        self.ahead = CAUTIOUS
-        if self.parts is None:
-            self.first_small = False
-        frame.data = target
-        memcpy(self.large_data, at + head, here)
-        self.large = frame
-        self.large_size = size
-        self.large_done = here
-        self.large_checksum = header.checksum
-        reader.start = reader.end = 0
-        return 0
-
-    cdef object pour(self, Frame frame, object sink):
-        """Copies a payload that was read before this sink was known to where the sink wants it."""
-        if frame.flags & (F_CONTROL | F_LZ4):
-            return None
-        target = self.ask(sink, frame, len(frame.data))
-        if target is not None:
-            fill(target, frame.data)
-            frame.data = target
-
-    cdef int leave_sink(self) except -1:
-        """A sink's memory is the caller's again when its call ends: the rest goes to a lease."""
-        cdef Lease lease
-        cdef Frame frame = self.large
-        cdef HeldBuffer held = self.large_hold
-        self.large_sink = None
-        if frame is None or held is None:
-            return 0
-        self.large = None
-        self.large_hold = None
-        lease = room_for(self.pool, self.large_size)   # if it raises, the stream is lost
-        copy_bytes(lease.pointer, self.large_data, self.large_done)
-        frame.data = lease
-        self.large_data = lease.pointer
-        self.large = frame
-        return 0
-
-    cdef int read_large(self, reader_t* reader) except -1:
-        """1 when the payload is complete, 0 when the kernel has no more of it now. If a frame must follow,
-        its header is read along. The frame is held here: another thread may close the stream meanwhile."""
-        cdef object _frame = self.large
-        cdef object _hold = self.large_hold
-        cdef iovec vectors[2]
-        cdef ssize_t count = -1
-        cdef size_t left
-        cdef size_t following = 0
-        cdef int error = EAGAIN
-        if self.large_done < self.large_size:
-            if reader.start == reader.end:
-                reader.start = reader.end = 0
-                if self.link.tls != NULL:
-                    following = SPILL         # the last record may hold what stands behind the payload
-                elif self.large.flags & F_MORE:
-                    following = self.expect_head
-            vectors[1].iov_base = reader.data
-            vectors[1].iov_len = following
-            if self.link.closed:
-                self.end_reading()
-            self.link.reading = 1
-            with nogil:
-                while (self.large_done < self.large_size and not load_int(&self.link.leaving)
-                       and not load_int(&self.link.closed)):
-                    left = self.large_size - self.large_done
-                    vectors[0].iov_base = self.large_data + self.large_done
-                    vectors[0].iov_len = slice_of(left, SLICE, SLICE)
-                    count = receive(self.link, vectors, 2 if vectors[0].iov_len == left else 1)
-                    if count <= 0:
-                        error = errno
-                        if count < 0 and error == EINTR:
-                            continue
-                        break
-                    if <size_t>count > left:
-                        reader.end = count - left
-                        count = left
-                    self.large_done += count
-                    store_signed(&self.link.last_received, now_ns())   # who looks for signs of life sees them
-                    if count >= SLICE // 2 and self.large_size >= HUGE:
-                        sched_yield()
-            self.done_reading()
-            if self.large_done < self.large_size:
-                if count > 0 or (count < 0 and error == EAGAIN):
-                    return 0
-                self.large = None
-                self.large_hold = self.large_sink = None
-                self.took(NULL, count, error)
-        store_int(&self.link.turn, 1)
-        self.hungry = False
-        return 1
 
     cdef int refill(self, reader_t* reader, bint as_bytes, object sink) except -1:
         """Reads ahead once. 0 when the kernel has nothing."""
@@ -448,67 +295,11 @@ cdef class Incoming(Outgoing):
         self.expect_size = 0
         return 1
 
-    cdef int done_reading(self) except -1:
-        self.link.reading = 0
-        if self.link.closed:
-            self.end_reading()
-        return 0
-
-    cdef int end_reading(self) except -1:
-        """Another thread closed the stream, before a read or during it."""
-        cdef int fd
-        self.take_mutex()
-        fd = self.link.fd
-        self.link.fd = -1
-        pthread_mutex_unlock(&self.link.mutex)
-        self.close_descriptor(fd)
-        self.drop_unread()
-        raise (self.failure or Broken("this end closed the stream")).with_traceback(None)
-
-    cdef int close_descriptor(self, int fd) except -1:
-        if fd >= 0:
-            # Another process may share the descriptor, so closing alone would not end the watch.
-            epoll_ctl(self.flusher.state.epoll_fd, EPOLL_CTL_DEL, fd, NULL)
-            close_fd(fd)
-        return 0
-
     cdef int drop_unread(self) except -1:
-        """The memory of what nobody will receive. A read that goes on holds what it writes to."""
         free(self.saved)
         self.saved = NULL
         self.saved_size = 0
-        self.large = None
-        self.large_hold = self.large_sink = None
-        self.spare = None
-        self.parts = None
-        self.refused = False
-        return 0
-
-    cdef int took(self, reader_t* reader, ssize_t count, int error) except -1:
-        """What a read's result means: 1 something came, 0 nothing there; raises at the end."""
-        if count > 0:
-            store_signed(&self.link.last_received, now_ns())
-            store_int(&self.link.turn, 1)
-            self.hungry = False
-            return 1
-        if count < 0 and (error == EAGAIN or error == EINTR):
-            return 0
-        if count == 0 and (reader == NULL or reader.end != reader.start or self.parts is not None):
-            raise ProtocolError("truncated", "the connection ended inside a message")
-        if self.link.tls != NULL and load_int(&self.link.tls.failed):
-            raise ProtocolError("tls", "what came is no good TLS: somebody changed it on the way")
-        failure = Broken("the peer closed the connection" if count == 0 else "the connection broke")
-        if count < 0:
-            failure.__cause__ = OSError(error, os.strerror(error))
-        raise failure
-
-
-cdef ssize_t receive(link_t* link, iovec* vectors, int count) noexcept nogil:
-    """Plain bytes of the connection: as readv."""
-    if link.tls != NULL:
-        return tls_read(link.tls, vectors, count)
-    return readv(link.fd, vectors, count) if count > 1 else recv(
-        link.fd, vectors[0].iov_base, vectors[0].iov_len, MSG_DONTWAIT)
+        return Large.drop_unread(self)
 
 
 cdef object group(Incoming stream, Frame frame):

@@ -42,7 +42,6 @@ cdef enum:
 cdef enum:
     OK = 0
     FULL = 1
-    BUSY = 2
     WOULD_BLOCK = 3
     GONE = 4                  # settle_one's: the segment may not be in the queue any more
     BROKEN = -1

@@ -2,26 +2,17 @@
 
 from libc.stdint cimport uint64_t
 
-from transports.native.flusher cimport Flusher
-from transports.native.link cimport link_t, segment_t
-from transports.native.pool cimport Pool
+from transports.native.connection cimport Connection
+from transports.native.link cimport segment_t
 
 
-cdef class Outgoing:
-    cdef link_t* link
-    cdef readonly Flusher flusher
-    cdef readonly Pool pool
-    cdef public object peer
-    cdef void* socket               # the SocketBase that it is attached to: which one, no more
-    cdef object opened              # to be called when there is a descriptor; does not keep the socket
-    cdef object failure
+cdef class Outgoing(Connection):
     cdef public object carrier      # carries large payloads beside the connection; see transports/base.py
     cdef bint several               # the message goes to other streams too
     # the peer's subscriptions
     cdef dict prefixes
     cdef tuple prefix_lengths
     cdef bint wants_all
-    cdef object __weakref__
 
     cdef bint match(self, bytes topic)
     cdef int offer(self, object frames, bint force, bint hold, object released, list lent,
@@ -33,12 +24,8 @@ cdef class Outgoing:
     cdef int let_go_copied(self) except -1
     cdef int own_all(self) except -1
     cdef segment_t* empty_queue(self) noexcept
-    cdef int check_process(self) except -1
-    cdef int take_mutex(self) except -1
     cdef int tell_of_room(self, int fd) except -1
     cdef int reap(self) except -1
-    cdef object raise_broken(self)
-    cdef int fail(self, object error) except -1
 
 
 cdef Py_ssize_t payload_size(data) except -1

@@ -1,31 +1,28 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Outgoing: the sending half of a Stream, its counters and limits."""
-
-import os
+"""Outgoing: the sending half of a Stream."""
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.errno cimport EPROTO
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from transports.errors import Broken, ForkedError, InternalError, UsageError, not_a_buffer
+from transports.errors import Broken, InternalError, UsageError, not_a_buffer
 from transports.wire import MAX_FRAMES
 
 from transports.native cimport link as native_link
-from transports.native.atomic cimport add, load, load_int, load_signed, store_int, store_signed
-from transports.native.channel cimport TlsChannel
-from transports.native.flusher cimport Flusher, release_segments
+from transports.native.atomic cimport add, load_int, load_signed, store_signed
+from transports.native.connection cimport Connection
+from transports.native.flusher cimport release_segments
 from transports.native.link cimport (
-    BROKEN, FULL, LARGE, NO_MEMORY, OK, link_give_up_begun, link_is_full, link_new, link_settle,
-    link_write, load_segment, segment_t, store_segment,
+    BROKEN, FULL, LARGE, NO_MEMORY, OK, link_give_up_begun, link_is_full, link_settle, link_write,
+    load_segment, segment_t, store_segment,
 )
 from transports.native.message cimport (
     add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_count,
     unsent_messages,
 )
-from transports.native.pool cimport HeldBuffer, Pool
-from transports.native.system cimport pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock
+from transports.native.pool cimport HeldBuffer
+from transports.native.system cimport pthread_mutex_unlock
 
 cdef enum:
     GATHERED = 256 * 1024      # a payload beside the connection that is no smaller goes out at once
@@ -96,151 +93,11 @@ cdef int release_exports(list owners) except -1:
     return 0
 
 
-cdef class Outgoing:
-    """Counters, limits, subscriptions of the peer, and the out-queue of one connection."""
+cdef class Outgoing(Connection):
+    """The out-queue of one connection, and the subscriptions of its peer."""
 
-    def __cinit__(self, int fd, int socket_type, Flusher flusher, Pool pool, *,
-                  long long send_high_water=1000, long long send_high_water_bytes=64 << 20,
-                  unsigned long long max_message=16 << 30, bint checksum=False, bint credits=False,
-                  TlsChannel channel=None):
-        if flusher.state.generation != native_link.fork_generation:
-            raise ForkedError("this flusher was made before the process forked",
-                              hint="make a new Context in the child")
-        self.link = link_new(flusher.state)
-        if self.link == NULL:
-            raise MemoryError()
-        if channel is not None:
-            self.link.tls = channel.give()
-        flusher.state.references += 1
-        self.flusher = flusher
-        self.pool = pool
-        self.link.fd = fd
-        self.link.socket_type = socket_type
-        self.link.high_water = send_high_water
-        self.link.high_water_bytes = send_high_water_bytes
-        self.link.max_message = max_message
-        self.link.checksum = checksum
-        self.link.credits = credits
-        self.link.last_received = self.link.last_sent = 0
+    def __cinit__(self, *args, **kwargs):
         self.prefix_lengths = ()
-
-    # --- counters and limits ------------------------------------------------------------------
-
-    @property
-    def fd(self):
-        return self.link.fd
-
-    def fileno(self):
-        return self.link.fd
-
-    @property
-    def sent(self):
-        return load(&self.link.sent)
-
-    @property
-    def sent_bytes(self):
-        return load(&self.link.sent_bytes)
-
-    @property
-    def queued(self):
-        return load_signed(&self.link.queued) + load_signed(&self.link.sealed)
-
-    @property
-    def queued_bytes(self):
-        return load_signed(&self.link.queued_payload)
-
-    @property
-    def received(self):
-        return self.link.received
-
-    @property
-    def received_bytes(self):
-        return self.link.received_bytes
-
-    @property
-    def consumed(self):
-        return self.link.received
-
-    @property
-    def confirmed(self):
-        return self.link.confirmed
-
-    @confirmed.setter
-    def confirmed(self, uint64_t value):
-        self.link.confirmed = value
-
-    @property
-    def dropped(self):
-        return self.link.dropped
-
-    @dropped.setter
-    def dropped(self, uint64_t value):
-        self.link.dropped = value
-
-    @property
-    def blocked_ns(self):
-        return self.link.blocked_ns
-
-    @property
-    def waited_ns(self):
-        return self.link.waited_ns
-
-    @property
-    def last_received_ns(self):
-        return load_signed(&self.link.last_received)
-
-    @property
-    def last_sent_ns(self):
-        return load_signed(&self.link.last_sent)
-
-    @property
-    def send_high_water(self):
-        return self.link.high_water
-
-    @send_high_water.setter
-    def send_high_water(self, long long value):
-        store_signed(&self.link.high_water, value)
-
-    @property
-    def send_high_water_bytes(self):
-        return self.link.high_water_bytes
-
-    @send_high_water_bytes.setter
-    def send_high_water_bytes(self, long long value):
-        store_signed(&self.link.high_water_bytes, value)
-
-    @property
-    def max_message(self):
-        return self.link.max_message
-
-    @max_message.setter
-    def max_message(self, unsigned long long value):
-        self.link.max_message = value
-
-    @property
-    def credits(self):
-        return bool(self.link.credits)
-
-    @credits.setter
-    def credits(self, bint value):
-        self.link.credits = value
-
-    @property
-    def checksum(self):
-        return bool(self.link.checksum)
-
-    @checksum.setter
-    def checksum(self, bint value):
-        self.link.checksum = value
-
-    @property
-    def broken(self):
-        """Why this stream takes no more, or None."""
-        cdef int error = load_int(&self.link.error)
-        if self.failure is None and error:
-            self.failure = Broken("the connection ended")
-            self.failure.__cause__ = OSError(error, os.strerror(error))
-        return self.failure
 
     # --- subscriptions of the peer ------------------------------------------------------------
 
@@ -381,21 +238,6 @@ cdef class Outgoing:
             released(None)
         return OK
 
-    cdef int check_process(self) except -1:
-        if self.flusher.state.generation != native_link.fork_generation:
-            raise ForkedError(
-                "this stream was made before the process forked",
-                hint="make a new Context in the child, or start it with spawn or forkserver")
-        return 0
-
-    cdef int take_mutex(self) except -1:
-        """The link's mutex, without holding the GIL while somebody else has it."""
-        self.check_process()
-        if pthread_mutex_trylock(&self.link.mutex) != 0:
-            with nogil:
-                pthread_mutex_lock(&self.link.mutex)
-        return 0
-
     cdef int tell_of_room(self, int fd) except -1:
         """Which eventfd hears of room; -1: none. From then on the one before is not written to: its number
         may become another's. In a forked child there is no thread that would."""
@@ -428,12 +270,6 @@ cdef class Outgoing:
         pthread_mutex_unlock(&self.link.mutex)
         release_segments(finished, None)
         return 0
-
-    cdef object raise_broken(self):
-        failure = self.broken
-        if isinstance(failure, Broken):
-            raise failure
-        raise Broken("the connection ended") from failure
 
     def take_unsent(self):
         """Removes and returns the messages of which no byte was given to the kernel. Their memory is
@@ -508,12 +344,4 @@ cdef class Outgoing:
                 break
             with nogil:
                 answer = link_settle(self.link)  # others may send while it lets the mutex go
-        return 0
-
-    cdef int fail(self, object error) except -1:
-        """No more goes through this stream; the first reason stays."""
-        if self.failure is None:
-            self.failure = error
-        if load_int(&self.link.error) == 0:
-            store_int(&self.link.error, EPROTO)
         return 0

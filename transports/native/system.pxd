@@ -1,6 +1,6 @@
 # The system calls that the core makes, declared once. Linux.
 
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport uint32_t
 from posix.time cimport timespec
 
 cdef extern from "<pthread.h>" nogil:
