@@ -8,6 +8,7 @@ cdef enum:
     RECORD = 16 * 1024        # plain bytes of a record at most
     SPILL = 32 * 1024         # room that a read is given at least: one record always fits, with what follows
     STRANGE = 256 * 1024      # bytes of a peer of whom nobody knows who it is: handshake, hello, proof
+    CERTIFICATES = 24 * 1024  # bytes of a peer's certificates: OpenSSL takes at once what they announce
     ASIDE = 64 * 1024         # bytes owed to a peer that asks for new keys, as long as we have nothing to say
 
 cdef struct buffer_t:
@@ -37,4 +38,5 @@ cdef ssize_t tls_seal(tls_t* tls, iovec* vectors, int count) noexcept nogil
 cdef ssize_t tls_push(tls_t* tls) noexcept nogil
 cdef size_t tls_unsent(tls_t* tls) noexcept nogil
 cdef size_t tls_missing(tls_t* tls) noexcept nogil
+cdef int tls_is_hello(tls_t* tls) noexcept nogil
 cdef int tls_fill(tls_t* tls, size_t most) noexcept nogil

@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from transports.errors import InternalError, SecurityError
+from transports.first_record import record_size
 
 #: room that a read needs so that nothing is left behind: a whole record, and what follows
 SPILL = 32 * 1024
 _SEAL = 64 * 1024
 _PREFIX, _LARGEST = 5, 16 * 1024 + 256
-_MAX_HANDSHAKE = 128 * 1024
+_HANDSHAKE = b"\x16"
+_MAX_HANDSHAKE = 64 * 1024
 #: with the hellos behind it: all that somebody may send of whom nobody knows yet who he is
 _MAX_STRANGE = 256 * 1024
 #: of answers to those who ask for new keys, as long as there is nothing else to say
@@ -269,6 +271,9 @@ class TlsChannel:
         if self._exact and self._taken > _MAX_STRANGE:
             raise self._refused(f"more than {_MAX_STRANGE} bytes of a peer that did not say who it is")
         self._record += data
+        if not self.done and self.context.server and self._record[:1] == _HANDSHAKE:
+            if not record_size(self._record):
+                raise self._refused("the peer begins with no ClientHello in one record")
         while self._record and self._is_record() and not self._missing():
             size = _PREFIX + int.from_bytes(self._record[3:5], "big")
             self._came.write(self._record[:size])
