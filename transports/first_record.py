@@ -1,6 +1,6 @@
 """What a TLS client may begin with: one record that holds its whole ClientHello. Pure.
 
-OpenSSL takes the memory that a ClientHello announces, up to 128 KiB, when its first nine bytes are there. And a
+OpenSSL takes the memory that a ClientHello announces, up to 128 KiB, when its first nine bytes are there. A
 ClientHello in records of one byte each costs far more to look at than to send. Clients send one record: with
 large keys (RFC 8446, 4.2.8; ML-KEM) it has some 2 KiB. The compiled core has the same rule in native/tls.pyx.
 """
@@ -14,7 +14,7 @@ LARGEST_HELLO = 1 << 14
 _HANDSHAKE, _CLIENT_HELLO = 22, 1
 
 
-def record_size(first: bytes) -> int:
+def record_size(first: bytes | bytearray) -> int:
     """Bytes of the record that begins here, with its head, as far as it tells: more than are there if more
     are needed. 0: this is no ClientHello in one record."""
     if any(byte != mark for byte, mark in zip(first, (_HANDSHAKE, 3), strict=False)):

@@ -113,12 +113,15 @@ def test_what_is_no_client_hello_is_foreign(data):
     assert offered(data) == Offer(None, True)
 
 
+def padded(count):
+    """A ClientHello with so many bytes of padding."""
+    return made(b"\x00\x15" + count.to_bytes(2, "big") + bytes(count))
+
+
 def test_the_largest_one():
-    whole = made(b"\x00\x15" + (LARGEST_HELLO - 51).to_bytes(2, "big") + bytes(LARGEST_HELLO - 51))
+    whole = padded(LARGEST_HELLO - 51)
     assert len(whole) == HEAD + LARGEST_HELLO and offered(whole) == Offer(())
-    assert offered(
-        made(b"\x00\x15" + (LARGEST_HELLO - 50).to_bytes(2, "big") + bytes(LARGEST_HELLO - 50))
-    ).foreign
+    assert offered(padded(LARGEST_HELLO - 50)).foreign
 
 
 def test_as_many_names_and_extensions_as_are_read():

@@ -103,8 +103,8 @@ class Doorway:
             guest.connection.close()
 
     def _wait_for_more(self, guest: _Guest, seen: int, wanted: int) -> None:
-        """Bytes that were only looked at would wake the loop without end, and those of a peer that sends one at
-        a time again and again, did it not sleep until there are enough."""
+        """Bytes that were only looked at would wake the loop without end, and a peer that sends one at a time
+        again and again, did it not sleep until there are enough."""
         if seen > guest.seen:
             guest.seen = seen
             guest.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, max(wanted, seen + 1))

@@ -271,9 +271,9 @@ class TlsChannel:
         if self._exact and self._taken > _MAX_STRANGE:
             raise self._refused(f"more than {_MAX_STRANGE} bytes of a peer that did not say who it is")
         self._record += data
-        if not self.done and self.context.server and self._record[:1] == _HANDSHAKE:
-            if not record_size(self._record):
-                raise self._refused("the peer begins with no ClientHello in one record")
+        hello = not self.done and self.context.server and self._record[:1] == _HANDSHAKE
+        if hello and not record_size(self._record):
+            raise self._refused("the peer begins with no ClientHello in one record")
         while self._record and self._is_record() and not self._missing():
             size = _PREFIX + int.from_bytes(self._record[3:5], "big")
             self._came.write(self._record[:size])

@@ -17,8 +17,8 @@ _MOST = 64
 
 
 class Offer(NamedTuple):
-    """protocols: as they were offered, best first; None: not known yet. foreign: this is no TLS. wanted: bytes
-    that are needed to know."""
+    """protocols: as they were offered, best first; None: not known yet. foreign: this is no TLS. wanted: how
+    many bytes are needed to know."""
 
     protocols: tuple[bytes, ...] | None
     foreign: bool = False
