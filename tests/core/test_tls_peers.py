@@ -64,6 +64,19 @@ def test_new_keys_without_end_while_nobody_is_known(renewing, asked, said):
     assert caught.value.errno == errno.EPROTO and said in str(caught.value)
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_new_keys_without_end_are_refused(renewing, asked):
+    """Also of a peer that is known, or of whom nothing more is asked: each costs more than its bytes."""
+    _, channel, client = renewing
+    channel.ahead()
+    with pytest.raises(OSError, match="new keys|without data"):
+        for _ in range(10_000):
+            with suppress(OSError):
+                client.new_keys(asked)
+            with suppress(BlockingIOError):
+                assert not channel.recv(1 << 16)
+
+
 def test_new_keys_without_end_do_not_keep_a_reader(renewing):
     """One read comes back, however fast the peer asks; and what is owed to the peer stays little."""
     _, channel, client = renewing

@@ -87,6 +87,7 @@ VALUES = {
     ("each port", "bytes of a TLS handshake"): size(tls._MAX_HANDSHAKE),
     ("each port", "bytes of a ClientHello"): size(LARGEST_HELLO),
     ("each port", "bytes of a peer's certificates"): "24 KiB",  # CERTIFICATES in native/tls.pxd
+    ("each port", "bytes of TLS records"): size(tls._MAX_BARREN),
     ("each port", "bytes inside"): size(tls._MAX_STRANGE),
     ("ports of a broker that", "connections"): number(Security().unfinished),
     ("ports of a broker", "time"): seconds(Settings().handshake),

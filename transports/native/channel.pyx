@@ -17,7 +17,7 @@ from transports.errors import InternalError, SecurityError
 from transports.native.openssl cimport load, openssl, ptr, reasons
 from transports.native.system cimport iovec, pthread_mutex_lock, pthread_mutex_unlock
 from transports.native.tls cimport (
-    ASIDE, SEAL, SPILL, STRANGE, tls_fill, tls_free, tls_is_hello, tls_missing, tls_new, tls_push,
+    ASIDE, BARREN, SEAL, SPILL, STRANGE, tls_fill, tls_free, tls_is_hello, tls_missing, tls_new, tls_push,
     tls_read, tls_seal, tls_t, tls_unsent,
 )
 
@@ -221,6 +221,8 @@ cdef class TlsChannel:
             said = f"the peer's certificate is refused: {said}"
         if self.tls.exact and self.tls.taken > STRANGE:
             said = f"more than {STRANGE} bytes of a peer that did not say who it is"
+        elif self.tls.barren > BARREN:
+            said = f"more than {BARREN} bytes of records without data"
         elif self.tls.aside.end - self.tls.aside.start > ASIDE:
             said = "the peer asks for new keys again and again"
         self.why = said or "the peer broke the TLS protocol"

@@ -9,6 +9,7 @@ cdef enum:
     SPILL = 32 * 1024         # room that a read is given at least: one record always fits, with what follows
     STRANGE = 256 * 1024      # bytes of a peer of whom nobody knows who it is: handshake, hello, proof
     CERTIFICATES = 24 * 1024  # bytes of a peer's certificates: OpenSSL takes at once what they announce
+    BARREN = 128 * 1024       # bytes of records without data, one behind the other: new keys without end
     ASIDE = 64 * 1024         # bytes owed to a peer that asks for new keys, as long as we have nothing to say
 
 cdef struct buffer_t:
@@ -25,6 +26,7 @@ cdef struct tls_t:
     buffer_t goes             # ciphertext for the kernel; whoever has the link's mutex
     buffer_t aside            # what OpenSSL wants to say while it reads: goes along with the next write
     size_t taken              # bytes that came, in all
+    size_t barren             # bytes that came since the last data
     int reading               # OpenSSL is called to read
     int exact                 # nothing behind the record at hand is taken from the kernel
     int drained               # the last read met an empty kernel buffer

@@ -276,6 +276,7 @@ cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
                 at += got
                 done += got
                 room -= got
+                tls.barren = 0
         if load_int(&tls.failed):
             if done:
                 break                # it is told with the next read
@@ -293,7 +294,13 @@ cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
         if most > room:
             most = room
         most -= held(&tls.came) if most > held(&tls.came) else most
+        if tls.barren > BARREN:
+            store_int(&tls.failed, 1)
+            errno_is(EPROTO)
+            return -1
+        tls.barren -= tls.taken
         answer = tls_fill(tls, most)
+        tls.barren += tls.taken
         if answer == 0:
             tls.ended = 1
         elif answer < 0:

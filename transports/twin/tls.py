@@ -26,6 +26,8 @@ _MAX_HANDSHAKE = 64 * 1024
 _MAX_STRANGE = 256 * 1024
 #: of answers to those who ask for new keys, as long as there is nothing else to say
 _MAX_ASIDE = 64 * 1024
+#: bytes of records without data, one behind the other: new keys without end
+_MAX_BARREN = 128 * 1024
 #: reads in a row that bring no data
 _MAX_IDLE = 16
 _VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
@@ -117,6 +119,7 @@ class TlsChannel:
         self._drained = self._ended = False
         self._taken = 0
         self._aside = 0
+        self._barren = 0  # bytes that came since the last data
         self._why = ""
 
     # -- the handshake
@@ -248,6 +251,7 @@ class TlsChannel:
                     count = int(self._object.read(len(view) - done, view[done:]))
                     self._ended = not count
                     done += count
+                    self._barren = 0
         except ssl.SSLWantReadError:
             self._aside += self._goes.pending - said
             if self._aside > _MAX_ASIDE:
@@ -264,10 +268,13 @@ class TlsChannel:
         """Reads once: what the record at hand lacks, and up to `most` bytes. Whole records go to OpenSSL.
         Raises BlockingIOError."""
         need = self._missing()
+        if self.done and self._barren > _MAX_BARREN:
+            raise self._refused(f"more than {_MAX_BARREN} bytes of records without data")
         wanted = need if self._exact else max(need, most)
         data = os.read(self._fd, wanted)
         self._drained = len(data) < wanted
         self._taken += len(data)
+        self._barren += len(data)
         if self._exact and self._taken > _MAX_STRANGE:
             raise self._refused(f"more than {_MAX_STRANGE} bytes of a peer that did not say who it is")
         self._record += data
