@@ -69,7 +69,7 @@ def test_new_keys_without_end_are_refused(renewing, asked):
     """Also of a peer that is known, or of whom nothing more is asked: each costs more than its bytes."""
     _, channel, client = renewing
     channel.ahead()
-    with pytest.raises(OSError, match="new keys|without data"):
+    with pytest.raises(OSError, match=r"new keys|without data"):
         for _ in range(10_000):
             with suppress(OSError):
                 client.new_keys(asked)

@@ -176,7 +176,7 @@ cdef size_t tls_missing(tls_t* tls) noexcept nogil:
 
 
 cdef int tls_is_hello(tls_t* tls) noexcept nogil:
-    """Whether the unencrypted handshake record at hand, of a client, holds one whole ClientHello, as far as it
+    """Whether the unencrypted handshake record at hand, of a client, holds a whole ClientHello, as far as it
     is here. The rule of transports/first_record.py, which says why."""
     cdef size_t have = held(&tls.came)
     cdef unsigned char* at = <unsigned char*>tls.came.data + tls.came.start
