@@ -7,9 +7,10 @@ import ssl
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.broker.engine.client_hello import MOST, Offer, offered
+from transfer.broker.engine.client_hello import Offer, offered
 from transfer.broker.engine.first_bytes import Guess, Speech, guess_secured
 from transfer.broker.engine.tls_words import WORDS, word_of
+from transports.first_record import HEAD, LARGEST_HELLO
 from transports.wire import SocketType
 
 
@@ -58,21 +59,20 @@ def test_what_openssl_says_is_understood(protocols):
     assert offered(hello(*protocols)) == Offer(tuple(name.encode() for name in protocols))
 
 
-@given(NAMES, st.lists(st.integers(1, 300), min_size=1), st.binary(max_size=40))
-def test_it_may_come_in_any_records_and_with_anything_behind(names, sizes, behind):
-    whole = made(alpn(*names))
-    cut = in_records(whole[5:], iter([*sizes, *[1 << 14] * 500]))
-    assert offered(cut) == offered(whole) == Offer(tuple(names))
-    assert offered(cut + behind) == Offer(tuple(names))
+@given(NAMES, st.binary(max_size=40))
+def test_anything_may_stand_behind_it(names, behind):
+    assert offered(made(alpn(*names)) + behind) == Offer(tuple(names))
 
 
-@given(st.integers(0, len(WHOLE)))
-def test_a_part_says_that_more_is_needed(size):
-    assert offered(WHOLE[:size]) == (offered(WHOLE) if size == len(WHOLE) else Offer(None))
+@given(st.lists(st.integers(1, 300), min_size=1))
+def test_it_has_to_be_one_record(sizes):
+    cut = in_records(WHOLE[5:], iter([*sizes, *[1 << 14] * 500]))
+    assert offered(cut) == (offered(WHOLE) if cut == WHOLE else Offer(None, True))
 
 
-def test_every_byte_that_is_missing_is_waited_for():
-    assert {offered(WHOLE[:size]) for size in range(len(WHOLE))} == {Offer(None)}
+def test_a_part_says_how_many_bytes_are_needed():
+    for size in range(len(WHOLE)):
+        assert offered(WHOLE[:size]) == Offer(None, wanted=9 if size < 9 else len(WHOLE))
 
 
 @given(st.binary(max_size=400))
@@ -102,6 +102,8 @@ def test_a_changed_byte_is_never_too_much(at, byte):
         made(alpn()),
         made(alpn(b"")),
         made(alpn(b"x") + alpn(b"x")),
+        made(alpn(*[b"x"] * 65)),
+        made(bytes(4) * 65),
         made(b"", session=bytes(33)),
         made(b"", ciphers=b""),
         made(b"", ciphers=b"\x13"),
@@ -111,11 +113,20 @@ def test_what_is_no_client_hello_is_foreign(data):
     assert offered(data) == Offer(None, True)
 
 
-def test_too_many_bytes_are_decided_on():
-    whole = made(b"\x00\x15" + (MOST - 400).to_bytes(2, "big") + bytes(MOST - 400))
-    assert offered(whole) == Offer(())
-    never = in_records(b"\x01\x00\x3f\xff" + bytes(MOST), iter(lambda: 1, None))
-    assert offered(never[: MOST + 1]) == Offer(None, True)
+def padded(count):
+    """A ClientHello with so many bytes of padding."""
+    return made(b"\x00\x15" + count.to_bytes(2, "big") + bytes(count))
+
+
+def test_the_largest_one():
+    whole = padded(LARGEST_HELLO - 51)
+    assert len(whole) == HEAD + LARGEST_HELLO and offered(whole) == Offer(())
+    assert offered(padded(LARGEST_HELLO - 50)).foreign
+
+
+def test_as_many_names_and_extensions_as_are_read():
+    assert offered(made(alpn(*[b"x"] * 64))) == Offer((b"x",) * 64)
+    assert offered(made(bytes(4) * 64)) == Offer(())
 
 
 def test_protocols_tell_who_takes_a_connection():
@@ -125,7 +136,7 @@ def test_protocols_tell_who_takes_a_connection():
         assert guess_secured(hello("transfer/1", f"transfer/1/{kind.name}")) == Guess(Speech.OWN, kind)
     for unknown in ("h2", "transfer/1", "transfer/1/X", "transfer/1/"):
         assert guess_secured(hello(unknown)) == Guess(Speech.FOREIGN)
-    assert guess_secured(WHOLE[:20]) == Guess(None)
+    assert guess_secured(WHOLE[:20]) == Guess(None, wanted=len(WHOLE))
     assert guess_secured(b"TMQP") == Guess(Speech.FOREIGN)
 
 

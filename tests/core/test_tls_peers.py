@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import re
+import select
 import socket
+import ssl
 import threading
 from contextlib import ExitStack, closing, suppress
 
@@ -11,7 +14,7 @@ import pytest
 
 from tests.core.conftest import connected
 from tests.core.openssl import Client
-from tests.core.papers import CORES, RECORD, core_of, drained, shake
+from tests.core.papers import CORES, PROTOCOL, RECORD, core_of, drained, shake
 from tests.core.raw import eventually
 from transports.errors import InternalError, SecurityError
 
@@ -59,6 +62,19 @@ def test_new_keys_without_end_while_nobody_is_known(renewing, asked, said):
             with suppress(BlockingIOError):
                 assert not channel.recv(34)
     assert caught.value.errno == errno.EPROTO and said in str(caught.value)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_new_keys_without_end_are_refused(renewing, asked):
+    """Also of a peer that is known, or of whom nothing more is asked: each costs more than its bytes."""
+    _, channel, client = renewing
+    channel.ahead()
+    with pytest.raises(OSError, match=r"new keys|without data"):
+        for _ in range(10_000):
+            with suppress(OSError):
+                client.new_keys(asked)
+            with suppress(BlockingIOError):
+                assert not channel.recv(1 << 16)
 
 
 def test_new_keys_without_end_do_not_keep_a_reader(renewing):
@@ -235,24 +251,98 @@ def test_who_speaks_something_else(name, data, side, papers):
                 again()
 
 
+def cut(hello, size):
+    """A ClientHello in records of so many bytes."""
+    message = hello[5:]
+    parts = [message[at : at + size] for at in range(0, len(message), size)]
+    return b"".join(b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part for part in parts)
+
+
+def announced(count):
+    """A record with the head of a ClientHello that is so many bytes long, and no more."""
+    return b"\x16\x03\x01\x00\x04\x01" + count.to_bytes(3, "big")
+
+
 @pytest.mark.parametrize("name", CORES)
-def test_a_handshake_without_end(name, papers):
-    """128 KiB of somebody who is not known yet are enough."""
-    core = core_of(name)
+@pytest.mark.parametrize("size", [1, 4, 5, 100])
+def test_a_client_hello_in_pieces_is_refused(name, size, papers):
+    """Each piece of it is a record of its own; OpenSSL takes what the first one announces."""
+    assert "one record" in refusal(core_of(name), papers, cut(client_hello(), size))
+
+
+@pytest.mark.parametrize("name", CORES)
+@pytest.mark.parametrize("count", [5, 1 << 14, 131_000, (1 << 24) - 1])
+def test_a_client_hello_that_is_announced_only_is_refused(name, count, papers):
+    assert "one record" in refusal(core_of(name), papers, announced(count))
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_client_hello_that_fills_its_record_is_served(name, papers):
+    core, context = core_of(name), ssl.create_default_context()
+    context.set_alpn_protocols([PROTOCOL, *(f"{number:0250}" for number in range(60))])
     near, far = connected("tcp")
     with near, far:
         far.setblocking(False)
-        near.setblocking(False)
         channel = core.TlsChannel(papers.context(core, server=True), far.fileno())
-        begin = b"\x16\x03\x01\x40\x00\x01\x01\xff\xff" + bytes(RECORD - 4)
-        more = b"\x16\x03\x01\x40\x00" + bytes(RECORD)
-        count = 0
+        hello = client_hello(context)
+        assert 15_000 < len(hello) < 16 << 10
+        near.settimeout(10)
+        near.sendall(hello)
+        eventually(lambda: channel.handshake() or select.select([near], [], [], 0)[0])
+        assert near.recv(3) == b"\x16\x03\x03", "its ServerHello"
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_certificates_without_end(name, papers):
+    """They come encrypted: OpenSSL takes what they announce."""
+    large = papers.authority.issue("large", hosts=tuple(f"{number:060}.example" for number in range(1200)))
+    core, sent = core_of(name), 0
+    context = ssl.create_default_context(cafile=papers.authority.path)
+    context.load_cert_chain(large.certificate, large.key)
+    came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(came, goes, server_hostname="127.0.0.1")
+    near, far = connected("tcp")
+    with near, far:
+        for end in (near, far):
+            end.setblocking(False)
+        server = core.TlsChannel(papers.context(core, server=True, protocols=()), far.fileno())
+
+        def over():
+            nonlocal sent
+            with suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+            waiting = goes.read()
+            for at in range(0, len(waiting), 1000):
+                sent += near.send(waiting[at : at + 1000])
+                server.handshake()
+            with suppress(BlockingIOError):
+                came.write(near.recv(1 << 16))
+
         with pytest.raises(OSError) as caught:
-            for _ in range(100):
-                count += near.send(more if count else begin)
-                channel.handshake()
+            eventually(over)
         assert caught.value.errno == errno.EPROTO
-        assert count <= 160 * 1024
+        assert re.search("excessive message size|handshake of more than 65536", caught.value.strerror)
+        assert sent <= (24 << 10 if name == "native" else 68 << 10)
+
+
+def client_hello(context=None):
+    came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        (context or ssl.create_default_context()).wrap_bio(came, goes, server_hostname="here").do_handshake()
+    return goes.read()
+
+
+def refusal(core, papers, data):
+    """What is said to a client that sends this."""
+    near, far = connected("tcp")
+    with near, far:
+        far.setblocking(False)
+        channel = core.TlsChannel(papers.context(core, server=True), far.fileno())
+        near.sendall(data)
+        with pytest.raises(OSError) as caught:
+            eventually(channel.handshake)
+        assert caught.value.errno == errno.EPROTO
+        return caught.value.strerror
 
 
 @pytest.mark.parametrize("name", CORES)

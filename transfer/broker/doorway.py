@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from transfer.broker.crowd import Crowd
-from transfer.broker.engine.client_hello import MOST
-from transfer.broker.engine.first_bytes import ENOUGH, Guess, Speech, guess, guess_secured
+from transfer.broker.engine.first_bytes import ENOUGH, ENOUGH_SECURED, Guess, Speech, guess, guess_secured
 from transfer.broker.listener import Accepted
 from transfer.throttled_log import ThrottledLog
 from transports.errors import TransferError
@@ -59,7 +58,7 @@ class Doorway:
         self._throttled = ThrottledLog(_log)
         self._speakers = speakers
         self._own = own
-        self._guess, self._room = (guess_secured, MOST + 1) if secured else (guess, ENOUGH)
+        self._guess, self._room = (guess_secured, ENOUGH_SECURED) if secured else (guess, ENOUGH)
         self._secured = secured
         self._guests: Crowd[_Guest] = Crowd(loop, self._refuse, patience=patience, most=most, late="silent")
 
@@ -86,7 +85,7 @@ class Doorway:
             first = b""
         told = self._guess(first) if first else Guess(Speech.FOREIGN)
         if told.speech is None:
-            self._wait_for_more(guest, len(first))
+            self._wait_for_more(guest, len(first), told.wanted)
             return
         taker = self._own.get(told.peer) if told.peer is not None else self._speakers.get(told.speech)
         if taker is None:
@@ -103,11 +102,12 @@ class Doorway:
             self._throttled.say(logging.WARNING, "refused", text, guest.peer, error)
             guest.connection.close()
 
-    def _wait_for_more(self, guest: _Guest, seen: int) -> None:
-        """Bytes that were only looked at would wake the loop without end, were there not more of them."""
+    def _wait_for_more(self, guest: _Guest, seen: int, wanted: int) -> None:
+        """Bytes that were only looked at would wake the loop without end, and a peer that sends one at a time
+        again and again, did it not sleep until there are enough."""
         if seen > guest.seen:
             guest.seen = seen
-            guest.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, seen + 1)
+            guest.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, max(wanted, seen + 1))
         elif _has_gone(guest.connection):
             self._refuse(guest, "silent")
         else:

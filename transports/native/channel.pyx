@@ -17,12 +17,12 @@ from transports.errors import InternalError, SecurityError
 from transports.native.openssl cimport load, openssl, ptr, reasons
 from transports.native.system cimport iovec, pthread_mutex_lock, pthread_mutex_unlock
 from transports.native.tls cimport (
-    ASIDE, SEAL, SPILL, STRANGE, tls_fill, tls_free, tls_missing, tls_new, tls_push,
+    ASIDE, BARREN, SEAL, SPILL, STRANGE, tls_fill, tls_free, tls_is_hello, tls_missing, tls_new, tls_push,
     tls_read, tls_seal, tls_t, tls_unsent,
 )
 
 cdef enum:
-    MAX_HANDSHAKE = 128 * 1024     # bytes of somebody who is not known yet
+    MAX_HANDSHAKE = 64 * 1024      # bytes of somebody who is not known yet
     MAX_BUFFERS = 512
     FILETYPE_PEM = 1
     VERIFY_PEER = 1
@@ -199,6 +199,9 @@ cdef class TlsChannel:
             if tls_missing(tls) == <size_t>-1:
                 self.why = "the peer does not speak TLS"
                 raise OSError(EPROTO, self.why)
+            if self.context.server and not tls_is_hello(tls):
+                self.why = "the peer begins with no ClientHello in one record"
+                raise OSError(EPROTO, self.why)
             return 1
         if filled == 0:
             self.why = "the peer closed in the TLS handshake"
@@ -217,6 +220,8 @@ cdef class TlsChannel:
             said = f"the peer's certificate is refused: {said}"
         if self.tls.exact and self.tls.taken > STRANGE:
             said = f"more than {STRANGE} bytes of a peer that did not say who it is"
+        elif self.tls.barren > BARREN:
+            said = f"more than {BARREN} bytes of records without data"
         elif self.tls.aside.end - self.tls.aside.start > ASIDE:
             said = "the peer asks for new keys again and again"
         self.why = said or "the peer broke the TLS protocol"

@@ -20,6 +20,9 @@ from transports.native.system cimport (
 
 cdef enum:
     PREFIX = 5                     # of a record: type, version, length
+    MESSAGE_HEAD = 4               # of a handshake message in it: type, length
+    HANDSHAKE = 22                 # types of records, and of messages
+    CLIENT_HELLO = 1
     LARGEST = 16 * 1024 + 256      # ciphertext of a record (RFC 8446, 5.2)
     LITTLE = 36 * 1024             # read at once where little is wanted
     MUCH = 144 * 1024              # and where a large payload is on its way
@@ -29,6 +32,7 @@ cdef enum:
     BIO_FLAGS_RETRY = 0x09         # BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY
     BIO_CTRL_FLUSH = 11
     SSL_CTRL_MODE = 33
+    SSL_CTRL_SET_MAX_CERT_LIST = 51
     SSL_MODES = 0x1 | 0x2 | 0x10   # ENABLE_PARTIAL_WRITE, ACCEPT_MOVING_WRITE_BUFFER, RELEASE_BUFFERS
     BIO_TYPE_SOURCE_SINK = 0x0400
 
@@ -134,6 +138,7 @@ cdef tls_t* tls_new(ptr context, int fd, int server) noexcept nogil:
     openssl.BIO_set_init(bio, 1)
     openssl.SSL_set_bio(tls.ssl, bio, bio)      # one reference, for both directions
     openssl.SSL_ctrl(tls.ssl, SSL_CTRL_MODE, SSL_MODES, NULL)
+    openssl.SSL_ctrl(tls.ssl, SSL_CTRL_SET_MAX_CERT_LIST, CERTIFICATES, NULL)
     if server:
         openssl.SSL_set_accept_state(tls.ssl)
     else:
@@ -168,6 +173,21 @@ cdef size_t tls_missing(tls_t* tls) noexcept nogil:
     if at[0] < 20 or at[0] > 24 or at[1] != 3 or size > LARGEST:
         return <size_t>-1
     return size + PREFIX - have if have < size + PREFIX else 0
+
+
+cdef int tls_is_hello(tls_t* tls) noexcept nogil:
+    """Whether the unencrypted handshake record at hand, of a client, holds a whole ClientHello, as far as it
+    is here. The rule of transports/first_record.py, which says why."""
+    cdef size_t have = held(&tls.came)
+    cdef unsigned char* at = <unsigned char*>tls.came.data + tls.came.start
+    cdef size_t size
+    if have < PREFIX or at[0] != HANDSHAKE:
+        return 1
+    size = (<size_t>at[3] << 8) | at[4]
+    if size <= MESSAGE_HEAD or size > RECORD or (have > PREFIX and at[PREFIX] != CLIENT_HELLO):
+        return 0
+    return have < PREFIX + MESSAGE_HEAD or (
+        size - MESSAGE_HEAD == ((<size_t>at[6] << 16) | (<size_t>at[7] << 8) | at[8]))
 
 
 cdef int tls_fill(tls_t* tls, size_t most) noexcept nogil:
@@ -256,6 +276,7 @@ cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
                 at += got
                 done += got
                 room -= got
+                tls.barren = 0
         if load_int(&tls.failed):
             if done:
                 break                # it is told with the next read
@@ -273,7 +294,13 @@ cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
         if most > room:
             most = room
         most -= held(&tls.came) if most > held(&tls.came) else most
+        if tls.barren > BARREN:
+            store_int(&tls.failed, 1)
+            errno_is(EPROTO)
+            return -1
+        tls.barren -= tls.taken
         answer = tls_fill(tls, most)
+        tls.barren += tls.taken
         if answer == 0:
             tls.ended = 1
         elif answer < 0:

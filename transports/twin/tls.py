@@ -14,16 +14,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from transports.errors import InternalError, SecurityError
+from transports.first_record import record_size
 
 #: room that a read needs so that nothing is left behind: a whole record, and what follows
 SPILL = 32 * 1024
 _SEAL = 64 * 1024
 _PREFIX, _LARGEST = 5, 16 * 1024 + 256
-_MAX_HANDSHAKE = 128 * 1024
+_HANDSHAKE = b"\x16"
+_MAX_HANDSHAKE = 64 * 1024
 #: with the hellos behind it: all that somebody may send of whom nobody knows yet who he is
 _MAX_STRANGE = 256 * 1024
 #: of answers to those who ask for new keys, as long as there is nothing else to say
 _MAX_ASIDE = 64 * 1024
+#: bytes of records without data, one behind the other: new keys without end
+_MAX_BARREN = 128 * 1024
 #: reads in a row that bring no data
 _MAX_IDLE = 16
 _VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
@@ -115,6 +119,7 @@ class TlsChannel:
         self._drained = self._ended = False
         self._taken = 0
         self._aside = 0
+        self._barren = 0  # bytes that came since the last data
         self._why = ""
 
     # -- the handshake
@@ -246,6 +251,7 @@ class TlsChannel:
                     count = int(self._object.read(len(view) - done, view[done:]))
                     self._ended = not count
                     done += count
+                    self._barren = 0
         except ssl.SSLWantReadError:
             self._aside += self._goes.pending - said
             if self._aside > _MAX_ASIDE:
@@ -262,13 +268,19 @@ class TlsChannel:
         """Reads once: what the record at hand lacks, and up to `most` bytes. Whole records go to OpenSSL.
         Raises BlockingIOError."""
         need = self._missing()
+        if self.done and self._barren > _MAX_BARREN:
+            raise self._refused(f"more than {_MAX_BARREN} bytes of records without data")
         wanted = need if self._exact else max(need, most)
         data = os.read(self._fd, wanted)
         self._drained = len(data) < wanted
         self._taken += len(data)
+        self._barren += len(data)
         if self._exact and self._taken > _MAX_STRANGE:
             raise self._refused(f"more than {_MAX_STRANGE} bytes of a peer that did not say who it is")
         self._record += data
+        hello = not self.done and self.context.server and self._record[:1] == _HANDSHAKE
+        if hello and not record_size(self._record):
+            raise self._refused("the peer begins with no ClientHello in one record")
         while self._record and self._is_record() and not self._missing():
             size = _PREFIX + int.from_bytes(self._record[3:5], "big")
             self._came.write(self._record[:size])

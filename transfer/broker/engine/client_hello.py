@@ -6,29 +6,30 @@ of it was taken. Nothing here is believed: TLS itself decides with whoever gets 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
-#: bytes of the records that a ClientHello may take, with their heads: it is some 2 KiB with large keys
-MOST = 16 << 10
+from transports.first_record import HEAD, MESSAGE_HEAD, record_size
 
-_RECORD, _HANDSHAKE = 5, 4  # bytes of their heads
-_CONTENT, _CLIENT_HELLO = 22, 1
-_LARGEST_RECORD = 1 << 14
 _ALPN = 16
+#: extensions, and names of protocols, that are read: clients send some 20 and 3
+_MOST = 64
 
 
 class Offer(NamedTuple):
-    """protocols: as they were offered, best first; None: more bytes are needed. foreign: this is no TLS."""
+    """protocols: as they were offered, best first; None: not known yet. foreign: this is no TLS. wanted: how
+    many bytes are needed to know."""
 
     protocols: tuple[bytes, ...] | None
     foreign: bool = False
+    wanted: int = 0
 
 
-_MORE, _FOREIGN = Offer(None), Offer(None, True)
+_FOREIGN = Offer(None, True)
 
 
 class _Broken(ValueError):
-    """A length that does not fit."""
+    """A length that does not fit, or more than is read."""
 
 
 class _Cursor:
@@ -56,45 +57,27 @@ class _Cursor:
     def left(self) -> bool:
         return self._at < len(self._data)
 
+    def entries(self) -> Iterator[int]:
+        """As long as something is left. Raises _Broken beyond _MOST."""
+        for number in range(_MOST):
+            if not self.left:
+                return
+            yield number
+        if self.left:
+            raise _Broken
+
 
 def offered(first: bytes) -> Offer:
-    """What the first bytes of a connection offer; of more than MOST bytes an answer is always known."""
-    message, whole = _handshake(first)
-    if message is None:
+    """What the first bytes of a connection offer."""
+    size = record_size(first)
+    if not size:
         return _FOREIGN
-    if len(message) >= _HANDSHAKE:
-        size = int.from_bytes(message[1:_HANDSHAKE], "big")
-        if message[0] != _CLIENT_HELLO or size > MOST:
-            return _FOREIGN
-        if len(message) >= _HANDSHAKE + size:
-            try:
-                return Offer(_protocols(_Cursor(message[_HANDSHAKE : _HANDSHAKE + size])))
-            except _Broken:
-                return _FOREIGN
-    elif message and message[0] != _CLIENT_HELLO:
+    if len(first) < size:
+        return Offer(None, wanted=size)
+    try:
+        return Offer(_protocols(_Cursor(first[HEAD + MESSAGE_HEAD : size])))
+    except _Broken:
         return _FOREIGN
-    return _FOREIGN if whole or len(first) > MOST else _MORE
-
-
-def _handshake(first: bytes) -> tuple[bytes | None, bool]:
-    """What the records carry, as far as it is there; None: they are no records of a handshake. And whether no
-    more of it can come."""
-    message = b""
-    at = 0
-    while at < len(first):
-        head = first[at : at + _RECORD]
-        if head[0] != _CONTENT or (len(head) > 1 and head[1] != 3):
-            # behind the ClientHello anything may stand
-            return (message, True) if message else (None, True)
-        if len(head) < _RECORD:
-            break
-        size = int.from_bytes(head[3:], "big")
-        if not 0 < size <= _LARGEST_RECORD:
-            return None, True
-        at += _RECORD
-        message += first[at : at + size]
-        at += size
-    return message, False
 
 
 def _protocols(hello: _Cursor) -> tuple[bytes, ...]:
@@ -111,7 +94,7 @@ def _protocols(hello: _Cursor) -> tuple[bytes, ...]:
     if hello.left:
         raise _Broken
     found: tuple[bytes, ...] = ()
-    while extensions.left:
+    for _ in extensions.entries():
         kind, content = extensions.number(2), extensions.vector(2)
         if kind == _ALPN:
             if found:
@@ -123,7 +106,7 @@ def _protocols(hello: _Cursor) -> tuple[bytes, ...]:
 def _names(content: _Cursor) -> tuple[bytes, ...]:
     listed = _Cursor(content.vector(2))
     found: list[bytes] = []
-    while listed.left:
+    for _ in listed.entries():
         found.append(listed.vector(1))
     if content.left or not found or not all(found):
         raise _Broken

@@ -10,10 +10,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from transfer.broker.engine.client_hello import offered
+from transports.first_record import HEAD, LARGEST_HELLO
 from transports.wire import HEADER, HEADER_SIZE, MAGIC, SocketType
 
-#: bytes that are enough to tell
-ENOUGH = HEADER_SIZE
+#: bytes that are enough to tell, and to tell with TLS
+ENOUGH, ENOUGH_SECURED = HEADER_SIZE, HEAD + LARGEST_HELLO
 _OWN = MAGIC.to_bytes(4, "little")
 _TTP = b"TMQP"
 _METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
@@ -33,17 +34,19 @@ TTP_PROTOCOL, HTTP_PROTOCOL, _OWN_PROTOCOL = "ttp/2", "http/1.1", "transfer/1/"
 
 
 class Guess(NamedTuple):
-    """speech: None as long as more bytes are needed. peer: whose frames they are."""
+    """speech: None as long as more bytes are needed. peer: whose frames they are. wanted: how many bytes are
+    needed, where that is known."""
 
     speech: Speech | None
     peer: SocketType | None = None
+    wanted: int = 0
 
 
 def guess(first: bytes) -> Guess:
     """What the first bytes of a connection tell."""
     if first[:4] == _OWN:
         if len(first) < HEADER_SIZE:
-            return Guess(None)
+            return Guess(None, wanted=HEADER_SIZE)
         kind = HEADER.unpack_from(first)[2]
         try:
             return Guess(Speech.OWN, SocketType(kind & 0x7F))
@@ -59,9 +62,9 @@ def guess(first: bytes) -> Guess:
 
 def guess_secured(first: bytes) -> Guess:
     """The same where all speak TLS. Who offers nothing is taken for a client of TTP."""
-    protocols, foreign = offered(first)
+    protocols, foreign, wanted = offered(first)
     if foreign or protocols is None:
-        return Guess(Speech.FOREIGN if foreign else None)
+        return Guess(Speech.FOREIGN if foreign else None, wanted=wanted)
     for name in protocols:
         told = _told_by(name.decode("ascii", "replace"))
         if told is not None:
