@@ -71,8 +71,8 @@ def test_a_body_that_comes_late_is_waited_for(tmp_path):
 def test_those_who_say_nothing_cost_no_more_than_an_accept(tmp_path, monkeypatch):
     """What aiohttp makes of each connection costs ten times as much; a storm of them kept others waiting."""
     made = []
-    served = web.Server.__call__
-    monkeypatch.setattr(web.Server, "__call__", lambda server: made.append(1) or served(server))
+    begin = web.RequestHandler.__init__
+    monkeypatch.setattr(web.RequestHandler, "__init__", lambda *a, **k: made.append(1) or begin(*a, **k))
     with running(tmp_path, http=0, **NONE, **OPEN) as broker, ExitStack() as stack:
         crowd = [stack.enter_context(dial(broker, "http")) for _ in range(4)]
         assert crowd[0].recv(1) == b"" and refused(broker, "http") == {"crowded": 1}

@@ -130,7 +130,7 @@ def test_each_pin_has_the_hashes_of_its_wheels(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "holed", "mended"), [("aiohttp", "3.10.10", "3.10.11"), ("cryptography", "42.0.3", "42.0.4")]
+    ("name", "holed", "mended"), [("aiohttp", "3.14.0", "3.14.1"), ("cryptography", "42.0.3", "42.0.4")]
 )
 def test_versions_with_known_holes_are_not_taken(name, holed, mended):
     extras = PROJECT["project"]["optional-dependencies"].values()

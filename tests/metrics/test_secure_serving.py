@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import ssl
+import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import transfer
+from transfer import metrics, scraping
 from transfer.certificates import Authority
 from transports.errors import SecurityError
+from transports.pending import PENDING
 from transports.security.settings import Security
 
 TOKEN = "a4fc542c74e437a9de36a1413212954a"
@@ -57,15 +62,17 @@ def test_a_certificate_or_the_token_is_asked_for(authority, security):
             urllib.request.urlopen(f"http://{HERE}:{port}/metrics", timeout=20)
 
 
-def test_a_crowd_that_says_nothing_blocks_nobody(authority, security):
+def test_a_crowd_that_says_too_little_blocks_nobody(authority, security):
     with transfer.Context(metrics_port=0, security=security) as context:
         port = context._metrics.port
-        silent = [socket.create_connection((HERE, port), 20) for _ in range(100)]
+        crowd = [socket.create_connection((HERE, port), 20) for _ in range(100)]
         try:
+            for connection in crowd:
+                connection.sendall(b"\x16")
             assert scrape(port, authority, authority.issue("asks"))[0] == 200
-            assert silent[0].recv(1) == b"", "the oldest made room"
+            assert crowd[0].recv(1) == b"", "the oldest made room"
         finally:
-            for connection in silent:
+            for connection in crowd:
                 connection.close()
 
 
@@ -120,3 +127,108 @@ def test_other_users_of_this_machine_are_not_answered_without_the_token(authorit
 def test_a_number_alone_is_for_this_machine():
     with transfer.Context(metrics_port=0) as context:
         assert context._metrics._http.server_address[0] == HERE
+
+
+# -- strangers, who show neither a certificate nor the token -----------------------------------------------
+
+
+def whole(port, authority, head):
+    """What a stranger is answered."""
+    context = ssl.create_default_context(cafile=authority.path)
+    with context.wrap_socket(socket.create_connection((HERE, port), 20), server_hostname=HERE) as connection:
+        said = b""
+        with contextlib.suppress(OSError):  # it is ended before all is sent
+            connection.sendall(head)
+        with contextlib.suppress(OSError):
+            while more := connection.recv(65536):
+                said += more
+        return said
+
+
+def test_the_head_of_a_request_has_a_limit(authority, security):
+    begin, line = b"GET /metrics HTTP/1.1\r\n", b"X: " + b"a" * 995 + b"\r\n"
+    with transfer.Context(metrics_port=0, security=security) as context:
+        port = context.metrics_port
+        assert whole(port, authority, begin + line * 16 + b"\r\n").startswith(b"HTTP/1.0 401 ")
+        assert whole(port, authority, begin + line * 17).startswith(b"HTTP/1.0 431 ")
+        assert whole(port, authority, b"GET /" + b"a" * scraping.MOST_HEAD).startswith(b"HTTP/1.0 431 ")
+
+
+@pytest.mark.parametrize("begin", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"], ids=["silent", "1", "6"])
+def test_a_handshake_and_a_head_have_one_limit_in_time(authority, security, monkeypatch, begin):
+    """However often a byte of them comes."""
+    monkeypatch.setattr(scraping, "_PATIENCE", 0.5)
+    with transfer.Context(metrics_port=0, security=security) as context:
+        with socket.create_connection((HERE, context.metrics_port), 20) as stranger:
+            stranger.sendall(begin)
+            assert is_ended(stranger, b"" if not begin else b"a")
+
+
+def test_a_head_has_a_limit_in_time(authority, security, monkeypatch):
+    monkeypatch.setattr(scraping, "_PATIENCE", 0.5)
+    trusted = ssl.create_default_context(cafile=authority.path)
+    with transfer.Context(metrics_port=0, security=security) as context:
+        plain = socket.create_connection((HERE, context.metrics_port), 20)
+        with trusted.wrap_socket(plain, server_hostname=HERE) as stranger:
+            stranger.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+            assert is_ended(stranger, b"a")
+
+
+def is_ended(stranger, byte):
+    """Whether it is put out, while it says this again and again."""
+    stranger.settimeout(0.05)
+    for _ in range(400):
+        try:
+            stranger.sendall(byte)
+            if not stranger.recv(1):
+                return True
+        except TimeoutError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("shown", ["certificate", "token"])
+def test_who_is_known_is_answered_to_the_end(authority, security, monkeypatch, shown):
+    """By as many strangers as come meanwhile."""
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def slow(environ, start):
+        asked.set()
+        assert goes_on.wait(20)
+        start("200 OK", [])
+        return [b"all of it"]
+
+    monkeypatch.setattr(metrics, "make_wsgi_app", lambda _: slow)
+    issued = authority.issue("asks") if shown == "certificate" else None
+    headers = {"Authorization": f"Bearer {TOKEN}"} if shown == "token" else {}
+    with transfer.Context(metrics_port=0, security=security) as context, contextlib.ExitStack() as stack:
+        port = context.metrics_port
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(scrape, port, authority, issued, **headers)
+            try:
+                assert asked.wait(20)
+                strangers = [
+                    stack.enter_context(socket.create_connection((HERE, port), 20)) for _ in range(100)
+                ]
+                for stranger in strangers:
+                    stranger.sendall(b"\x16")
+                assert strangers[0].recv(1) == b"", "the oldest made room"
+            finally:
+                goes_on.set()
+            assert answer.result(20) == (200, b"all of it")
+
+
+def test_those_who_say_nothing_get_no_thread_and_keep_nobody_out(authority, security):
+    with transfer.Context(metrics_port=0, security=security) as context, contextlib.ExitStack() as stack:
+        port, before = context.metrics_port, threading.active_count()
+        silent = [stack.enter_context(socket.create_connection((HERE, port), 20)) for _ in range(100)]
+        assert scrape(port, authority, authority.issue("asks"))[0] == 200
+        assert threading.active_count() <= before + 1
+        for connection in silent:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+        assert len(PENDING) >= 100
+    assert len(PENDING) == 0

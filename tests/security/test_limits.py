@@ -10,11 +10,12 @@ from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, RequestHandler
 
 from tests.broker.asking import ask
 from tests.broker.running import running
 from tests.broker.test_besieged import MOST_OF_A_HANDSHAKE
+from tests.broker.test_http_heads import MOST_OF_A_HEAD
 from tests.security.conftest import TOKEN
 from transfer import scraping
 from transfer.broker.announced import AnnouncedLimits
@@ -25,7 +26,7 @@ from transfer.broker.fronts.own import OwnSettings
 from transfer.broker.fronts.pybroker import PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueSettings
 from transfer.broker.fronts.ttp import TtpSettings
-from transfer.broker.http import serving as http
+from transfer.broker.http import heads, serving as http
 from transfer.broker.http.app import MAX_BODY
 from transfer.broker.settings import Settings
 from transfer.config import TRANSFER
@@ -129,11 +130,18 @@ VALUES = {
         (number(_ABTP.awaiting), number(_ABTP.awaiting_of_topic), size(abtp_awaiting._MOST_BYTES))
     ),
     ("abtp", "prefixes"): number(abtp_pub.MOST_PREFIXES),
-    ("HTTP of a broker", "connections whose"): number(Security().unfinished),
+    ("HTTP of a broker", "connections without"): number(Security().unfinished),
     ("HTTP of a broker", "bytes of a body"): size(MAX_BODY),
     ("HTTP of a broker", "bytes of a request line"): number(_of_aiohttp("max_line_size")),
-    ("HTTP of a broker", "time"): seconds(http.KEEP_ALIVE),
-    ("HTTP of metrics", "connections"): number(scraping._MOST),
+    ("HTTP of a broker", "bytes of a request's head"): f"{size(heads.MOST)}; {number(heads.MOST_HEADERS)}",
+    ("HTTP of a broker", "memory"): size(MOST_OF_A_HEAD),
+    ("HTTP of a broker", "bytes of an unfinished head"): size(heads.AT_ONCE),
+    ("HTTP of a broker", "requests that wait"): number(MAX_MSG_QUEUE_SIZE),
+    ("HTTP of a broker", "time between"): seconds(http.KEEP_ALIVE),
+    ("HTTP of a broker", "time until"): seconds(http.KEEP_ALIVE),
+    ("HTTP of metrics", "connections"): f"{number(scraping._MOST)}; {number(scraping._MOST)}",
+    ("HTTP of metrics", "bytes"): size(scraping.MOST_HEAD),
+    ("HTTP of metrics", "time"): seconds(scraping._PATIENCE),
     ("spool", "bytes of a request"): size(protocol.MAX_REQUEST),
     ("spool", "bytes of an answer"): size(protocol.MAX_ANSWER),
     ("spool", "bytes of answers"): size(reader._MOST_UNSENT),

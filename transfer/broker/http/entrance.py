@@ -6,14 +6,16 @@ import asyncio
 import socket
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from transfer.broker.crowd import Crowd
+from transfer.broker.http.heads import AT_ONCE, LimitedHandler
 from transfer.broker.secured import channel_of
 
 
@@ -24,6 +26,7 @@ class _Guest:
     connection: socket.socket
     certified: bool
     begun: bool = False  # the connection is no longer ours to close
+    timer: asyncio.TimerHandle | None = None  # of one with a certificate, which is in no crowd
     task: asyncio.Task[None] | None = None
     transport: asyncio.BaseTransport | None = None
     protocol: asyncio.BaseProtocol | None = None
@@ -35,11 +38,15 @@ class _Watched(asyncio.Protocol):
     def __init__(self, protocol: asyncio.Protocol, ended: Callable[[], object]) -> None:
         self._ended = ended
         self._protocol = protocol
-        self.connection_made = protocol.connection_made  # type: ignore[method-assign]
         self.data_received = protocol.data_received  # type: ignore[method-assign]
         self.eof_received = protocol.eof_received  # type: ignore[method-assign]
         self.pause_writing = protocol.pause_writing  # type: ignore[method-assign]
         self.resume_writing = protocol.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.BaseProtocol.connection_made`."""
+        transport.max_size = AT_ONCE  # type: ignore[attr-defined]
+        self._protocol.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol.connection_lost`."""
@@ -51,8 +58,10 @@ class Entrance:
     """Gives connections to aiohttp, after the handshake where there is TLS. On the broker's loop.
 
     patience: seconds that a connection has to show who asks; those who have not are a `Crowd`, of
-    `unfinished` at most (`crowd`), also while they are answered. refused: how many did not come in, by word.
-    shows: whether a request has shown who asks; None: it cannot, since nothing is asked for.
+    `unfinished` at most (`crowd`), also while they are answered. Who shows a certificate makes room for none.
+    refused: how many did not come in, by word.
+    shows: whether a request has shown who asks; None: it cannot, since nothing is asked for. settings: of
+    aiohttp's connections.
     """
 
     def __init__(
@@ -64,8 +73,11 @@ class Entrance:
         *,
         patience: float,
         unfinished: int,
+        settings: Mapping[str, Any],
     ) -> None:
         self.refused = refused
+        self._patience = patience
+        self._settings = settings
         self._loop = loop
         self._runner = runner
         self._shows = shows
@@ -111,7 +123,10 @@ class Entrance:
             self._loop.add_reader(connection.fileno(), self._speaks, guest)
         else:  # its first bytes may be decrypted already
             self._begin(guest)
-        self.crowd.add(guest)
+        if guest.certified:
+            guest.timer = self._loop.call_later(self._patience, self._put_out, guest, "late")
+        else:
+            self.crowd.add(guest)
 
     async def close(self) -> None:
         """When aiohttp has ended its connections: those that are left. Idempotent."""
@@ -167,9 +182,9 @@ class Entrance:
 
     def _watched(self, guest: _Guest) -> _Watched:
         assert self._runner.server is not None
-        guest.protocol = self._runner.server()
-        self._by_protocol[guest.protocol] = guest
-        return _Watched(guest.protocol, partial(self._let_go, guest))
+        guest.protocol = protocol = LimitedHandler(self._runner.server, loop=self._loop, **self._settings)
+        self._by_protocol[protocol] = guest
+        return _Watched(protocol, partial(self._let_go, guest))
 
     def _put_out(self, guest: _Guest, word: str) -> None:
         if guest.transport is None or not guest.transport.is_closing():
@@ -190,5 +205,7 @@ class Entrance:
 
     def _let_go(self, guest: _Guest) -> None:
         self.crowd.remove(guest)
+        if guest.timer is not None:
+            guest.timer.cancel()
         if guest.protocol is not None:
             self._by_protocol.pop(guest.protocol, None)

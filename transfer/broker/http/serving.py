@@ -13,6 +13,7 @@ from transfer.broker.http.app import application
 from transfer.broker.http.callers import Callers
 from transfer.broker.http.console import add_console
 from transfer.broker.http.entrance import Entrance
+from transfer.broker.http.heads import MOST_HEADERS
 from transfer.broker.http.health import live_problems, ready_problems
 from transfer.broker.http.looking import add_looks
 from transfer.broker.http.request_log import RequestLog
@@ -65,15 +66,7 @@ class HttpServer:
         )
         add_looks(app, broker)
         add_console(app)
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            keepalive_timeout=KEEP_ALIVE,
-            handle_signals=False,
-            shutdown_timeout=_LAST_WORDS,
-            lingering_time=_LINGERING,
-            logger=RequestLog(_log),
-        )
+        self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=_LAST_WORDS)
         self._entrance = Entrance(
             self._loop,
             self._runner,
@@ -81,6 +74,13 @@ class HttpServer:
             callers.shows,
             patience=broker.settings.handshake,
             unfinished=security.unfinished,
+            settings={
+                "access_log": None,
+                "keepalive_timeout": KEEP_ALIVE,
+                "lingering_time": _LINGERING,
+                "max_headers": MOST_HEADERS,
+                "logger": RequestLog(_log),
+            },
         )
         asks = "optional" if security.asks_certificates else "none"
         entrance = self._entrance

@@ -1,0 +1,86 @@
+"""aiohttp's connections, with a limit on all lines of a request's head together: its own is for each line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiohttp.http import RawRequestMessage
+    from aiohttp.streams import StreamReader
+
+#: bytes of a request's line and headers, or of the trailers of its body
+MOST: Final = 16 << 10
+#: headers of a request, and trailers, since a short one takes more memory than bytes
+MOST_HEADERS: Final = 64
+#: bytes that asyncio reads at once, so many more may come with the end of the request before
+AT_ONCE: Final = 64 << 10
+
+
+class HeadTooLong(HttpProcessingError):
+    """Answered 431."""
+
+
+class LimitedHandler(web.RequestHandler):
+    """Ends a connection whose head has no end."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._parser = _LimitedParser(self._parser)  # type: ignore[assignment]
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """See `RequestHandler.handle_error`."""
+        return super().handle_error(request, 431 if isinstance(exc, HeadTooLong) else status, exc, message)
+
+
+class _LimitedParser:
+    """A parser of aiohttp. It keeps what it reads only of heads and trailers, so what has come since its last
+    whole head, or the last byte of a body, is limited."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self._body: StreamReader | None = None
+        self._arrived = 0  # bytes of the body
+        self._unfinished = 0
+        self._over = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def feed_data(self, data: bytes) -> tuple[Sequence[tuple[RawRequestMessage, StreamReader]], bool, bytes]:
+        """See `HttpRequestParser.feed_data`. Raises HttpProcessingError."""
+        if self._over:
+            return (), False, b""
+        messages, upgraded, tail = self._parser.feed_data(data)
+        self._unfinished = 0 if self._goes_on(messages) else self._unfinished + len(data)
+        if upgraded or self._unfinished > MOST or any(_size(message) > MOST for message, _ in messages):
+            self._over = True
+            if self._body is not None and not self._body.is_eof():
+                self._body.set_exception(web.RequestPayloadError("its trailers are too long"))
+            if upgraded:
+                raise HttpProcessingError(code=400, message="no other protocol is spoken here")
+            raise HeadTooLong(code=431, message=f"the head of a request has more than {MOST} bytes")
+        return messages, upgraded, tail
+
+    def _goes_on(self, messages: Sequence[tuple[RawRequestMessage, StreamReader]]) -> bool:
+        """Whether a head became whole, or a body got bytes."""
+        before = self._arrived
+        if messages:
+            self._body = messages[-1][1]
+        self._arrived = self._body.total_bytes if self._body is not None else 0
+        return bool(messages) or self._arrived != before
+
+
+def _size(message: RawRequestMessage) -> int:
+    headers = sum(len(name) + len(value) + len(": \r\n") for name, value in message.raw_headers)
+    return len(f"{message.method} {message.path} HTTP/1.1\r\n\r\n") + headers
