@@ -15,6 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from transfer.https import Https, bearer
 from transfer.peer_faults import PeerFaults
+from transports.arguments import wrong
 from transports.errors import SecurityError
 from transports.security.guard import check_listening, skips_token
 
@@ -28,6 +29,14 @@ _CERTIFICATE = "transfer.certificate"
 _log = logging.getLogger("transfer")
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+def check_registering(context: Any, registry: Any) -> None:
+    """Raises ArgumentError."""
+    if not hasattr(context, "tally"):
+        raise wrong("context", context, "a transfer.Context")
+    if not (registry is None or hasattr(registry, "register")):
+        raise wrong("registry", registry, "a CollectorRegistry of prometheus_client, or None")
 
 
 class _Handler(WSGIRequestHandler):

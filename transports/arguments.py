@@ -142,6 +142,13 @@ def sequence(given: Any, name: str, of: str) -> Iterable[Any]:
     raise wrong(name, given, f"a list of {of}")
 
 
+def members(given: Any, name: str) -> Mapping[str, Any]:
+    """What stands by names; None is nothing."""
+    if given is None or isinstance(given, Mapping):
+        return given or {}
+    raise wrong(name, given, "a dict, or None")
+
+
 def decoder_of(encoding: str) -> None:
     """Before a message is received that could not be decoded. Raises ArgumentError."""
     try:

@@ -94,6 +94,8 @@ class Registration:
             raise OptionError(f"a lease of {lease} seconds", hint=f"{SHORTEST_LEASE:g} to {LONGEST_LEASE:g}")
         if not (metadata is None or isinstance(metadata, Mapping)):
             raise wrong("metadata", metadata, "a dict of texts")
+        if not (context is None or isinstance(context, Context)):
+            raise wrong("context", context, "a transfer.Context, or None")
         found = reachable(endpoint, self._broker, text(advertise, "advertise"))
         # A program that comes again has begun later, and so has a larger one.
         member = Member(check_endpoint(found), time.time_ns(), check_metadata(metadata or {}))
