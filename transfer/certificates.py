@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from transports.arguments import sequence, text, wrong
 from transports.errors import comes_with
 
 with comes_with("certificates", __name__):
@@ -22,6 +23,8 @@ with comes_with("certificates", __name__):
 
 
 _DAY = datetime.timedelta(days=1)
+#: days from now: a certificate has dates of four digits
+_LONGEST = 36500
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,9 @@ class Authority:
     """
 
     def __init__(self, folder: Path, name: str = "authority", *, days: float = 3650) -> None:
-        self.folder = folder
+        self.folder = folder = _folder(folder)
+        text(name, "name")
+        _days(days, "days", 1 / 24)
         self.path = str(folder / f"{name}.pem")
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -54,7 +59,8 @@ class Authority:
     def opened(cls, folder: Path, name: str = "authority") -> Authority:
         """One that was made before. Raises OSError, ValueError for files that are none."""
         found = cls.__new__(cls)
-        found.folder = folder
+        found.folder = folder = _folder(folder)
+        text(name, "name")
         found.path = str(folder / f"{name}.pem")
         key = serialization.load_pem_private_key((folder / f"{name}.key").read_bytes(), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -74,6 +80,10 @@ class Authority:
     ) -> Issued:
         """A certificate for these hosts (names, also *.name, and numbers), of a side that accepts, connects,
         or both. begins, ends: days from now. self_signed: without the authority, to see it refused."""
+        text(name, "name")
+        _days(begins, "begins", -_LONGEST)
+        _days(ends, "ends", begins)
+        hosts = tuple(text(host, "a host") for host in sequence(hosts, "hosts", "hosts"))
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         made = _builder(subject, subject if self_signed else self._name, key, begins, ends)
@@ -91,6 +101,18 @@ class Authority:
 
 
 _PEM = serialization.Encoding.PEM
+
+
+def _folder(given: Path) -> Path:
+    try:
+        return Path(given)
+    except TypeError:
+        raise wrong("folder", given, "the path of a folder") from None
+
+
+def _days(given: float, name: str, least: float) -> None:
+    if not (isinstance(given, int | float) and least <= given <= _LONGEST):
+        raise wrong(name, given, f"a number of days from {least:g} to {_LONGEST}")
 
 
 def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -87,6 +87,7 @@ class Context(Strict):
         self.core: Any = core
         self.defaults = defaults
         self.transport_config = load(protocol=protocol, policy=policy)
+        config.exit_linger()  # wrong, it is an error now and not at the end
         self.credentials = Credentials(read_security() if security is None else security, core)
         self._offer: Offer | None = None
         #: what transports keep for all sockets of this context, by name; closed with it

@@ -36,7 +36,7 @@ from prometheus_client.utils import floatToGoString
 
 from transfer.families import FAMILIES, Family
 from transfer.https import Https
-from transfer.scraping import Scraped
+from transfer.scraping import Scraped, check_registering
 from transfer.tally import Key, LatencyCounts, Tally, peer_counts, peer_gauges, socket_counts
 from transports.errors import AddressInUse, AddressNotAvailable, OptionError
 from transports.forking import undivided
@@ -58,6 +58,7 @@ def register(context: Context, registry: CollectorRegistry | None = None) -> Non
     files there instead, which `prometheus_client.multiprocess.MultiProcessCollector` reads.
     Idempotent; `unregister` undoes it, and `Context.term` calls that.
     """
+    check_registering(context, registry)
     if multi_process():
         _process_files.add(context)
         return
@@ -73,6 +74,7 @@ def register(context: Context, registry: CollectorRegistry | None = None) -> Non
 
 def unregister(context: Context, registry: CollectorRegistry | None = None) -> None:
     """The context ends: its totals are kept, its gauges are gone. Idempotent."""
+    check_registering(context, registry)
     if multi_process():
         _process_files.remove(context)
         return

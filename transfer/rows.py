@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from transports.arguments import sequence, text
 from transports.errors import OptionError, ProtocolError
 
 if TYPE_CHECKING:
@@ -156,7 +157,9 @@ def column_names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
         raise OptionError(
             f"columns is a list of names, not {columns!r}", hint=f"One column: columns=[{columns!r}]."
         )
-    return tuple(columns) if columns is not None else None
+    if columns is None:
+        return None
+    return tuple(text(name, "a name of columns") for name in sequence(columns, "columns", "names"))
 
 
 def choose(layouts: Sequence[Layout], names: Iterable[str] | None) -> tuple[Layout, ...]:

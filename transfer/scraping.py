@@ -20,6 +20,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from transfer.https import Https, bearer
 from transfer.peer_faults import PeerFaults
+from transports.arguments import wrong
 from transports.descriptors import is_reserved
 from transports.errors import SecurityError
 from transports.pending import PENDING
@@ -38,6 +39,14 @@ _KNOWN = "transfer.known"
 _log = logging.getLogger("transfer")
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+def check_registering(context: Any, registry: Any) -> None:
+    """Raises ArgumentError."""
+    if not hasattr(context, "tally"):
+        raise wrong("context", context, "a transfer.Context")
+    if not (registry is None or hasattr(registry, "register")):
+        raise wrong("registry", registry, "a CollectorRegistry of prometheus_client, or None")
 
 
 class _Handler(WSGIRequestHandler):

@@ -165,6 +165,15 @@ def _taken_apart(scheme: str, rest: str, text: str) -> Address:
     return address
 
 
+def advertised(text: str, port: int) -> Address:
+    """Where others reach this machine: a host, with a port or without. Raises AddressError."""
+    bare = not text.rpartition(":")[2].isdecimal() or (text.count(":") != 1 and "]:" not in text)
+    if bare:
+        text = f"{format_host(text) if is_numeric(text) else text}:{port}"
+    named = parse(text, default_scheme="tcp")
+    return Address("tcp", named.host, named.port)
+
+
 def format_host(host: str) -> str:
     """The host as it stands before ":port": IPv6 numbers in brackets."""
     return f"[{host}]" if ":" in host else host

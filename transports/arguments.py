@@ -87,6 +87,15 @@ def _time(given: Any, name: str, unit: str, longest: float) -> float | None:
     raise wrong(name, given, f"a number of {unit}, or None to wait without end")
 
 
+def patience(given: Any, name: str = "timeout", *, endless: bool = True) -> float | None:
+    """Seconds from 0 on. endless: None is one without end; else infinity is."""
+    found = seconds(given, name)
+    if (found is None and given is None and not endless) or (found is not None and found < 0):
+        forever = "None" if endless else 'float("inf")'
+        raise wrong(name, given, f"a number of seconds from 0 on, or {forever} to wait without end")
+    return found if endless or found is not None else _LONGEST
+
+
 def whole(given: Any, name: str, low: int = 0, high: int = 2**63 - 1) -> int:
     """A whole number."""
     found = number(given)
@@ -131,6 +140,13 @@ def sequence(given: Any, name: str, of: str) -> Iterable[Any]:
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray | memoryview | Mapping):
         return given
     raise wrong(name, given, f"a list of {of}")
+
+
+def members(given: Any, name: str) -> Mapping[str, Any]:
+    """What stands by names; None is nothing."""
+    if given is None or isinstance(given, Mapping):
+        return given or {}
+    raise wrong(name, given, "a dict, or None")
 
 
 def decoder_of(encoding: str) -> None:

@@ -22,19 +22,20 @@
 | TRANSFER_LIBSSL | file | an OpenSSL for the compiled core, newer and quicker than the one of Python |
 | TRANSFER_ADVERTISE | host | the host that is announced to a registry |
 
-`variables.py` lists the names, and refuses a misspelt one.
+`variables.py` lists the names, and refuses a misspelt one. `load` refuses a wrong value of each, also of
+those that matter later or not at all: what a user sets has to mean something.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from transports.address import POLICIES, is_numeric
-from transports.errors import OptionError
+from transports.address import POLICIES, advertised, is_numeric
+from transports.errors import AddressError, OptionError, SecurityError
 from transports.security.settings import CLIENTS, ENCRYPT, Security
 from transports.variables import check_names
 
@@ -46,6 +47,23 @@ DNS_FAMILIES = ("auto", "ipv4", "ipv6", "both")
 #: how arguments are called where a variable would be named
 ARGUMENT_PROTOCOL, ARGUMENT_POLICY = "protocol=", "policy="
 RDMA_VARIABLES = ("MC_RDMA_DEVICES", "MC_IB_PORT", "MC_GID_INDEX", "MC_MTU")
+_NUMBERS: Mapping[str, tuple[Container[int], str]] = {
+    "MC_IB_PORT": (range(256), "a number from 0 to 255"),
+    "MC_GID_INDEX": (range(256), "a number from 0 to 255"),
+    "MC_MTU": ((256, 512, 1024, 2048, 4096), "256, 512, 1024, 2048 or 4096"),
+}
+#: the variable of each field of `Security`
+_SECURITY = {
+    "certificate": "TRANSFER_TLS_CERT",
+    "key": "TRANSFER_TLS_KEY",
+    "authority": "TRANSFER_TLS_CA",
+    "clients": "TRANSFER_TLS_CLIENTS",
+    "server_name": "TRANSFER_TLS_SERVER_NAME",
+    "token": "TRANSFER_TOKEN",
+    "token_file": "TRANSFER_TOKEN_FILE",
+    "encrypt": "TRANSFER_ENCRYPT",
+}
+_FILES = ("TRANSFER_TLS_CERT", "TRANSFER_TLS_KEY", "TRANSFER_TLS_CA", "TRANSFER_TOKEN_FILE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +99,9 @@ def load(
     it does not know, and for a misspelt variable."""
     environ = os.environ if environ is None else environ
     check_names(environ)
+    for read in (core_choice, local_enabled, ucx_driver, name_servers, dns_family, advertised_host, libssl):
+        read(environ)
+    rdma_wishes(environ)
     for name, value in (("protocol", protocol), ("policy", policy)):
         if not (value is None or isinstance(value, str)):
             raise OptionError(f"{name} cannot be {value!r:.40}", hint="text, or None")
@@ -114,12 +135,42 @@ def security(environ: Mapping[str, str] | None = None, *, given: Mapping[str, An
         "tokenless": _choice(environ, ("TRANSFER_TOKENLESS",), ("", "allow"))[0] == "allow",
         "encrypt": _choice(environ, ("TRANSFER_ENCRYPT",), ENCRYPT)[0],
     }
-    return Security(**fields | dict(given or {}))
+    given = given or {}
+    used = [name for field, name in _SECURITY.items() if field not in given and environ.get(name, "").strip()]
+    try:
+        found = Security(**fields | dict(given))
+    except SecurityError as error:
+        where = f" (the environment sets {', '.join(used)})" if used else ""
+        what = str(error).partition("\n  hint: ")[0]
+        raise SecurityError(f"{what}{where}", hint=error.hint) from None
+    for name in used:
+        if name in _FILES:
+            _check_file(name, environ[name].strip())
+    return found
+
+
+def _check_file(name: str, path: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise SecurityError(
+            f"the environment variable {name} is {path!r}, which cannot be read: {why}",
+            hint="unset it, or set it to the path of a file",
+        ) from error
 
 
 def libssl(environ: Mapping[str, str] | None = None) -> str:
-    """The OpenSSL that the compiled core is to use, from TRANSFER_LIBSSL; "": the one that Python uses."""
-    return (os.environ if environ is None else environ).get("TRANSFER_LIBSSL", "").strip()
+    """The OpenSSL that the compiled core is to use, from TRANSFER_LIBSSL; "": the one that Python uses.
+    Raises OptionError."""
+    path = (os.environ if environ is None else environ).get("TRANSFER_LIBSSL", "").strip()
+    if "/" in path and not os.path.isfile(path):  # else the system's loader looks for it
+        raise OptionError(
+            f"the environment variable TRANSFER_LIBSSL is {path!r}, which is no file",
+            hint="unset it, or set it to the path of an OpenSSL 3, such as /opt/ssl/lib/libssl.so.3",
+        )
+    return path
 
 
 def core_choice(environ: Mapping[str, str] | None = None) -> str:
@@ -134,9 +185,17 @@ def local_enabled(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def rdma_wishes(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """The variables about RDMA devices, which Mooncake users know; `verbs/choosing.py` reads them."""
+    """The variables about RDMA devices, which Mooncake users know; `verbs/choosing.py` reads them. Raises
+    OptionError for what is no such number."""
     environ = os.environ if environ is None else environ
-    return {name: environ[name] for name in RDMA_VARIABLES if environ.get(name)}
+    found = {name: text for name in RDMA_VARIABLES if (text := environ.get(name, "").strip())}
+    for name, (numbers, permitted) in _NUMBERS.items():
+        if name in found and not (found[name].isdecimal() and int(found[name]) in numbers):
+            raise OptionError(
+                f"the environment variable {name} is {found[name]!r}",
+                hint=f"unset it, or set it to {permitted}",
+            )
+    return found
 
 
 def ucx_driver(environ: Mapping[str, str] | None = None) -> str:
@@ -187,8 +246,17 @@ def dns_family(environ: Mapping[str, str] | None = None) -> str:
 
 
 def advertised_host(environ: Mapping[str, str] | None = None) -> str:
-    """The host that TRANSFER_ADVERTISE names, or nothing."""
-    return (os.environ if environ is None else environ).get("TRANSFER_ADVERTISE", "").strip()
+    """The host that TRANSFER_ADVERTISE names, with or without a port, or nothing. Raises OptionError."""
+    text = (os.environ if environ is None else environ).get("TRANSFER_ADVERTISE", "").strip()
+    if text:
+        try:
+            advertised(text, 1)
+        except AddressError as error:
+            raise OptionError(
+                f"the environment variable TRANSFER_ADVERTISE is {text!r}",
+                hint="unset it, or set it to a host, with or without a port: node7, or node7.example:5555",
+            ) from error
+    return text
 
 
 @contextmanager

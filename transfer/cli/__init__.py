@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 #: what a shell script can tell apart
 EXIT_ERROR = 1
@@ -35,12 +36,20 @@ def run(arguments: Sequence[str]) -> int:
     """What `main` does, but the exit code is returned. Raises only what is a bug."""
     from transports import errors
 
+    code = 0
     try:
         from transfer.cli.app import app  # within: Ctrl-C may come while it is loaded
 
-        app(list(arguments), prog_name="transfer")
-    except SystemExit as end:  # how the parser says that it is done
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        try:
+            app(list(arguments), prog_name="transfer")
+        except SystemExit as end:  # how the parser says that it is done
+            if isinstance(end.__context__, BrokenPipeError):  # with 1, as rich does it, too
+                raise BrokenPipeError from None
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if sys.stdout is not None:  # closed: `transfer version >&-`
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output has left (`transfer doctor | head -1`): no error
+        silence_output()
     except KeyboardInterrupt:
         return _complain("stopped by Ctrl-C", EXIT_INTERRUPTED)
     except errors.Again as error:
@@ -60,9 +69,18 @@ def run(arguments: Sequence[str]) -> int:
             raise
         hint = "`transfer doctor` tells what to install for what"
         return _complain(f"{error.name} is missing\n  hint: {hint}", EXIT_ERROR)
-    return 0
+    return code
+
+
+def silence_output() -> None:
+    """Lets Python flush standard output at exit without a complaint about the pipe."""
+    # Not closed: it is standard output until the process ends, which is now.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _complain(text: str, code: int) -> int:
-    print(f"transfer: {text}", file=sys.stderr)
+    with suppress(BrokenPipeError):
+        print(f"transfer: {text}", file=sys.stderr)
     return code

@@ -18,7 +18,7 @@ from transports.errors import AddressError, Again, Broken, Fatal, InternalError,
 from transports.security.settings import Security
 
 _TOKEN = "X-Admin-Token"
-_WHERE = "--url names its HTTP address"
+_WHERE = "--url or TRANSFER_ADMIN_URL names its HTTP address"
 
 
 class _Direct(urllib.request.HTTPRedirectHandler):
@@ -85,7 +85,8 @@ class Admin:
     def __init__(self, url: str, token: str | None, timeout: float, security: Security | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
-            raise AddressError(f"{url!r} is no address of a broker", hint="such as http://127.0.0.1:9180")
+            hint = "write it, or TRANSFER_ADMIN_URL, as http://127.0.0.1:9180"
+            raise AddressError(f"{url!r} is no address of a broker", hint=hint)
         self._url = url.rstrip("/")
         self._headers = {_TOKEN: token} if token else {}
         self._timeout = timeout

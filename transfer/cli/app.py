@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,32 +11,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from transfer.cli import EXIT_INTERRUPTED, audit, broker, dlq, groups, options, runs, topics
+from transfer.cli import EXIT_INTERRUPTED, audit, broker, dlq, groups, options, runs, silence_output, topics
 from transfer.cli.options import Asked, Kept, Shown, Sink, Source, Where
 
 if TYPE_CHECKING:
     from transfer.cli.progress import Progress
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("transfer: stopped by Ctrl-C", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
 class _Commands(typer.core.TyperGroup):
-    """Click would call a Ctrl-C that comes while a command is still loading an abort, with exit code 1, and
-    end with 1 when the reader of our output has left (`transfer doctor | head -1`), which is no error."""
+    """Typer would end without a word at a Ctrl-C that comes while a command is still loading."""
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        with _interruptible():
+            return super().make_context(*given, **more)
 
     def invoke(self, context: Any) -> Any:
-        try:
-            try:
-                result = super().invoke(context)
-            except typer.Exit:
-                _flush_output()
-                raise
-            _flush_output()
-            return result
-        except BrokenPipeError:
-            _silence_output()
-            raise typer.Exit(0) from None
-        except KeyboardInterrupt:
-            print("transfer: stopped by Ctrl-C", file=sys.stderr)
-            raise typer.Exit(EXIT_INTERRUPTED) from None
+        with _interruptible():
+            return super().invoke(context)
 
 
 app = typer.Typer(
@@ -62,17 +61,6 @@ def _report_bound(endpoint: str) -> None:
     print(f"bound to {endpoint}", file=sys.stderr, flush=True)
 
 
-def _flush_output() -> None:
-    if sys.stdout is not None:  # closed: `transfer version >&-`
-        sys.stdout.flush()
-
-
-def _silence_output() -> None:
-    """Lets Python flush standard output at exit without a complaint about the pipe."""
-    # Not closed: it is standard output until the process ends, which is now.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 @contextmanager
 def _until_interrupted(progress: Progress) -> Iterator[None]:
     """The end of every long command: its closing line comes, whether it was stopped or not."""
@@ -84,7 +72,7 @@ def _until_interrupted(progress: Progress) -> Iterator[None]:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         # The reader of our output has left (`transfer pull | head`), which is no error.
-        _silence_output()
+        silence_output()
         raise typer.Exit(0) from None
     except BaseException:
         if progress.messages:

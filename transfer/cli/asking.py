@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 from transfer.cli import EXIT_ERROR
 from transfer.cli.confirmation import confirmed
 from transfer.cli.options import show_size
-from transfer.cli.tables import show_table
+from transfer.cli.tables import print_json, show_table
 from transfer.spool.address import SCHEME
 from transfer.spool.admin import SpoolAdmin, Steps, behind, ranges
 from transports.errors import AddressError, UsageError
@@ -37,7 +36,7 @@ def list_runs(address: str, timeout: float, *, as_json: bool) -> None:
         runs = found["runs"] if not only else [spool.inspect(only)]
     if as_json:
         for run in runs:
-            print(json.dumps(run | {"groups": _groups(run), "full": found["full"]}))
+            print_json(run | {"groups": _groups(run), "full": found["full"]})
         return
     head = ("name", "state", "kind", "delivery", "rows", "kept", "staged", "partitions", "idle", "groups")
     show_table(head, [_line(run) for run in runs], right={"rows", "kept", "staged", "partitions", "idle"})
@@ -90,7 +89,7 @@ def inspect_run(address: str, timeout: float, *, as_json: bool) -> None:
         run = spool.inspect(name)
     run["groups"] = _groups(run)
     if as_json:
-        print(json.dumps(run))
+        print_json(run)
         return
     created = datetime.fromtimestamp(run["created"]).astimezone()
     for word, text in (
@@ -135,7 +134,7 @@ def list_groups(address: str, timeout: float, *, as_json: bool) -> None:
         groups = spool.groups(name)
     if as_json:
         for group, told in groups.items():
-            print(json.dumps({"name": group} | told))
+            print_json({"name": group} | told)
         return
     lines = [[*_group_line(group, told), str(told["readers"])] for group, told in groups.items()]
     show_table((*_GROUP_HEAD, "readers"), lines, right={"rows behind", "holds", "idle", "readers"})
@@ -155,7 +154,7 @@ def forget_group(address: str, group: str, timeout: float, *, sure: bool, force:
                 return EXIT_ERROR
         nbytes = spool.forget_group(name, group, force=force)
     if as_json:
-        print(json.dumps({"forgotten": group, "run": name, "bytes": nbytes}))
+        print_json({"forgotten": group, "run": name, "bytes": nbytes})
     else:
         print(f"forgot group {group} of run {name}: {show_size(nbytes)} are given back")
     return 0
@@ -173,7 +172,7 @@ def delete_run(address: str, timeout: float, *, sure: bool, force: bool, as_json
                 return EXIT_ERROR
         rows, nbytes = spool.delete(name, force=force, run_id=run["run_id"])
     if as_json:
-        print(json.dumps({"deleted": name, "rows": rows, "bytes": nbytes}))
+        print_json({"deleted": name, "rows": rows, "bytes": nbytes})
     else:
         print(f"deleted run {name}: {rows:,} rows, {show_size(nbytes)}")
     return 0
@@ -204,7 +203,7 @@ def _merge(spool: SpoolAdmin, name: str, known: Sequence[Steps]) -> list[dict[st
 def _show_steps(known: Sequence[Steps], pieces: list[dict[str, Any]] | None, *, as_json: bool) -> None:
     if as_json:
         for one in known:
-            print(json.dumps(one._asdict() | ({} if pieces is None else {"pieces": pieces})))
+            print_json(one._asdict() | ({} if pieces is None else {"pieces": pieces}))
         return
     head = ("steps", "epoch", "rows", "rows a step", "ranks", "shuffle")
     lines = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Generator, Iterable
@@ -15,7 +14,7 @@ from transfer.broker.state.chain import check_export, parse_time
 from transfer.broker.state.verification import HEAD, examine, name_of, readable
 from transfer.cli import EXIT_ERROR
 from transfer.cli.admin import Admin
-from transfer.cli.tables import printable, show_table
+from transfer.cli.tables import print_json, printable, show_table
 from transports.errors import Broken, UsageError
 
 
@@ -25,7 +24,7 @@ def show_events(admin: Admin, *, as_json: bool, **asked: str | int | None) -> No
     events = answer.objects("events")
     if as_json:
         for event in events:
-            print(json.dumps(event))
+            print_json(event)
     else:
         head = ("sequence", "time", "actor", "operation", "messages", "became", "reason")
         show_table(head, [_line(event) for event in events], right={"sequence"})
@@ -86,7 +85,7 @@ def verify(admin: Admin | None, data: Path | None, expect: str | None, *, as_jso
         }
         answer = answer | {"whole": False, "problems": [*answer["problems"], gone]}
     if as_json:
-        print(json.dumps(answer))
+        print_json(answer)
     else:
         for problem in answer["problems"]:
             known = " (known: a later file names it)" if problem["known"] else ""
@@ -103,7 +102,7 @@ def verify_export(file: Path, *, as_json: bool) -> int:
         count, wrong = check_export(lines)
     problems = [{"file": str(file), "line": line, "problem": text} for line, text in wrong]
     if as_json:
-        print(json.dumps({"whole": not wrong, "events": count, "problems": problems}))
+        print_json({"whole": not wrong, "events": count, "problems": problems})
     else:
         for problem in problems:
             print(f"damaged: {_place(problem)}: {problem['problem']}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from transfer.broker.bench.figures import HEAD, Result, row
 from transfer.broker.bench.running import measure
 from transfer.broker.bench.target import REQUESTS, TTP, Running, Started, Target, started, temporary
 from transfer.cli import EXIT_INTERRUPTED
-from transfer.cli.tables import show_table
+from transfer.cli.tables import print_json, show_table
 from transports.errors import OptionError
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def bench(plans: Sequence[Plan], measured: Measured, *, as_json: bool, quiet: bo
                 with _Bar(name, plan.duration, quiet=quiet) as bar:
                     results.append(measure(plan, target, bar.tick))
                 if as_json:
-                    print(json.dumps(results[-1].as_data()), flush=True)
+                    print_json(results[-1].as_data())
     except KeyboardInterrupt:
         _show(results, as_json=as_json)
         print("transfer: stopped by Ctrl-C", file=sys.stderr)

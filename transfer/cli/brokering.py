@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import sys
@@ -16,6 +15,7 @@ from transfer.broker.configuring import Configuration, Said, configured
 from transfer.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from transfer.cli.options import show_size
 from transfer.cli.service import Asked, logged, raise_descriptor_limit
+from transfer.cli.tables import print_json
 from transfer.config import broker_environment
 from transports.config import security
 from transports.errors import InternalError, LogDamaged, LogInUse, OptionError, TransferError, UsageError
@@ -146,7 +146,7 @@ def _announce(broker: Broker, as_json: bool) -> None:
     if as_json:
         told: dict[str, object] = {"folder": str(broker.folder.absolute()), "http": http, "fronts": places}
         told |= {"ports": broker.ports, "endpoints": broker.endpoints}
-        print(json.dumps(told), flush=True)
+        print_json(told)
     else:
         lines = [f"serving {broker.folder} (Ctrl-C ends it)"]
         lines += [f"  {name:<10}{place}" for name, listens in places.items() for place in listens]
@@ -202,7 +202,7 @@ def check_folder(folder: Path, *, as_json: bool, quiet: bool) -> int:
     with Progress("checked", total_bytes=total, quiet=quiet or as_json) as progress:
         report = check(folder, lambda nbytes: progress.add(nbytes - progress.nbytes))
     if as_json:
-        print(json.dumps(report.as_json()))
+        print_json(report.as_json())
     else:
         for part in report.parts:
             state = "whole" if not part.problems else "DAMAGED"

@@ -79,7 +79,10 @@ def target(url: str | None, told: Mapping[str, str], security: Security, *, live
     except ValueError:
         port_number = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port_number == -1:
-        raise AddressError(f"{url!r} is no address of a broker", hint="such as http://127.0.0.1:9180")
+        raise AddressError(
+            f"{url!r} is no address of a broker",
+            hint="write it, or TRANSFER_ADMIN_URL, as http://127.0.0.1:9180",
+        )
     secure = parts.scheme == "https"
     own = parts.path if parts.path not in ("", "/") else path
     return Asked(parts.hostname, port_number or (443 if secure else 80), own, secure)

@@ -12,7 +12,7 @@ from typing import Any
 from transfer.cli import EXIT_ERROR
 from transfer.cli.admin import Admin
 from transfer.cli.options import show_size
-from transfer.cli.tables import printable, show_table
+from transfer.cli.tables import print_json, printable, show_table
 from transports.errors import UsageError
 
 _DETAILS = (
@@ -36,7 +36,7 @@ def list_letters(admin: Admin, *, as_json: bool, **asked: str | int | None) -> N
     letters = answer.objects("letters")
     if as_json:
         for letter in letters:
-            print(json.dumps(letter))
+            print_json(letter)
     else:
         tenants = any(letter["tenant"] for letter in letters)
         head = ["message", "consumer", "topic", "reason", "attempts", "last", "payload", "state"]
@@ -72,7 +72,7 @@ def inspect_letter(admin: Admin, id: str, tenant: str | None, *, as_json: bool) 
     letters = admin.get("dlq/inspect", id=id, tenant=tenant).objects("letters")
     if as_json:
         for letter in letters:
-            print(json.dumps(letter))
+            print_json(letter)
         return
     for number, letter in enumerate(letters):
         if number:
@@ -101,7 +101,7 @@ def change(admin: Admin, path: str, verb: str, members: dict[str, Any], *, as_js
     """Replays or purges; 1 if that failed for one of them, or the audit has it not yet."""
     answer = admin.post(path, members)
     if as_json:
-        print(json.dumps(answer))
+        print_json(answer)
     else:
         print(f"{verb} {answer[verb]} of {answer['requested']}")
         for failure in answer["failures"]:
@@ -118,7 +118,7 @@ def quarantine(admin: Admin, members: dict[str, Any], file: Path | None, *, as_j
         members = members | {"payload_base64": base64.b64encode(data).decode()}
     answer = admin.post("dlq/dead-letter", members)
     if as_json:
-        print(json.dumps(answer))
+        print_json(answer)
     else:
         print(f"{printable(answer['letter']['message_id'])} is a dead letter now")
     return 0 if _audited(answer) else EXIT_ERROR

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transfer.cli.tables import print_json
 from transports.errors import NotATensor, UsageError
 
 #: payloads up to this long are repeated in JSON, in bytes
@@ -48,7 +49,7 @@ class Writer:
         self._number += 1
         file = None if self._folder is None else self._save(message, self._folder)
         if self._json:
-            print(json.dumps(self._describe(message, file)), flush=True)
+            print_json(self._describe(message, file))
         elif self._raw:
             for part in raw_parts(message):
                 sys.stdout.buffer.write(part)

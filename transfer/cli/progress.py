@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from types import TracebackType
 from typing import Any, Self
 
 from transfer.cli.options import show_size
+from transfer.cli.tables import print_json
 
 #: work that ends sooner shows no bar, seconds
 PATIENCE = 1.0
@@ -79,7 +79,7 @@ class Progress:
         """The last line: for a program on standard output (`--json`), else for a person."""
         if self._json:
             summary = {self._verb: self.messages, "bytes": self.nbytes, "seconds": round(self.seconds, 6)}
-            print(json.dumps(summary), flush=True)
+            print_json(summary)
         elif not self._quiet:
             rate = f" ({show_size(self.nbytes / self.seconds)}/s)" if self.messages > 1 else ""
             plural = "" if self.messages == 1 else "s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 from transfer.broker.parts import LOG
 from transfer.cli import EXIT_ERROR
 from transfer.cli.asking import asked
-from transfer.cli.tables import show_table
+from transfer.cli.tables import print_json, show_table
 from transfer.log.looking import is_log
 from transfer.spool.salvage import Found, opened, salvage, salvaged, verify
 from transports.errors import LogInUse, UsageError
@@ -63,7 +62,7 @@ def _unused(folder: Path) -> Iterator[Path]:
 def _show(found: Sequence[Found], as_json: bool) -> int:
     if as_json:
         for one in found:
-            print(json.dumps(one._asdict()))
+            print_json(one._asdict())
     else:
         rows = [[one.name, one.state, f"{one.rows:,}", one.damage or "whole"] for one in found]
         show_table(("name", "state", "rows", "damage"), rows, right={"rows"})

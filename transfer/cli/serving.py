@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import socket
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.cli import EXIT_INTERRUPTED
 from transfer.cli.options import show_size
 from transfer.cli.service import Asked, logged, raise_descriptor_limit
+from transfer.cli.tables import print_json
 from transfer.spool.address import rows_beside
 from transports.errors import (
     AddressError,
@@ -127,7 +127,7 @@ def _announce(spool: Spool, folder: Path, as_json: bool) -> None:
     where = f"run://{host}:{port}"
     if as_json:
         told = {"url": where, "endpoint": spool.endpoint, "rows_endpoint": spool.rows_endpoint}
-        print(json.dumps(told | {"folder": str(folder.absolute())}), flush=True)
+        print_json(told | {"folder": str(folder.absolute())})
     else:
         print(f"serving {where}/NAME (Ctrl-C ends it)", flush=True)
     runs = spool.store.entries.values()

@@ -1,8 +1,10 @@
-"""Tables on standard output, for people."""
+"""Tables on standard output, for people; and JSON, for programs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
+from typing import Any
 
 
 def show_table(
@@ -19,6 +21,15 @@ def show_table(
             for name, text, width in zip(head, line, widths, strict=True)
         ]
         print((indent + "  ".join(cells)).rstrip())
+
+
+def print_json(value: Any) -> None:
+    """One line. NaN and infinity, which peers may send and JSON does not have, become null."""
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except ValueError:
+        text = json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
+    print(text, flush=True)
 
 
 def printable(text: object) -> str:

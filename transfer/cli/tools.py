@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import platform
 import sys
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from transfer.cli import EXIT_INTERRUPTED
+from transfer.cli.tables import print_json
 from transports.errors import NotSupported
 
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"), "off": ("-", "dim")}
@@ -37,10 +37,7 @@ def run_bench(arguments: list[str]) -> int:
     import runpy
 
     sys.argv = ["bench", *arguments]
-    try:
-        runpy.run_module("bench", run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    runpy.run_module("bench", run_name="__main__", alter_sys=True)  # it ends with SystemExit
     return 0
 
 
@@ -56,7 +53,7 @@ def run_doctor(*, as_json: bool) -> int:
         return EXIT_INTERRUPTED
     fine = doctor.healthy(checks)
     if as_json:
-        print(json.dumps({"healthy": fine, "checks": doctor.as_data(checks)}))
+        print_json({"healthy": fine, "checks": doctor.as_data(checks)})
     else:
         _show(checks)
         print(
@@ -72,9 +69,10 @@ def serve_doctor(endpoint: str, *, as_json: bool) -> int:
     from transfer.doctor.measuring import serve
 
     def started(real: str) -> None:
-        print(
-            json.dumps({"endpoint": real}) if as_json else f"answering at {real} (Ctrl-C ends it)", flush=True
-        )
+        if as_json:
+            print_json({"endpoint": real})
+        else:
+            print(f"answering at {real} (Ctrl-C ends it)", flush=True)
 
     serve(endpoint, started, lambda: False)
     return 0
@@ -93,7 +91,7 @@ def measure_peer(peer: str, seconds: float, floor: float, *, as_json: bool) -> i
         checks = list(as_checks(measure(endpoint_of(peer), seconds, next_way), floor))
     fine = doctor.healthy(checks)
     if as_json:
-        print(json.dumps({"healthy": fine, "checks": doctor.as_data(checks)}))
+        print_json({"healthy": fine, "checks": doctor.as_data(checks)})
     else:
         _show(checks)
     return 0 if fine else 1
@@ -138,4 +136,7 @@ def show_version(*, as_json: bool) -> None:
     from transports import core
 
     told = {"transfer": __version__, "core": core.IMPLEMENTATION, "python": platform.python_version()}
-    print(json.dumps(told) if as_json else ", ".join(f"{name} {value}" for name, value in told.items()))
+    if as_json:
+        print_json(told)
+    else:
+        print(", ".join(f"{name} {value}" for name, value in told.items()))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import getpass
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 from transfer.cli import EXIT_ERROR
 from transfer.cli.confirmation import confirmed
 from transfer.cli.options import show_size
-from transfer.cli.tables import printable, show_table
+from transfer.cli.tables import print_json, printable, show_table
 
 if TYPE_CHECKING:
     from transfer.cli.admin import Admin
@@ -23,7 +22,7 @@ def list_groups(admin: Admin, topic: str | None, *, as_json: bool) -> None:
     groups = [one for one in groups if topic in (None, one["topic"])]
     if as_json:
         for one in groups:
-            print(json.dumps(one))
+            print_json(one)
         return
     head = ("topic", "group", "behind", "held", "coming again", "consumers", "idle")
     lines = [
@@ -49,7 +48,7 @@ def list_topics(admin: Admin, contains: str | None, after: str | None, limit: in
     topics = answer.objects("topics")
     if as_json:
         for one in topics:
-            print(json.dumps(one))
+            print_json(one)
     else:
         head = ("topic", "kept", "oldest", "end", "published", "bytes", "subscribers")
         lines = [
@@ -81,7 +80,7 @@ def change(
     who = {"actor": changed.actor or _user(), "reason": changed.reason, "confirm": word}
     answer = admin.post(path, members | who)
     if changed.json:
-        print(json.dumps(answer))
+        print_json(answer)
     else:
         print(f"done; the log takes {show_size(answer['log_bytes'])}")
     return 0

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from transfer.broker.engine.direct_actions import Ack, Deregister, Heartbeat, Nack, Register
 from transfer.broker.engine.sessions import Capabilities
+from transfer.clients.secured import checked
 from transfer.clients.tunnel import Tunnel
 from transfer.protocols.abtp import (
     PUB_ENDPOINT,
@@ -31,7 +32,8 @@ from transfer.protocols.abtp_delivered import Delivered, read_delivered
 from transfer.protocols.abtp_media import compress as compress_payload
 from transfer.protocols.abtp_words import CONTROL, SPEC_VERSION, Code, to_json
 from transfer.protocols.names import encode_topic
-from transports.config import security as read_security
+from transports.address import parse
+from transports.arguments import members, patience, sequence, text, wrong
 from transports.errors import Again, Closed, ProtocolError, TransferError, UsageError, comes_with
 from transports.security.guard import check_connecting, is_private
 
@@ -54,9 +56,10 @@ class _Client:
     """A socket that threads share: one of them at a time uses it. With TLS it connects by a tunnel."""
 
     def __init__(self, kind: int, endpoint: str, timeout: float, security: Security | None) -> None:
-        self._timeout = timeout
+        self._timeout = timeout = patience(timeout, endless=False) or 0.0
+        parse(text(endpoint, "endpoint"))
         self._lock = threading.RLock()
-        security = read_security() if security is None else security
+        security = checked(security)
         if not is_private(endpoint):
             check_connecting(endpoint, security)
         self._tunnel: Tunnel | None = None
@@ -124,7 +127,8 @@ class _Client:
             raise Closed("the client is closed")
 
     def _deadline(self, timeout: float | None) -> float:
-        return time.monotonic() + (self._timeout if timeout is None else timeout)
+        seconds = self._timeout if timeout is None else patience(timeout, endless=False) or 0.0
+        return time.monotonic() + seconds
 
 
 class AbtpProducer(_Client):
@@ -145,6 +149,7 @@ class AbtpProducer(_Client):
         timeout: float = 30.0,
         security: Security | None = None,
     ) -> None:
+        text(producer_id, "producer_id"), text(tenant, "tenant")
         super().__init__(zmq.DEALER, endpoint, timeout, security)
         self.producer_id = producer_id or f"transfer-{uuid.uuid4().hex[:12]}"
         self._tenant = tenant
@@ -168,11 +173,13 @@ class AbtpProducer(_Client):
         returns when the broker has taken the message; with wait=False at once, and `confirm` waits. An id
         that is given again is another message with the same id.
         """
-        message_id = message_id or uuid.uuid4().hex
+        if timeout is not None:
+            patience(timeout, endless=False)
+        message_id = text(message_id, "message_id") or uuid.uuid4().hex
         raw = isinstance(payload, bytes | bytearray | memoryview)
         data = bytes(payload) if raw else to_json(payload, "the payload")
         said: dict[str, Any] = {
-            **(headers or {}),
+            **members(headers, "headers"),
             "message_id": message_id,
             "producer_id": self.producer_id,
             "timestamp_unix_ms": int(time.time() * 1000),
@@ -230,13 +237,20 @@ class AbtpConsumer(_Client):
         timeout: float = 30.0,
         security: Security | None = None,
     ) -> None:
+        text(consumer_id, "consumer_id"), text(tenant, "tenant")
+        if session_id is not None:
+            text(session_id, "session_id")
+        if not (capabilities is None or isinstance(capabilities, Capabilities)):
+            raise wrong("capabilities", capabilities, "Capabilities(...), or None")
+        patterns = [text(one, "a pattern") for one in sequence(subscriptions, "subscriptions", "patterns")]
+        heartbeat = patience(heartbeat, "heartbeat", endless=False) or 0.0
         super().__init__(zmq.DEALER, endpoint, timeout, security)
         self.consumer_id = consumer_id
         self.session_id = ""
         #: acknowledgements that the broker refused, and nobody waited for
         self.refused = 0
         self._register = Register(
-            consumer_id, tenant, "direct", tuple(subscriptions), capabilities or Capabilities(), session_id
+            consumer_id, tenant, "direct", tuple(patterns), capabilities or Capabilities(), session_id
         )
         self._inbox: deque[Delivered] = deque()
         #: what threads wait for: (type of the answer, delivery), and the answers that came

@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transfer.clients.secured import closed, failure, secured, security_for
-from transports.errors import Again, Broken, Closed, TransferError
+from transports.arguments import patience, text, whole, wrong
+from transports.errors import Again, Broken, Closed, TransferError, not_a_buffer
 
 if TYPE_CHECKING:
     from transports.core_contract import TlsChannel
@@ -27,6 +28,21 @@ _LONGEST = 3600.0
 _FULL = "if the broker's log is full, its publishers wait: GET /readyz of its HTTP says so, and who holds it"
 
 
+def checked_address(host: str, port: int) -> tuple[str, int]:
+    """Raises ArgumentError."""
+    if not text(host, "host"):
+        raise wrong("host", host, "a name or number of a host")
+    return host, whole(port, "port", 1, 65535)
+
+
+def flat(payload: Any) -> memoryview:
+    """The bytes of a payload. Raises ArgumentError."""
+    try:
+        return memoryview(payload).cast("B")
+    except (TypeError, ValueError):
+        raise not_a_buffer(payload) from None
+
+
 class Connection:
     """Connects at once. One thread may send while another receives; more of them wait for each other.
 
@@ -39,8 +55,9 @@ class Connection:
     def __init__(
         self, host: str, port: int, *, timeout: float = 30.0, security: Security | None = None
     ) -> None:
+        host, port = checked_address(host, port)
         self.peer = f"{host}:{port}"
-        self.timeout = timeout
+        self.timeout = timeout = patience(timeout, endless=False) or 0.0
         security = security_for(self.peer, security)
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
@@ -51,7 +68,7 @@ class Connection:
         self._got = 0  # bytes of it
         deadline = time.monotonic() + timeout
         try:
-            self._socket = socket.create_connection((host, port), timeout)
+            self._socket = socket.create_connection((host, port), min(timeout, _LONGEST))
         except TimeoutError as error:
             raise Again(f"{self.peer} did not answer within {timeout:g} s") from error
         except OSError as error:

@@ -1,5 +1,4 @@
-"""A program's end of the broker's own front: messages that are kept when they are acknowledged, and
-groups."""
+"""A program's end of the broker's own front: messages kept when they are acknowledged, and groups."""
 
 from __future__ import annotations
 
@@ -11,17 +10,18 @@ from types import TracebackType
 from typing import Any, Self
 
 import transfer
-from transfer.clients.own_consumer import Consumer, Received
+from transfer.clients.own_consumer import Consumer, Received, wish_of
 from transfer.clients.own_errors import NotTaken, error_of
 from transfer.clients.own_fetching import Fetching
-from transfer.clients.own_socket import connected_socket
+from transfer.clients.own_socket import connected_socket, context_of
 from transfer.clients.own_together import Gathered
 from transfer.clients.own_uploads import Uploads, is_large, plain_parts, tensor_parts
 from transfer.clients.own_window import TRY_AGAIN, PublishWindow
 from transfer.protocols.names import encode_topic
-from transfer.protocols.own import HELD_UP, MOST, Head, Join, Op, decode, decode_words, encode
+from transfer.protocols.own import HELD_UP, MOST, Head, Op, decode, decode_words, encode
 from transfer.protocols.own_pieces import Part
 from transfer.protocols.own_several import decode_several
+from transports.arguments import patience, sequence, whole
 from transports.errors import Again, Broken, Closed, TransferError, UsageError
 
 __all__ = ["BrokerClient", "Consumer", "Received"]
@@ -55,9 +55,9 @@ class BrokerClient:
         reconnect: bool = False,
     ) -> None:
         self._endpoint = endpoint
-        self._context = context or transfer.Context()
+        self._context = context_of(context)
         self._owns_context = context is None
-        self._timeout = timeout
+        self._timeout = timeout = patience(timeout, endless=False) or 0.0
         self._reconnect = reconnect
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -122,6 +122,7 @@ class BrokerClient:
 
     def publish_many(self, topic: str, payloads: Sequence[Any], *, wait: bool = True) -> range:
         """Publishes messages of one part each, in one go: their numbers. See `publish`."""
+        payloads = [*sequence(payloads, "payloads", "messages")]
         if not 0 < len(payloads) <= MOST:
             raise UsageError(f"{len(payloads)} messages at once", hint=f"1 to {MOST}")
         return self._publish(Op.PUBLISH_MANY, topic, payloads, len(payloads), wait)
@@ -178,6 +179,7 @@ class BrokerClient:
     def wait_room(self, most: int, timeout: float | None = None) -> None:
         """Returns when fewer than `most` messages are unacknowledged. Raises Again, Broken, Closed; what was
         refused is raised by `flush`."""
+        whole(most, "most", 1)
         with self.waited(lambda: len(self._open) < most, timeout, "too many wait", publishes=True):
             return
 
@@ -233,14 +235,12 @@ class BrokerClient:
         with self._lock:
             self._ready(time.monotonic() + self._timeout)
             number = self._take_numbers(1)
-            join = Join(topic, group, window, begin, timeout, pieces=True, several=True)
+            join = wish_of(topic, group, window, begin, timeout)
             consumer = Consumer(self, number, join)
             self._send([consumer.wish()])
             self._consumers[number] = consumer
         try:
-            with self.waited(
-                lambda: consumer.joined or consumer.failure, None, "nobody let the consumer join"
-            ):
+            with self.waited(lambda: consumer.joined or consumer.failure, None, "nobody let it join"):
                 if consumer.failure is not None:
                     raise consumer.failure
         except BaseException:
@@ -307,7 +307,7 @@ class BrokerClient:
     ) -> Iterator[None]:
         """Hears the broker until `done()`, which is called with the lock, as the body is. publishes: it is
         published messages that are waited for. Raises Again (LogFull, if that is why), Broken, Closed."""
-        seconds = self._timeout if timeout is None else timeout
+        seconds = self._timeout if timeout is None else patience(timeout, endless=False) or 0.0
         deadline = time.monotonic() + seconds
         with self._lock:
             if (words := self._gathered.taken()) and self._socket is not None:

@@ -19,6 +19,7 @@ from transfer.protocols.own import (
     encode_join,
     encode_nack,
 )
+from transports.arguments import patience, text, whole
 from transports.errors import Again, Broken, Closed, ProtocolError, TransferError
 
 if TYPE_CHECKING:
@@ -50,6 +51,13 @@ class Received(NamedTuple):
         """The message's only part, or its first one."""
         data: Any = self.parts[0].data
         return data if type(data) is bytes else memoryview(data).cast("B")
+
+
+def wish_of(topic: str, group: str, window: int, begin: str, timeout: float | None) -> Join:
+    """Raises ArgumentError. The broker checks the rest."""
+    for name, given in (("topic", topic), ("group", group), ("begin", begin)):
+        text(given, name)
+    return Join(topic, group, whole(window, "window", 1), begin, patience(timeout), pieces=True, several=True)
 
 
 class Consumer:

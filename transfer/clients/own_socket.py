@@ -8,6 +8,7 @@ from typing import Any
 
 import transfer
 from transfer.links.no_peer import Said
+from transports.arguments import wrong
 from transports.errors import Again
 from transports.identity import one_time_identity
 
@@ -15,6 +16,13 @@ from transports.identity import one_time_identity
 _NEVER_MS = 86_400_000
 #: seconds that the first try to connect has, and the longest one
 _FIRST_TRY, _LONGEST_TRY = 0.25, 4.0
+
+
+def context_of(given: transfer.Context | None) -> transfer.Context:
+    """The one that was given, or a new one. Raises ArgumentError."""
+    if not (given is None or isinstance(given, transfer.Context)):
+        raise wrong("context", given, "a transfer.Context, or None")
+    return given or transfer.Context()
 
 
 def connected_socket(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from transfer.clients.connection import Connection
+from transfer.clients.connection import Connection, flat
 from transfer.protocols.pybroker import (
     GONE,
     GONE_SIZE,
@@ -25,6 +25,7 @@ from transfer.protocols.pybroker import (
     read_length,
     read_oldest,
 )
+from transports.arguments import patience
 from transports.errors import Again, ProtocolError, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class PyBrokerClient:
         self, host: str, port: int = PORT, *, timeout: float = 30.0, security: Security | None = None
     ) -> None:
         self._connection = Connection(host, port, timeout=timeout, security=security)
-        self._timeout = timeout
+        self._timeout = self._connection.timeout
         self._lock = threading.Lock()  # an answer is the one to the last request
 
     def publish(self, topic: str, payload: Any) -> None:
@@ -53,7 +54,7 @@ class PyBrokerClient:
         The protocol has no answer to it: what the broker does not take ends the connection, and the next call
         raises Broken. Raises UsageError (topic, size), Again, Broken, Closed.
         """
-        data = memoryview(payload).cast("B")
+        data = flat(payload)
         head = encode_publish(topic, len(data))
         self._connection.send((head, data))
 
@@ -85,16 +86,16 @@ class PyBrokerClient:
         the client's if None; float("inf") waits for ever. Raises Again when nothing came for so long, else as
         `fetch`.
         """
-        patience = self._timeout if timeout is None else timeout
-        deadline = time.monotonic() + patience
+        limit = self._timeout if timeout is None else patience(timeout, endless=False) or 0.0
+        deadline = time.monotonic() + limit
         while True:
             data = self.fetch(topic, offset)
             if data:
                 offset += len(data)
                 yield data
-                deadline = time.monotonic() + patience
+                deadline = time.monotonic() + limit
             elif time.monotonic() >= deadline:
-                raise Again(f"nothing came on topic {topic!r} behind {offset} for {patience:g} s")
+                raise Again(f"nothing came on topic {topic!r} behind {offset} for {limit:g} s")
             else:
                 self._connection.rest(min(interval, max(0.0, deadline - time.monotonic())))
 

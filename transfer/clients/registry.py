@@ -29,7 +29,7 @@ from transfer.protocols.own_registry import (
     encode_look_up,
     encode_registering,
 )
-from transports.address import Address, format_host, is_numeric, parse
+from transports.address import Address, advertised, parse
 from transports.arguments import seconds, text, wrong
 from transports.backoff import Backoff
 from transports.config import advertised_host
@@ -94,6 +94,8 @@ class Registration:
             raise OptionError(f"a lease of {lease} seconds", hint=f"{SHORTEST_LEASE:g} to {LONGEST_LEASE:g}")
         if not (metadata is None or isinstance(metadata, Mapping)):
             raise wrong("metadata", metadata, "a dict of texts")
+        if not (context is None or isinstance(context, Context)):
+            raise wrong("context", context, "a transfer.Context, or None")
         found = reachable(endpoint, self._broker, text(advertise, "advertise"))
         # A program that comes again has begun later, and so has a larger one.
         member = Member(check_endpoint(found), time.time_ns(), check_metadata(metadata or {}))
@@ -217,17 +219,10 @@ def reachable(endpoint: str, broker: Address, advertise: str = "") -> str:
         raise AddressError(f"{endpoint} cannot be announced", hint="announce tcp://host:port")
     advertise = advertise or advertised_host()
     if advertise:
-        host = format_host(advertise) if is_numeric(advertise) else advertise
-        text = host if _has_port(host) else f"{host}:{address.port}"
-        named = parse(text, default_scheme="tcp")
-        return str(Address("tcp", named.host, named.port))
+        return str(advertised(advertise, address.port))
     if address.host in _WILDCARDS:
         return str(Address("tcp", host_towards(broker), address.port))
     return str(Address("tcp", address.host, address.port))
-
-
-def _has_port(text: str) -> bool:
-    return text.rpartition(":")[2].isdecimal() and (text.count(":") == 1 or "]:" in text)
 
 
 def look_up(registry: str, context: Context | None = None) -> list[Member]:

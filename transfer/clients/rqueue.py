@@ -13,7 +13,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transfer.clients.connection import Connection
+from transfer.clients.connection import Connection, flat
 from transfer.protocols.rqueue import (
     PORT,
     Head,
@@ -24,6 +24,7 @@ from transfer.protocols.rqueue import (
     encode_subscribe,
     read_head,
 )
+from transports.arguments import patience
 from transports.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class RqueueClient:
         self, host: str, port: int = PORT, *, timeout: float = 30.0, security: Security | None = None
     ) -> None:
         self._connection = Connection(host, port, timeout=timeout, security=security)
-        self._timeout = timeout
+        self._timeout = self._connection.timeout
         self._lock = threading.Lock()
         self._start = b""  # of a message, until its head is whole
         self._head: Head | None = None  # of a message whose content is still to come
@@ -64,7 +65,7 @@ class RqueueClient:
 
         Raises UsageError (topic, size), Again, Broken, Closed.
         """
-        data = memoryview(content).cast("B")
+        data = flat(content)
         self._connection.send((encode_publish(topic, len(data)), data))
 
     def subscribe(self, topic: str) -> None:
@@ -85,7 +86,9 @@ class RqueueClient:
         timeout: seconds; the client's if None; float("inf") waits for ever. Raises Again when it does not
         come in time, and nothing of it is lost; Broken, Closed, ProtocolError.
         """
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = time.monotonic() + (
+            self._timeout if timeout is None else patience(timeout, endless=False) or 0.0
+        )
         with self._lock:
             try:
                 head = self._head = self._head or self._receive_head(deadline)

@@ -9,21 +9,31 @@ import time
 from typing import TYPE_CHECKING
 
 from transports import core
+from transports.arguments import wrong
 from transports.config import security as read_security
 from transports.errors import Again, Broken, HandshakeError
 from transports.security import hints
 from transports.security.credentials import Credentials
 from transports.security.guard import check_connecting
+from transports.security.settings import Security
 
 if TYPE_CHECKING:
     from transports.core_contract import TlsChannel
-    from transports.security.settings import Security
+
+
+def checked(given: Security | None) -> Security:
+    """What is shown; None: what the environment says. Raises ArgumentError, OptionError, SecurityError."""
+    if given is None:
+        return read_security()
+    if not isinstance(given, Security):
+        raise wrong("security", given, "a transfer.Security: Security(authority=...)")
+    return given
 
 
 def security_for(peer: str, given: Security | None) -> Security:
     """What is shown to a broker whose protocol knows no token. given: None: what the environment says. Raises
     SecurityError where nothing would show who answers, and OptionError."""
-    security = read_security() if given is None else given
+    security = checked(given)
     check_connecting(peer, security)
     return security
 

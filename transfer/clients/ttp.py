@@ -28,7 +28,8 @@ from transfer.protocols.ttp import (
     encode_head,
     encode_meta,
 )
-from transports.errors import NotATensor, TransferError, UsageError
+from transports.arguments import members, patience, text, whole
+from transports.errors import ArgumentError, NotATensor, TransferError, not_a_buffer
 
 if TYPE_CHECKING:
     from transports.security.settings import Security
@@ -70,7 +71,8 @@ class TtpClient:
         largest: int = 16 << 30,
         security: Security | None = None,
     ) -> None:
-        limits = Limits(MAX_TOPIC, MOST_META, largest)
+        text(name, "name")
+        limits = Limits(MAX_TOPIC, MOST_META, whole(largest, "largest", 1))
         self._link = Link(host, port, limits, timeout=timeout, heartbeat=heartbeat, security=security)
         self._assembly = Assembly(largest)
         self._numbers = count((int.from_bytes(os.urandom(5), "big") << 20) + 1)
@@ -124,7 +126,9 @@ class TtpClient:
         compressed so; they go to subscribers as they are. Raises UsageError (topic, metadata, buffer), and
         with `wait` LogFull and PeerError, beside those of the class.
         """
-        self._tell(Kind.PUBLISH, encode_topic(topic), encode_meta(meta or {}), data, flags, wait=wait)
+        self._tell(
+            Kind.PUBLISH, encode_topic(topic), encode_meta(members(meta, "meta")), data, flags, wait=wait
+        )
 
     def publish_tensor(
         self, topic: str, array: Any, meta: Mapping[str, Any] | None = None, *, wait: bool = False
@@ -140,7 +144,7 @@ class TtpClient:
             raise NotATensor(f"{type(array).__name__} has no buffer: {error}") from error
         if not view.c_contiguous:
             raise NotATensor("the array is not C-contiguous", hint="copy it first")
-        described = {"dtype": _dtype_of(view), "shape": list(view.shape or ()), **(meta or {})}
+        described = {"dtype": _dtype_of(view), "shape": list(view.shape or ()), **members(meta, "meta")}
         self.publish(topic, view, described, wait=wait)
 
     def stream(
@@ -200,7 +204,8 @@ class TtpClient:
 
     def recv(self, timeout: float | None = None) -> Received:
         """The next message; streams are put together. timeout: seconds; inf waits for ever. Raises Again."""
-        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        seconds = self.timeout if timeout is None else patience(timeout, endless=False) or 0.0
+        deadline = time.monotonic() + seconds
         while True:
             received = self._assembly.add(self._link.next(deadline - time.monotonic()))
             if received is not None:
@@ -224,6 +229,7 @@ class TtpClient:
         *,
         wait: bool = False,
     ) -> None:
+        whole(flags, "flags", 0, 255)
         view = _flat(data)
         number = next(self._numbers)
         if wait:
@@ -246,7 +252,9 @@ def _flat(data: Any) -> memoryview:
         view = memoryview(data)
         return view.cast("B") if view.nbytes else NOTHING
     except (TypeError, ValueError, BufferError) as error:
-        raise UsageError(f"{type(data).__name__} has no contiguous buffer: {error}") from error
+        raise ArgumentError(
+            f"{type(data).__name__} has no contiguous buffer: {error}", hint=not_a_buffer(data).hint
+        ) from error
 
 
 def _dtype_of(view: memoryview) -> str:

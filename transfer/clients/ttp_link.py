@@ -8,9 +8,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from transfer.clients.connection import checked_address
 from transfer.clients.secured import closed, failure, secured, security_for
 from transfer.clients.ttp_reading import Frame, Reader
 from transfer.protocols.ttp import WANTED, Kind, Limits, decode_error, encode_head
+from transports.arguments import patience
 from transports.errors import Again, Broken, Closed, LogFull, PeerError, TransferError, UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ _MISSED = 3
 _COMPLAINTS = 64
 #: seconds for which the broker holds up what it said it does; it says so each second
 _LATELY = 5.0
+#: seconds that one call of the system waits; a time-out may be infinity
+_LONGEST = 3600.0
 NOTHING = memoryview(b"")
 
 
@@ -45,9 +49,10 @@ class Link:
         heartbeat: float,
         security: Security | None = None,
     ) -> None:
-        self.timeout = timeout
+        host, port = checked_address(host, port)
+        self.timeout = timeout = patience(timeout, endless=False) or 0.0
         self.complaints: deque[TransferError] = deque(maxlen=_COMPLAINTS)
-        self._every = heartbeat
+        self._every = patience(heartbeat, "heartbeat", endless=False) or 0.0
         self._reader = Reader(limits)
         self._inbox: deque[Frame] = deque()
         self._awaited: dict[int, Frame | None] = {}  # answers, by the stream id of what they answer
@@ -239,7 +244,7 @@ class Link:
 
 def _connected(host: str, port: int, timeout: float) -> socket.socket:
     try:
-        connection = socket.create_connection((host, port), timeout)
+        connection = socket.create_connection((host, port), min(timeout, _LONGEST))
     except TimeoutError as error:
         raise Again(f"{host}:{port} did not answer within {timeout:g} s") from error
     except OSError as error:

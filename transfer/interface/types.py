@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
+from transports.arguments import wrong
 from transports.errors import OptionError
 
 
@@ -66,6 +67,8 @@ def as_config(given: ZmqConfig | Mapping[str, Any] | None) -> ZmqConfig:
         return ZmqConfig()
     if isinstance(given, ZmqConfig):
         return given
+    if not isinstance(given, Mapping):
+        raise wrong("config", given, "a ZmqConfig, a dict of its settings, or None")
     known = {field.name for field in fields(ZmqConfig)}
     unknown = sorted(set(given) - known)
     if unknown:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from transports.arguments import whole
 from transports.errors import OptionError
 
 NANOSECONDS = 1_000_000_000
@@ -43,6 +44,7 @@ def segment_size(limit: int | None) -> int:
     """Bytes of a segment of a log that may take so many; None: any number. Raises OptionError: too few."""
     if limit is None:
         return SEGMENT_BYTES
+    whole(limit, "the limit of bytes")
     if limit < SMALLEST_LOG:
         raise OptionError(
             f"a log that may take {limit} bytes is too small",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from transports.arguments import wrong
 from transports.errors import ProtocolError, UsageError
 
 #: bytes of a topic at most
@@ -24,8 +25,10 @@ def read_topic(name: bytes | bytearray | memoryview) -> str:
 def encode_topic(topic: str) -> bytes:
     """The bytes of a topic that a caller named.
 
-    Raises UsageError: it is empty, too long, no UTF-8, or has a NUL.
+    Raises UsageError: it is no text, empty, too long, no UTF-8, or has a NUL.
     """
+    if not isinstance(topic, str):
+        raise wrong("a topic", topic, f"text of 1 to {MAX_TOPIC} bytes")
     try:
         name = topic.encode()
     except UnicodeEncodeError as error:

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from transfer.protocols.names import encode_topic, read_topic
+from transports.arguments import number
 from transports.errors import ProtocolError, UsageError
 
 #: the port that PyBroker listens on
@@ -103,8 +104,8 @@ def encode_publish(topic: str, nbytes: int) -> bytes:
 
 def encode_fetch(topic: str, offset: int) -> bytes:
     """A whole request. Raises UsageError: the topic, or an offset that 64 bits do not hold."""
-    if not 0 <= offset < 1 << 64:
-        raise UsageError(f"the offset {offset}", hint="0 and up, in 64 bits")
+    if number(offset) is None or not 0 <= offset < 1 << 64:
+        raise UsageError(f"the offset {offset!r:.40}", hint="0 and up, in 64 bits")
     name = encode_topic(topic)
     header = _HEADER.pack(1 + len(name) + _OFFSET.size, Command.FETCH, len(name))
     return b"".join((header, name, _OFFSET.pack(offset)))

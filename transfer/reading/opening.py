@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from transfer.runs import MAX_NAME
 from transfer.spool.protocol import Fetch
 from transfer.spool.source import OPEN
+from transports.arguments import shown, wrong
 from transports.errors import OptionError
 
 if TYPE_CHECKING:
@@ -43,8 +44,10 @@ def close_in(process: int, source: RowSource) -> None:
 
 
 def open_source(url_or_source: str | RowSource, timeout: float | None) -> RowSource:
-    """The source at a URL; a source as it is."""
+    """The source at a URL; a source as it is. Raises AddressError, ArgumentError."""
     if not isinstance(url_or_source, str):
+        if not callable(getattr(url_or_source, "collect", None)):
+            raise wrong("url_or_source", url_or_source, "run://HOST:PORT/NAME, or a source of rows")
         return url_or_source
     from transfer.spool.client import RunClient
 
@@ -76,6 +79,18 @@ def checked_numbers(
     if not 0 <= rank < world:
         raise OptionError(f"rank is from 0 to world_size - 1, not {rank} of {world}")
     return batch, epochs, shuffle, rank, world
+
+
+def checked_pair(name: str, given: tuple[int, int] | None) -> tuple[int, int] | None:
+    """(number, how many), or None. Raises OptionError."""
+    if given is None:
+        return None
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise OptionError(f"{name} is (number, how many), or None, not {shown(given)}")
+    number, count = (whole(name, one) for one in given)
+    if not 0 <= number < count:
+        raise OptionError(f"{name} is (number, how many), the first below the second, not {shown(given)}")
+    return number, count
 
 
 def check_group(group: str) -> None:

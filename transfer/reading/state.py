@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transfer.reading.lineage import Lineage
+from transports.arguments import shown
 from transports.errors import OptionError
 
 #: of what `state_dict` gives. 2 does not say which of the runs of its name it is of
@@ -24,6 +25,8 @@ _SHARED = ("run", "run_id", "seed", "workers")
 def check_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state as this version has it; run_id is "" in one of version 2. Raises OptionError for what is no
     state."""
+    if not isinstance(state, Mapping):
+        raise OptionError(f"a state is what `state_dict()` gave, not {shown(state)}")
     version = state.get("version")
     if type(version) is not int or not _OLDEST <= version <= STATE_VERSION:
         raise OptionError(

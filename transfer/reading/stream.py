@@ -14,6 +14,7 @@ from transfer.reading.lineage import Lineage, with_seed
 from transfer.reading.opening import (
     check_group,
     checked_numbers,
+    checked_pair,
     close_in,
     open_source,
     sensible_batch,
@@ -24,6 +25,7 @@ from transfer.reading.prefetch import Over, Prefetcher
 from transfer.reading.state import STATE_VERSION, check_run, check_state
 from transfer.rows import OFFSETS, VALID, column_names
 from transfer.spool.source import SEALED, RowSource, RunInfo
+from transports.arguments import patience, whole as number_from
 from transports.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -89,13 +91,15 @@ class RowStream:
         batch_size, epochs, shuffle, rank, world_size = checked_numbers(
             batch_size, epochs, shuffle, rank, world_size
         )
+        worker, workers = whole("worker", worker), whole("workers", workers)
         if not 0 <= worker < workers:
             raise OptionError(f"worker is from 0 to workers - 1, not {worker} of {workers}")
         self._columns = column_names(columns)
         if self._columns == ():
             raise OptionError("columns names none", hint="Leave it out for all of the run's columns.")
-        self._timeout = timeout
-        self._limit = prefetch_bytes
+        self._timeout = timeout = patience(timeout)
+        self._limit = number_from(prefetch_bytes, "prefetch_bytes", 1)
+        lease = checked_pair("lease", lease)
         self._worker = worker
         self._source = open_source(url_or_source, timeout)
         try:
@@ -160,7 +164,7 @@ class RowStream:
         epoch: only what is left of this one. Raises UsageError after the last epoch.
         """
         self._refuse_anew()
-        epoch = self._place.epoch if epoch is None else epoch
+        epoch = self._place.epoch if epoch is None else whole("epoch", epoch)
         while not self._at_end() and self._place.epoch == epoch:
             batch = self._next()
             if batch is not None:
@@ -179,7 +183,7 @@ class RowStream:
     def seek(self, epoch: int) -> None:
         """Goes to the first row of an epoch. Raises UsageError when batches were taken already."""
         self._refuse_late()
-        self._begin(whole("epoch", epoch), 0)
+        self._begin(number_from(epoch, "epoch"), 0)
 
     def stands_in(self, epoch: int) -> bool:
         """Whether the steps to come, all workers' together, begin in this epoch."""

@@ -32,7 +32,7 @@ class Ages:
     def __post_init__(self) -> None:
         for field in fields(self):
             age = getattr(self, field.name)
-            if age is not None and not age > 0:
+            if age is not None and not (isinstance(age, int | float) and age > 0):
                 raise OptionError(f"the age {field.name} is a number of seconds above 0 or None, not {age!r}")
 
     @property

@@ -11,12 +11,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from transfer import rows as row_layouts
-from transfer.spool.address import parse
+from transfer.spool.address import parse_run
 from transfer.spool.link import Link, changed, check, is_sound
 from transfer.spool.protocol import Acknowledge, AnswerTooLarge, Fetch, OpenRun, Release
 from transfer.spool.source import Lease, Rows, RunInfo
+from transports.arguments import patience
 from transports.errors import (
-    AddressError,
     Again,
     Broken,
     Closed,
@@ -47,11 +47,9 @@ class RunClient:
     """
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
-        address = parse(url)
-        if not address.run:
-            raise AddressError(f"{url!r} names no run", hint="run://HOST:PORT/NAME")
+        address = parse_run(url)
         self.run = address.run
-        self._timeout = timeout
+        self._timeout = timeout = patience(timeout, endless=False) or 0.0
         self._link = Link(address.endpoint, timeout=timeout)
         self._beside = Link(address.endpoint, timeout=timeout)  # acknowledges while rows are on their way
         self._wanted: OpenRun | None = None

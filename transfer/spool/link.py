@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 from transfer.links.no_peer import Said
 from transfer.runs import fits
 from transfer.spool.protocol import Ask, raised, to_meta
-from transports.errors import Again, Broken, Closed, HandshakeError, ProtocolError, TensorMismatch, comes_with
+from transports.arguments import patience
+from transports.errors import (
+    Again,
+    Broken,
+    Closed,
+    HandshakeError,
+    ProtocolError,
+    TensorMismatch,
+    TransferError,
+    comes_with,
+)
 from transports.identity import one_time_identity
 
 with comes_with("spool", __name__):
@@ -98,7 +108,7 @@ class Link:
 
     def __init__(self, endpoint: str, *, timeout: float = 30.0) -> None:
         self.endpoint = endpoint
-        self.timeout = timeout
+        self.timeout = patience(timeout, endless=False) or 0.0
         self._line: Line | None = None
         self._number = 0
         self._sent = 0  # how often the request of now was
@@ -230,5 +240,6 @@ def refused(said: str, hint: str, error: BaseException) -> Again:
     error: what wait_for_peers() raised."""
     cause = error.__cause__
     if not isinstance(cause, HandshakeError):
-        return Again(said, hint=hint)
+        why = str(cause).partition("\n")[0] if isinstance(cause, TransferError) else ""
+        return Again(f"{said} ({why})" if why else said, hint=hint)
     return Again(f"{said} ({cause.reason}: {cause.message})", hint=cause.hint or hint)

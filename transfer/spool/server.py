@@ -28,6 +28,8 @@ from transfer.spool.protocol import MAX_REQUEST, from_meta as request_of, refusa
 from transfer.spool.store import Store
 from transfer.spool.writer_requests import no_room
 from transfer.tensors.arrival import take_bundle, take_bundle_from
+from transports.address import parse as parse_endpoint
+from transports.arguments import wrong
 from transports.errors import (
     Again,
     Closed,
@@ -36,6 +38,7 @@ from transports.errors import (
     ProtocolError,
     TransferError,
 )
+from transports.registry import find
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -56,6 +59,22 @@ _AT_ONCE = 1000
 _TICK = 0.5
 #: seconds that a thread has to end
 _END = 60.0
+
+
+def _checked_ages(ages: Ages | None, retention_age: float | None) -> Ages:
+    if ages is not None and not isinstance(ages, Ages):
+        raise wrong("ages", ages, "transfer.spool.ages.Ages(...), or None")
+    ages = ages or Ages()
+    return ages if retention_age is None else replace(ages, retention=retention_age)
+
+
+def _checked_folder(folder: str | os.PathLike[str] | Log) -> Path | Log:
+    if isinstance(folder, Log):
+        return folder
+    try:
+        return Path(folder)
+    except TypeError:
+        raise wrong("folder", folder, "the path of a folder, or a log") from None
 
 
 class Spool:
@@ -82,14 +101,16 @@ class Spool:
         metrics_port: int | str | None = None,
         security: Security | None = None,
     ) -> None:
-        self.store = Store(
-            folder if isinstance(folder, Log) else Path(folder), retention_bytes=retention_bytes
-        )
+        ages = _checked_ages(ages, retention_age)
+        where = _checked_folder(folder)
+        for wanted in filter(None, (endpoint, rows_endpoint)):
+            find(parse_endpoint(wanted).scheme)
+        #: of its sockets and metrics
+        self.context = transfer.Context(metrics_port=metrics_port, security=security)
         try:
-            #: of its sockets and metrics
-            self.context = transfer.Context(metrics_port=metrics_port, security=security)
+            self.store = Store(where, retention_bytes=retention_bytes)
         except BaseException:
-            self.store.close()
+            self.context.destroy(0)
             raise
         #: what peers' bytes raised that is no error of ours
         self.faults = PeerFaults(_log)
@@ -115,9 +136,6 @@ class Spool:
                 self.store.log, "transfer-spool-sync", self._committed, self._failed
             )
             port = int(self.rows_endpoint.rpartition(":")[2])
-            ages = ages or Ages()
-            if retention_age is not None:
-                ages = replace(ages, retention=retention_age)
             answers = Answers(self.store, self.context.pool)
             self._desk = Desk(
                 self.store,

@@ -6,9 +6,11 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from transfer.spool.address import meant
 from transfer.torch.eager import EagerReader, RunSummary
 from transfer.torch.runs import RUN_SCHEME, BatchT, RunDataset, RunOptions, Tensors, TensorTuple
-from transports.errors import OptionError, UsageError
+from transports.arguments import shown, text
+from transports.errors import AddressError, OptionError, UsageError
 
 if TYPE_CHECKING:
     from transfer.reading import RowStream
@@ -82,10 +84,12 @@ class StreamDataset(RunDataset[BatchT]):
         **options: Any,
     ) -> None:
         self._eager: EagerReader | None = None
-        if endpoint.startswith(RUN_SCHEME):
+        if text(endpoint, "endpoint").startswith(RUN_SCHEME):
             _check_options(options, _RUN, "a run in a spool")
             super().__init__(endpoint, batch_size, columns=columns, **options)
             return
+        if near := meant(endpoint):
+            raise AddressError(f"{endpoint!r} is no run's address", hint=f"did you mean {near}?")
         _check_options(options, _EAGER, "one that listens")
         self._eager = EagerReader(endpoint, batch_size=batch_size, columns=columns, **options)
         self.endpoint = self._eager.endpoint
@@ -121,6 +125,8 @@ class StreamDataset(RunDataset[BatchT]):
         if self._eager is None:
             super().load_state_dict(state)
         else:
+            if not isinstance(state, Mapping):
+                raise OptionError(f"a state is what `state_dict()` gave, not {shown(state)}")
             self._eager.load_state_dict(dict(state))
 
     # --- what one alone of the two has ---------------------------------------------------------------

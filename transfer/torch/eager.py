@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from transfer.reading.opening import checked_numbers
 from transfer.rows import column_names
 from transfer.torch.receiver import MessageSource, RunReader, SocketSource
 from transfer.torch.slicing import Batch, Slicer
+from transports.arguments import patience, wrong
 from transports.errors import Again, OptionError, ProtocolError, TransferError, UsageError, comes_with
 
 with comes_with("torch", __name__):
@@ -55,11 +57,13 @@ class EagerReader:
         verify: bool = True,
         source: MessageSource | None = None,
     ) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise OptionError(f"batch_size is at least 1, not {batch_size}")
+        batch_size = checked_numbers(batch_size, None, None, 0, 1)[0]
         self._columns = column_names(columns)
         self._drop_last = drop_last
         self._slicer = Slicer(batch_size) if batch_size is not None else None
+        timeout = patience(timeout)
+        if source is not None and not callable(getattr(source, "receive", None)):
+            raise wrong("source", source, "a source of messages, or None for a socket of its own")
         self._source = source if source is not None else SocketSource(endpoint)
         self._reader = RunReader(self._source, timeout=timeout, verify=verify)
         self._current = RunSummary()

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack
 
 from transfer.reading import Lineage, RowStream, merge_states
 from transfer.reading.lineage import with_seed
-from transfer.reading.opening import check_group, checked_numbers, open_source, whole
+from transfer.reading.opening import check_group, checked_numbers, checked_pair, open_source, whole
 from transfer.reading.state import STATE_VERSION, check_run
 from transfer.rows import column_names
+from transfer.spool.address import parse_run
 from transfer.spool.source import Lease
+from transports.arguments import callable_or_none, patience, shown, text, whole as number_from
 from transports.errors import OptionError, UsageError, comes_with
 
 with comes_with("torch", __name__):
@@ -110,6 +112,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         timeout: float | None = 600.0,
         source: Callable[[], RowSource] | None = None,
     ) -> None:
+        text(url, "url")
         check_group(group)
         batch_size, epochs, shuffle, rank, world_size = checked_numbers(
             batch_size, epochs, shuffle, rank, world_size
@@ -124,11 +127,13 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
             "drop_last": drop_last,
             "rank": rank,
             "world_size": world_size,
-            "prefetch_bytes": prefetch_bytes,
-            "timeout": timeout,
+            "prefetch_bytes": number_from(prefetch_bytes, "prefetch_bytes", 1),
+            "timeout": patience(timeout),
         }
-        self._seat = seat or (rank, world_size)
-        self._source = source
+        self._seat = checked_pair("seat", seat) or (rank, world_size)
+        self._source = callable_or_none(source, "source", "nothing, and makes a source of rows")
+        if source is None:
+            parse_run(url)
         self._state: dict[str, Any] | None = None  # to go on from
         self._acknowledged = (0, 0)  # for workers, whose lineage was sent up to there
         self._only: int | None = None  # the epoch that an iteration is of
@@ -272,6 +277,8 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         self._stream = None
         self._state = None
         self._run_id.zero_()
+        if not isinstance(state, Mapping):
+            raise OptionError(f"a state is what `state_dict()` gave, not {shown(state)}")
         if "version" in state and state.get("run", "") is None:
             return  # saved before anything was read
         if get_worker_info() is not None and "version" in state:

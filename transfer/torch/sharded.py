@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack, overload
 
+from transfer.reading.opening import checked_numbers
 from transfer.torch.dataset import StreamDataset, StreamOptions
 from transfer.torch.runs import BatchT, Tensors, TensorTuple
+from transports.arguments import wrong
 from transports.errors import OptionError, UsageError, comes_with
 
 with comes_with("torch", __name__):
@@ -66,9 +68,12 @@ class ShardedStream(StreamDataset[BatchT]):
         mesh_dim: str | Sequence[str] | None = None,
         **options: Any,
     ) -> None:
+        if mesh is not None and not callable(getattr(mesh, "get_coordinate", None)):
+            raise wrong("mesh", mesh, "a DeviceMesh, or None")
         if (rank is None) != (world_size is None) or (mesh is not None and rank is not None):
             raise OptionError("give rank and world_size together, or mesh, or none of them")
         if rank is not None and world_size is not None:
+            checked_numbers(None, None, None, rank, world_size)
             index, size, seat = rank, world_size, (rank, world_size)
         else:
             seat = _own_rank()

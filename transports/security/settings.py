@@ -47,8 +47,9 @@ class Security:
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        if self.server_name.startswith(".") or not self.server_name.isprintable():
-            raise SecurityError(f"no certificate names {self.server_name!r}", hint="a host, or its number")
+        name = self.server_name
+        if name.startswith(".") or not name.isprintable() or " " in name:
+            raise SecurityError(f"no certificate names {name!r}", hint="a host, or its number")
         if bool(self.certificate) != bool(self.key):
             raise SecurityError("a certificate and its key go together", hint="give both files, or neither")
         if self.clients and self.clients not in CLIENTS:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transports.config import rdma_wishes
-from transports.errors import DeviceError, OptionError
+from transports.errors import DeviceError
 from transports.verbs.driver import DeviceHandle
 
 SYSTEM = Path("/sys/class/infiniband")
@@ -88,22 +88,14 @@ class Route:
         return f"{self.device} port {self.port} GID {self.gid_index} ({_readable(self.gid)})"
 
 
-def wishes_of(environ: Mapping[str, str]) -> Wishes:
+def wishes_of(environ: Mapping[str, str] | None = None) -> Wishes:
     """Raises OptionError for a value that makes no sense."""
-    mtu = _number(environ, "MC_MTU", 4096)
-    if mtu is not None and mtu not in (256, 512, 1024, 2048, 4096):
-        raise OptionError(f"the environment variable MC_MTU is {mtu}", hint="256, 512, 1024, 2048 or 4096")
-    names = tuple(name.strip() for name in environ.get("MC_RDMA_DEVICES", "").split(",") if name.strip())
-    return Wishes(names, _number(environ, "MC_IB_PORT", 255), _number(environ, "MC_GID_INDEX", 255), mtu)
-
-
-def _number(environ: Mapping[str, str], name: str, limit: int) -> int | None:
-    text = environ.get(name, "").strip()
-    if not text:
-        return None
-    if not text.isdecimal() or int(text) > limit:
-        raise OptionError(f"the environment variable {name} is {text!r}", hint=f"a number from 0 to {limit}")
-    return int(text)
+    given = rdma_wishes(environ)
+    names = tuple(name.strip() for name in given.get("MC_RDMA_DEVICES", "").split(",") if name.strip())
+    port, gid, mtu = (
+        int(given[name]) if name in given else None for name in ("MC_IB_PORT", "MC_GID_INDEX", "MC_MTU")
+    )
+    return Wishes(names, port, gid, mtu)
 
 
 def choose(devices: Sequence[Device], wishes: Wishes) -> Route:
@@ -183,7 +175,7 @@ def look(system: Path = SYSTEM) -> list[Device]:
 
 def choose_route(environ: Mapping[str, str] | None = None, system: Path = SYSTEM) -> Route:
     """The way out that this process takes. Raises DeviceError, OptionError."""
-    return choose(look(system), wishes_of(rdma_wishes(environ)))
+    return choose(look(system), wishes_of(environ))
 
 
 def _ports(folder: Path) -> list[Port]:

@@ -1,0 +1,141 @@
+"""Clients of a broker, Mooncake's interface, certificates and metrics: no wrong argument is
+taken in silence, hangs, or raises an error without what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+import transfer
+from tests.arguments.test_data import check
+from tests.arguments.wrong import Case
+from tests.broker.running import FREE, running
+from transfer.broker.settings import AbtpEndpoints
+from transfer.certificates import Authority
+from transfer.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.clients.own import BrokerClient
+from transfer.clients.pybroker import PyBrokerClient
+from transfer.clients.registry import Registration, look_up
+from transfer.clients.rqueue import RqueueClient
+from transfer.clients.ttp import TtpClient
+from transfer.interface import ZmqInterface
+from transfer.metrics import register, serve, unregister
+from transports.errors import Closed
+
+ENDLESS = ("timeout: huge",)
+TAKEN = ("security: None", "context: None")
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with running(tmp_path / "data", abtp=AbtpEndpoints(FREE, FREE)) as one:
+        yield one
+
+
+def test_how_clients_are_made(broker):
+    at = {"host": "127.0.0.1", "timeout": 0.5, "security": None}
+    own, abtp = broker.endpoints["requests"], {"endpoint": router_of(broker), "timeout": 0.5}
+    ports = ("host: text", *ENDLESS, *TAKEN)
+    names = (*ENDLESS, *TAKEN, "tenant: text")
+    sessions = ("consumer_id: text", "capabilities: None", "session_id: None text", "heartbeat: huge")
+    ttp = ("name: text", "heartbeat: huge", "largest: huge")
+    check(
+        Case("own", BrokerClient, {"endpoint": own, "timeout": 0.5}, (*TAKEN, *ENDLESS, "reconnect")),
+        Case("ttp", TtpClient, {**at, "port": broker.ports["ttp"]}, (*ports, *ttp)),
+        Case("pybroker", PyBrokerClient, {**at, "port": broker.ports["pybroker"]}, ports),
+        Case("rqueue", RqueueClient, {**at, "port": broker.ports["rqueue"]}, ports),
+        Case("producer", AbtpProducer, abtp, (*names, "producer_id: text")),
+        Case("consumer", AbtpConsumer, {"consumer_id": "c", **abtp}, (*names, *sessions)),
+    )
+
+
+def router_of(broker):
+    return broker.endpoints_of("abtp")[0].split()[0]
+
+
+#: what all of them take: names are text
+NAMES = ("topic: text", "group: text", "pattern: text", "wait", "meta: None", "timeout: None huge")
+
+
+def test_calls_of_other_clients(broker):
+    array = memoryview(b"x")
+    with (
+        TtpClient(port=broker.ports["ttp"]) as ttp,
+        PyBrokerClient("127.0.0.1", broker.ports["pybroker"]) as py,
+        RqueueClient("127.0.0.1", broker.ports["rqueue"]) as queue,
+        AbtpProducer(router_of(broker)) as abtp,
+    ):
+        some = ("payload: text None -1 huge", "headers: None", "message_id: text", "compress")
+        good = {"topic": "t", "payload": b"x", "wait": False}
+        check(
+            Case("ttp.publish", ttp.publish, {"topic": "t", "data": b"x"}, NAMES),
+            Case("ttp.publish_tensor", ttp.publish_tensor, {"topic": "t", "array": array}, NAMES),
+            Case("ttp.subscribe", ttp.subscribe, {"pattern": "t"}, NAMES),
+            Case("ttp.unsubscribe", ttp.unsubscribe, {"pattern": "t"}, NAMES),
+            Case("py.publish", py.publish, {"topic": "t", "payload": b"x"}, NAMES),
+            Case("py.fetch", py.fetch, {"topic": "t", "offset": 0}, NAMES),
+            Case("py.oldest", py.oldest, {"topic": "t"}, NAMES),
+            Case("queue.publish", queue.publish, {"topic": "t", "content": b"x"}, NAMES),
+            Case("queue.subscribe", queue.subscribe, {"topic": "t"}, NAMES),
+            Case("queue.remove", queue.remove, {"topic": "t"}, NAMES),
+            Case("abtp.publish", abtp.publish, good, (*NAMES, *some)),
+        )
+
+
+def test_after_close(broker):
+    made = (
+        BrokerClient(broker.endpoints["requests"]),
+        TtpClient(port=broker.ports["ttp"]),
+        PyBrokerClient("127.0.0.1", broker.ports["pybroker"]),
+        RqueueClient("127.0.0.1", broker.ports["rqueue"]),
+        AbtpProducer(router_of(broker)),
+    )
+    for one in made:
+        one.close()
+        one.close()
+        with pytest.raises(Closed):
+            one.publish("t", b"x")
+
+
+def test_the_rest(tmp_path):
+    authority = Authority(tmp_path)
+    with transfer.Context() as context:
+        check(
+            Case(
+                "Authority",
+                Authority,
+                {"folder": tmp_path},
+                (
+                    "folder: text",
+                    "name: text",
+                ),
+            ),
+            Case("Authority.opened", Authority.opened, {"folder": tmp_path}, ("folder: text", "name: text")),
+            Case("issue", authority.issue, {}, ("name: text", "begins: -1", "ends: ", "self_signed")),
+            Case("register", register, {"context": context}, ("registry: None",)),
+            Case("unregister", unregister, {"context": context}, ("registry: None",)),
+            Case("serve", serve, {"context": context, "port": 0}, ("port: None", "registry: None")),
+            Case("look_up", look_up, {"registry": "x"}),
+            Case(
+                "Registration",
+                Registration,
+                {"registry": "registry://127.0.0.1:1/x", "endpoint": "tcp://127.0.0.1:5"},
+                ("advertise: text", "metadata: None", "context: None"),
+            ),
+        )
+
+
+def test_mooncakes_interface():
+    with ZmqInterface() as interface:
+        interface.initialize()
+        at = {"socket_id": interface.create_socket("PUSH")}
+        option = {**at, "option": "LINGER"}
+        check(
+            Case("initialize", ZmqInterface().initialize, {"config": None}, ("config: None",)),
+            Case("create_socket", interface.create_socket, {"type": "PUSH"}),
+            Case("bind", interface.bind, {**at, "endpoint": "x"}),
+            Case("connect", interface.connect, {**at, "endpoint": "x"}),
+            Case("unbind", interface.unbind, {**at, "endpoint": "x"}),
+            Case("set_socket_option", interface.set_socket_option, {**option, "value": 1}, ("value: -1",)),
+            Case("get_socket_option", interface.get_socket_option, option),
+            Case("recv", interface.recv, {**at, "flags": 1}),
+        )
