@@ -56,6 +56,20 @@ def router_of(broker):
 NAMES = ("topic: text", "group: text", "pattern: text", "wait", "meta: None", "timeout: None huge")
 
 
+def test_calls_of_the_own_client(broker):
+    array = memoryview(b"x")
+    with BrokerClient(broker.endpoints["requests"]) as own:
+        check(
+            Case("publish", lambda topic, x: own.publish(topic, x), {"topic": "t", "x": b"x"}, NAMES),
+            Case("publish_many", own.publish_many, {"topic": "t", "payloads": [b"x"]}, NAMES),
+            Case("publish_tensor", own.publish_tensor, {"topic": "t", "tensor": array}, NAMES),
+            Case("consume", own.consume, {"topic": "t", "group": "g"}, NAMES),
+            Case("flush", own.flush, {"timeout": 1}, NAMES),
+            Case("wait_room", own.wait_room, {"most": 5, "timeout": 1}, (*NAMES, "most: huge")),
+        )
+        own.publish("t", b"it goes on")
+
+
 def test_calls_of_other_clients(broker):
     array = memoryview(b"x")
     with (
