@@ -101,6 +101,9 @@ class Incoming(Outgoing):
         """Takes in until there is a message, or nothing more comes; then the worker is armed."""
         worker = self._port.worker
         messages = self._unpacker.messages
+        if self._between:
+            self.interrupted()
+            return
         while True:
             try:
                 while self._take_in(sink):

@@ -99,6 +99,8 @@ class Outgoing(Stream):
         sizes = [len(frame[4]) if type(frame[4]) is bytes else nbytes_of(frame[4]) for frame in frames]
         size = sum(sizes)
         with self._port as port, port.lock:
+            if self._between:  # another thread's call was interrupted a moment ago
+                self.interrupted()
             self._check()
             if not force and self._is_full(size):
                 port.advance()
