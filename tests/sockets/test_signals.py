@@ -109,6 +109,60 @@ _RECEIVE = (
     """
 )
 
+#: numbers of messages whose sends are interrupted: each comes whole, once and in its order, if it comes; it
+#: comes if its send was not interrupted, or what did not come is counted
+_SEND = (
+    _BEGIN
+    + """
+    import numpy
+
+    how, size, count, pause = sys.argv[3], *map(int, sys.argv[4:7])
+    parts = [size // 2, 0, size - size // 2] if how == "send_multipart" else [size]
+
+    def message(number):
+        if how == "send_tensor":
+            return numpy.full(max(1, size // 8), number, numpy.int64)
+        whole = [number.to_bytes(8, "little") * max(1, part // 8) for part in parts]
+        return whole if how == "send_multipart" else whole[0]
+
+    def number_of(got):
+        values = set(numpy.unique(numpy.frombuffer(b"".join(got), numpy.int64)).tolist())
+        assert len(got) == len(parts) and len(values) == 1, (len(got), sorted(values)[:5])
+        return values.pop()
+
+    with transfer.Context() as context:
+        pull, push = pair(context, rcvtimeo=20000, sndtimeo=20000)
+        numbers = []
+
+        def receive():
+            while not numbers or numbers[-1] < count:
+                numbers.append(number_of(pull.recv_multipart()))
+
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        returned = []
+        shots = Shots(signal.SIGINT, pause / 1000, 200)
+        monitor = push.get_monitor()
+        for number in range(count):
+            if interruptible(getattr(push, how), message(number)):
+                returned.append(number)
+        shots.stop()
+        push.wait_for_peers(1, 20)
+        getattr(push, how)(message(count))
+        receiver.join(30)
+        assert not receiver.is_alive(), numbers[-5:]
+        assert numbers == sorted(set(numbers)), "twice, or out of order"
+        assert hits
+        push.close()
+        counted = 0
+        while (event := monitor.recv(5)).kind != "closed":
+            counted += event.count if event.kind == "unconfirmed" else 0
+        missing = set(returned) - set(numbers)
+        assert len(missing) <= counted, (len(missing), counted)
+        pull.close()
+    """
+)
+
 #: a handler that returns: 1,000 signals a second, and calls whose times stay true
 _STORM = (
     _BEGIN
@@ -167,6 +221,14 @@ def test_an_interrupted_receive_of_large_messages_loses_none(kind, how, tmp_path
 @over("tcp", "local", "ipc", "inproc")
 def test_an_interrupted_receive_of_small_messages_loses_none(kind, tmp_path):
     run(_RECEIVE, kind, tmp_path, "recv", 50, 20_000, 1)
+
+
+@over("tcp", "local", "ipc", "inproc")
+@pytest.mark.parametrize(
+    "how", ["send", "send_tensor", pytest.param("send_multipart", marks=pytest.mark.slow)]
+)
+def test_an_interrupted_send_of_small_messages_is_whole_or_not_at_all(kind, how, tmp_path):
+    run(_SEND, kind, tmp_path, how, 96, 20000 if how == "send" else 4000, 1)
 
 
 @over("tcp", "local", "ipc", "inproc", "ucx")

@@ -20,6 +20,8 @@ from transports.ucx.installed import bindings
 FOLDER = Path(__file__).parent / "inside"
 ROOT = FOLDER.parents[2]
 FILES = sorted(FOLDER.glob("inside_*.py"))
+#: these wait for connections to end, again and again
+SLOW = ("inside_interrupted",)
 DRIVERS = [
     pytest.param(name, marks=pytest.mark.skipif(name not in bindings(), reason=f"there is no {what} here"))
     for name, what in (("ucxx", "ucxx"), ("libucp", "UCX (the wheel libucx, or ucx-py)"))
@@ -28,7 +30,10 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem in SLOW else (), id=path.stem) for path in FILES],
+)
 def test_in_a_process_of_its_own(path: Path, driver: str) -> None:
     done = run(path, driver)
     passed = re.search(r"(\d+) passed", done.stdout)

@@ -232,12 +232,18 @@ class LocalCarrier:
         if (number, share) in self._borrowed:
             raise ProtocolError("reference", "a share of memory that is still in use here")
         block = self._known(self._blocks, number)
-        with self._lock:  # else the descriptor might be closed meanwhile, and its number another's
-            if self._closed:
-                raise Broken("this end closed the stream")
-            view = block.view(offset, size, private=kind == _PRIVATE)
-            self._borrowed.add((number, share))
-        return self._core.Region(view, lambda: self._give_back(number, share))
+        try:
+            with self._lock:  # else the descriptor might be closed meanwhile, and its number another's
+                if self._closed:
+                    raise Broken("this end closed the stream")
+                view = block.view(offset, size, private=kind == _PRIVATE)
+                self._borrowed.add((number, share))
+            ended = functools.partial(self._give_back, number, share)
+            [region] = map(self._core.Region, (view,), (ended,))  # `map`: as in MappedSegment.fetch
+        except BaseException:
+            self._borrowed.discard((number, share))
+            raise
+        return region
 
     def _known(self, announced: dict[int, Any], number: int) -> Any:
         if number not in announced:

@@ -54,7 +54,8 @@ class MappedSegment:
         index, rest = divmod(offset - PAGE, self.slot)
         if rest or not 0 <= index < self._slots.count or not 0 < length <= self.slot:
             raise ProtocolError("reference", f"{length} bytes at {offset} are no slot of this segment")
-        region = self._slots.lend(index, length)
+        # `map`: a signal's handler that raised behind the call would let go of it, and free the slot.
+        [region] = map(self._slots.lend, (index,), (length,))
         if region is None:
             raise ProtocolError("reference", "a slot whose payload is still in use here")
         return region

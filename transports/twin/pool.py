@@ -142,11 +142,13 @@ def address_of(memory: Any) -> int:
     """Where the bytes of a contiguous buffer begin."""
     view = flat_view(memory)
     info = _BufferInfo()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(info), 0)
-    try:
-        return int(info.address or 0)
+    at = ctypes.byref(info)
+    try:  # a signal's handler may raise behind each call, and nothing else releases the view
+        ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), at, 0)
+        address: int = info.address or 0
+        return address
     finally:
-        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(info))
+        ctypes.pythonapi.PyBuffer_Release(at)
 
 
 def copy_into(target: Any, source: Any) -> None:

@@ -62,7 +62,6 @@ class Incoming(Outgoing):
         self._arriving: deque[_Arrival] = deque()
         self._arriving_bytes = 0
         self._granting: Any = None  # the last grant's request and bytes
-        self._between = False  # something left UCX, or a queue of ours, and is not in the next one yet
         self._collect = 0  # so many are taken in whoever waits, since the peer is leaving
         self._polite = around.socket_type in _POLITE
 
@@ -102,6 +101,9 @@ class Incoming(Outgoing):
         """Takes in until there is a message, or nothing more comes; then the worker is armed."""
         worker = self._port.worker
         messages = self._unpacker.messages
+        if self._between:
+            self.interrupted()
+            return
         while True:
             try:
                 while self._take_in(sink):
@@ -112,10 +114,6 @@ class Incoming(Outgoing):
             except (ProtocolError, Broken) as error:
                 self._fail(error)
                 return
-            except BaseException:
-                if self._between:  # better a stream that ends than one that loses a message in silence
-                    self._fail(Broken("a signal's handler interrupted a receive between UCX and us"))
-                raise
             if messages:
                 if not self._polite:
                     self._grant_soon()
@@ -304,13 +302,17 @@ class Incoming(Outgoing):
 
     def look(self) -> None:
         """After progress that others made: what is over, what was granted, what may go now."""
+        if self._between:  # a call of another thread was interrupted
+            self.interrupted()
         if self.broken is not None:
             return
         try:
             self._finish()
             if self._ungranted:
+                self._between = True
                 while (found := self._port.worker.find(self._from[GRANT], remove=True)) is not None:
                     self._take_grant(found)
+                self._between = False
             if self._queue:
                 self._post()
             elif not self._requests and self._collect <= self._taken:

@@ -81,6 +81,7 @@ class Outgoing(Stream):
         self._posted = 0
         self._collected = 0  # how many the peer was told to collect
         self._room_wanted = False
+        self._between = False  # something left UCX, or a queue of ours, and is not in the next one yet
         # -- what the peer sent, as far as the sending half tells of it
         self._taken = 0
         self._told = 0
@@ -98,6 +99,8 @@ class Outgoing(Stream):
         sizes = [len(frame[4]) if type(frame[4]) is bytes else nbytes_of(frame[4]) for frame in frames]
         size = sum(sizes)
         with self._port as port, port.lock:
+            if self._between:  # another thread's call was interrupted a moment ago
+                self.interrupted()
             self._check()
             if not force and self._is_full(size):
                 port.advance()
@@ -106,15 +109,18 @@ class Outgoing(Stream):
                     self._room_wanted = True
                     return 0
             kept = [self._kept(frame, n, hold) for frame, n in zip(frames, sizes, strict=True)]
-            self.sent = number = self.sent + 1
+            number = self.sent + 1
+            early = released is not None and (not hold or max(sizes) < APART)  # what stays here are copies
+            message = _Message(kept, sizes, size, number, None if early else released)
+            # No call before the last one: a signal's handler runs before all of it, or behind it.
+            self.sent = number
             self.sent_bytes += size
             self.queued += 1
             self.queued_bytes += size
-            if released is not None and (not hold or max(sizes) < APART):
-                port.calls.append(partial(released, None))  # what stays here are copies
-                released = None
-            self._queue.append(_Message(kept, sizes, size, number, released))
             self._waiting += size + HEADER_SIZE
+            self._queue.append(message)
+            if early and released is not None:
+                port.calls.append(partial(released, None))
             if not self._ungranted or self._waiting >= FULL:
                 self._post()
             elif len(self._queue) == 1:
@@ -203,6 +209,7 @@ class Outgoing(Stream):
 
     def _post_batch(self) -> None:
         """One batch, up to FULL bytes or the first large payload, and that payload."""
+        self._between = True
         chunks = [TAKEN.pack(self._taken)]
         size = TAKEN.size
         carried: list[_Message] = []
@@ -231,6 +238,7 @@ class Outgoing(Stream):
         if large is not None:
             message, data = large
             self._request(data, PAYLOAD, [message], 0, message.next == len(message.frames))
+        self._between = False
 
     def _request(self, data: Any, kind: int, carried: list[_Message], window: int, ended: int) -> None:
         request = self._endpoint.send(data, self._to[kind])
@@ -246,6 +254,7 @@ class Outgoing(Stream):
         """Books requests that are over, in the order of their posting."""
         requests = self._requests
         while requests and requests[0][0].completed:
+            self._between = True
             request, carried, _ = requests.popleft()
             error = failure(request)
             if error is not None:
@@ -257,6 +266,7 @@ class Outgoing(Stream):
                     self.queued -= 1
                     self.queued_bytes -= message.size
                     self._release(message, None)
+            self._between = False
         if self._room_wanted and not self._is_full(0):
             self._room_wanted = False
             if self.on_writable is not None:
@@ -276,7 +286,8 @@ class Outgoing(Stream):
         if news > len(self._ungranted):
             raise ProtocolError("control", f"a grant for {taken} messages of {self._posted}")
         for _ in range(news):
-            self._window -= self._ungranted.popleft()[0]
+            self._window -= self._ungranted[0][0]  # no call in between: a handler runs behind both
+            self._ungranted.popleft()
 
     def look(self) -> None:
         """After progress that others made; the receiving half has it."""
@@ -286,6 +297,11 @@ class Outgoing(Stream):
         return False
 
     # -- the end ------------------------------------------------------------------------------------------
+
+    def interrupted(self) -> None:
+        """Better a stream that ends than one that loses a message in silence."""
+        if self._between:
+            self._fail(Broken("a signal's handler interrupted a call between UCX and us"))
 
     def _check(self) -> None:
         if self.broken is not None:

@@ -41,6 +41,9 @@ class Member(Protocol):
     def has_arrived(self) -> bool:
         """Whether its receiver would find something."""
 
+    def interrupted(self) -> None:
+        """A signal's handler raised in a call of one of the port's streams. With the port's lock."""
+
 
 class Port:
     """Owns a worker. `with port, port.lock:` holds its lock; every call that is not said to take it needs it.
@@ -80,16 +83,31 @@ class Port:
             raise forked()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        if self.due:
-            with self.lock:
-                if self.due and not self.closed:
-                    self.advance()
-        if self.calls:
-            with self.lock:
-                calls, self.calls = self.calls, []
-            for call in calls:
-                call()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        try:
+            if kind is not None and not issubclass(kind, Exception):
+                self._go_on_later()
+                with self.lock:
+                    for stream in self.streams[:]:
+                        stream.interrupted()
+            if self.due:
+                with self.lock:
+                    if self.due and not self.closed:
+                        self.advance()
+            if self.calls:
+                with self.lock:
+                    calls, self.calls = self.calls, []
+                for call in calls:
+                    call()
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._go_on_later()
+            raise
+
+    def _go_on_later(self) -> None:
+        """A signal's handler raised, maybe between progress and arming: nothing would tell of what comes."""
+        if self._reactor is not None:
+            self._reactor.call_soon(self._serve)
 
     @property
     def is_forked(self) -> bool:
