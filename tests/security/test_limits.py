@@ -16,7 +16,7 @@ from tests.broker.asking import ask
 from tests.broker.running import running
 from tests.broker.test_besieged import MOST_OF_A_HANDSHAKE
 from tests.security.conftest import TOKEN
-from transfer import scraping
+from transfer import http_client, scraping
 from transfer.broker.announced import AnnouncedLimits
 from transfer.broker.engine.registry import Limits as RegistryLimits
 from transfer.broker.fronts import abtp_awaiting, abtp_pub, own_consumers, own_offers, own_queue
@@ -28,6 +28,8 @@ from transfer.broker.fronts.ttp import TtpSettings
 from transfer.broker.http import serving as http
 from transfer.broker.http.app import MAX_BODY
 from transfer.broker.settings import Settings
+from transfer.cli import app, health
+from transfer.cli.reaching import Reached
 from transfer.config import TRANSFER
 from transfer.protocols import abtp, zmtp
 from transfer.socket import SocketMethods
@@ -64,6 +66,10 @@ def number(value):
 
 def seconds(value):
     return f"{value:g} s"
+
+
+def _default(function, name):
+    return inspect.signature(function).parameters[name].default
 
 
 def _of_aiohttp(name):
@@ -130,6 +136,8 @@ VALUES = {
     ("HTTP of a broker", "bytes of a request line"): number(_of_aiohttp("max_line_size")),
     ("HTTP of a broker", "time"): seconds(http.KEEP_ALIVE),
     ("HTTP of metrics", "connections"): number(scraping._MOST),
+    ("answers", "bytes"): f"{size(http_client.MOST)}; {size(health._MOST)}",
+    ("answers", "time"): f"{seconds(Reached().timeout)}; {seconds(_default(app.health, 'timeout'))}",
     ("spool", "bytes of a request"): size(protocol.MAX_REQUEST),
     ("spool", "bytes of an answer"): size(protocol.MAX_ANSWER),
     ("spool", "bytes of answers"): size(reader._MOST_UNSENT),
