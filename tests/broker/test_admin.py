@@ -10,6 +10,7 @@ import pytest
 
 from transfer.broker.http import admin
 from transfer.broker.http.asked import Asked
+from transfer.broker.http.health import Problem
 from transfer.broker.state.chain import check_export
 from transfer.broker.state.letter import Reference
 from transports.errors import LogFull, UsageError
@@ -255,9 +256,10 @@ def test_health_and_metrics_need_no_token(desk):
         client = Client(port)
         assert client.ask("GET", "/livez")[0] == 200
         assert json.loads(client.ask("GET", "/readyz")[2]) == {"status": "ok"}
-        problems.append("the log is full")
-        status, _, body = client.ask("GET", "/readyz")
-        assert (status, json.loads(body)) == (503, {"status": "failing", "problems": problems})
+        problems.append(Problem("the log is full", "group 'g' holds it"))
+        for named, wanted in ((client, "the log is full"), (Client(port, TOKEN.encode()), str(problems[0]))):
+            status, _, body = named.ask("GET", "/readyz")
+            assert (status, json.loads(body)) == (503, {"status": "failing", "problems": [wanted]})
         status, headers, body = client.ask("GET", "/metrics")
         assert (status, body) == (200, b"up 1\n") and headers["Content-Type"].startswith("text/plain")
 

@@ -29,7 +29,7 @@ from transfer import cli
 from transfer.broker import tokenless
 from transfer.broker.configuring import Said, configured
 from transfer.broker.settings import AbtpEndpoints
-from transports.errors import SecurityError
+from transports.errors import InternalError, SecurityError
 from transports.security.settings import Security
 
 OPEN = ("/livez", "/readyz", "/", "/console.js", "/console.css", "/favicon.ico")
@@ -61,6 +61,34 @@ def test_health_and_the_page_are_open_and_nothing_else(broker, identities, door)
         assert status(broker, identities, path, door=door) == 401, path
         assert status(broker, identities, path, door=door, X_Admin_Token="wrong") == 403, path
         assert status(broker, identities, path, door=door, Authorization="Bearer wrong") == 403, path
+
+
+@pytest.fixture
+def failing(broker):
+    """A broker whose log is full of a topic with a secret name, and has failed."""
+    durability = broker.hub.durability
+    durability.full = "group 'g' of topic 'merger' holds it"
+    durability.failure = InternalError("/data/merger")
+    yield broker
+    durability.full, durability.failure = "", None
+
+
+@pytest.mark.parametrize("door", ["http", "ttp"])
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_health_names_nothing_to_strangers(failing, identities, door, path):
+    def problems(issued=None, **headers):
+        context = context_of(identities, issued)
+        context.set_alpn_protocols(["http/1.1"])
+        code, told = ask(failing, path, context, door=door, **headers)
+        assert code == 503
+        return json.loads(told)["problems"]
+
+    kinds = ["the log has failed", "the log is full, so publishers wait"][: 2 if path == "/readyz" else 1]
+    assert problems() == problems(X_Admin_Token="wrong") == kinds
+    told = problems(identities.client)
+    assert told == problems(X_Admin_Token=TOKEN) == problems(Authorization=f"Bearer {TOKEN}")
+    for kind, text in zip(kinds, told, strict=True):
+        assert text.startswith(f"{kind}: ") and "merger" in text
 
 
 @pytest.mark.parametrize("door", ["http", "ttp"])

@@ -17,7 +17,7 @@ from tests.broker.running import running
 from tests.broker.test_besieged import MOST_OF_A_HANDSHAKE
 from tests.broker.test_http_heads import MOST_OF_A_HEAD
 from tests.security.conftest import TOKEN
-from transfer import scraping
+from transfer import http_client, scraping
 from transfer.broker.announced import AnnouncedLimits
 from transfer.broker.engine.registry import Limits as RegistryLimits
 from transfer.broker.fronts import abtp_awaiting, abtp_pub, own_consumers, own_offers, own_queue
@@ -29,6 +29,8 @@ from transfer.broker.fronts.ttp import TtpSettings
 from transfer.broker.http import heads, serving as http
 from transfer.broker.http.app import MAX_BODY
 from transfer.broker.settings import Settings
+from transfer.cli import app, health
+from transfer.cli.reaching import Reached
 from transfer.config import TRANSFER
 from transfer.protocols import abtp, zmtp
 from transfer.socket import SocketMethods
@@ -66,6 +68,10 @@ def number(value):
 
 def seconds(value):
     return f"{value:g} s"
+
+
+def _default(function, name):
+    return inspect.signature(function).parameters[name].default
 
 
 def _of_aiohttp(name):
@@ -142,6 +148,8 @@ VALUES = {
     ("HTTP of metrics", "connections"): f"{number(scraping._MOST)}; {number(scraping._MOST)}",
     ("HTTP of metrics", "bytes"): size(scraping.MOST_HEAD),
     ("HTTP of metrics", "time"): seconds(scraping._PATIENCE),
+    ("answers", "bytes"): f"{size(http_client.MOST)}; {size(health._MOST)}",
+    ("answers", "time"): f"{seconds(Reached().timeout)}; {seconds(_default(app.health, 'timeout'))}",
     ("spool", "bytes of a request"): size(protocol.MAX_REQUEST),
     ("spool", "bytes of an answer"): size(protocol.MAX_ANSWER),
     ("spool", "bytes of answers"): size(reader._MOST_UNSENT),

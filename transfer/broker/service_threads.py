@@ -27,10 +27,10 @@ class ServiceThreads:
         """Adds the calling thread: the initializer of an executor."""
         self._threads.append(threading.current_thread())
 
-    def problems(self) -> list[str]:
-        """One sentence for each thread that has ended."""
+    def ended(self) -> list[tuple[str, str]]:
+        """(its name, why or "") of each thread that has ended."""
         return [
-            f"the thread {thread.name} has ended" + self._reasons.get(thread, "")
+            (thread.name, self._reasons.get(thread, ""))
             for thread in [*self._threads]
             if not thread.is_alive()
         ]
@@ -40,4 +40,4 @@ class ServiceThreads:
             work()
         except BaseException as error:  # noqa: BLE001 - health checks say it
             _log.exception("the thread %s has ended", threading.current_thread().name)
-            self._reasons[threading.current_thread()] = f": {error!r}"
+            self._reasons[threading.current_thread()] = repr(error)

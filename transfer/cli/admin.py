@@ -5,49 +5,19 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import IO, Any, Protocol
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from transfer.cli.health import WITHOUT_TLS, Asked, ended_without_answer, trust
+from transfer.cli.health import WITHOUT_TLS, ended_without_answer, target, trust
+from transfer.http_client import Answer, Bounds, TooLarge, asked
 from transports.errors import AddressError, Again, Broken, Fatal, InternalError, UsageError
 from transports.security.settings import Security
 
 _TOKEN = "X-Admin-Token"
 _WHERE = "--url or TRANSFER_ADMIN_URL names its HTTP address"
-
-
-class _Direct(urllib.request.HTTPRedirectHandler):
-    """Follows nobody elsewhere: the token is for one broker."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
-class _Named(http.client.HTTPSConnection):
-    """Expects the certificate of this name, whatever the host is called."""
-
-    def __init__(self, host: str, *, name: str, context: ssl.SSLContext, timeout: float) -> None:
-        super().__init__(host, timeout=timeout, context=context)
-        self._name, self._trust = name, context
-
-    def connect(self) -> None:
-        """By TLS. Raises OSError."""
-        http.client.HTTPConnection.connect(self)
-        self.sock = self._trust.wrap_socket(self.sock, server_hostname=self._name)
-
-
-class _Secured(urllib.request.HTTPSHandler):
-    def __init__(self, context: ssl.SSLContext, name: str) -> None:
-        super().__init__(context=context)
-        self._made = partial(_Named, name=name, context=context)
-
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._made, request)
 
 
 class Members(dict[str, Any]):
@@ -68,107 +38,95 @@ class Members(dict[str, Any]):
         return found
 
 
-class _Answer(Protocol):
-    def read(self) -> bytes: ...
-
-    def __iter__(self) -> Iterator[bytes]: ...
-
-
 class Admin:
-    """One broker. url: `http://HOST:PORT`, or `https`. timeout: seconds without a byte from it. security: the
-    certificates that are shown, and trusted. Raises AddressError, OptionError.
+    """One broker. url: `http://HOST:PORT`, or `https`. timeout: seconds for a whole answer, or a whole
+    line of it in `lines`. security: the certificates that are shown, and trusted. Raises AddressError,
+    OptionError.
 
     Its calls raise UsageError for what the broker refuses, Fatal for what is not there, InternalError when
-    the broker failed, Again after the time-out, Broken when nobody or somebody else answers.
+    the broker failed, Again after the time-out, Broken when nobody or another program answers.
     """
 
     def __init__(self, url: str, token: str | None, timeout: float, security: Security | None = None) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+        place = target(url, {}, Security(), live=False)
+        if parts.query or parts.fragment:
             hint = "write it, or TRANSFER_ADMIN_URL, as http://127.0.0.1:9180"
             raise AddressError(f"{url!r} is no address of a broker", hint=hint)
         self._url = url.rstrip("/")
         self._headers = {_TOKEN: token} if token else {}
         self._timeout = timeout
-        # Without proxies: what the environment says of the web is not meant for a broker.
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _Direct()]
-        if parts.scheme == "https":
-            asked = Asked(parts.hostname or "", parts.port or 443, "/", secure=True)
-            handlers.append(_Secured(*trust(asked, security or Security(), secret=True)))
-        self._opener = urllib.request.build_opener(*handlers)
+        self._place, self._root = place, parts.path.rstrip("/")
+        self._trust = trust(place, security or Security(), secret=True) if place.secure else None
 
     def get(self, path: str, **query: str | int | None) -> Members:
         """What is there; parameters that are None are left out."""
         with self._open(f"{path}?{_query(query)}", None) as answer:
-            return self._decoded(answer.read())
+            return self._decoded(answer.whole())
 
     def look(self, path: str, **query: str | int | None) -> Members:
         """What everybody who may look is shown, under `/api/`."""
         with self._open(f"{path}?{_query(query)}", None, under="") as answer:
-            return self._decoded(answer.read())
+            return self._decoded(answer.whole())
 
     def post(self, path: str, members: Mapping[str, Any]) -> Members:
         """What came of it; members that are None are left out."""
         body = json.dumps({name: value for name, value in members.items() if value is not None})
         with self._open(path, body.encode()) as answer:
-            return self._decoded(answer.read())
+            return self._decoded(answer.whole())
 
     def lines(self, path: str, **query: str | int | None) -> Iterator[bytes]:
         """The lines of a long answer, one by one."""
         with self._open(f"{path}?{_query(query)}", None) as answer:
-            yield from answer
+            yield from answer.lines()
 
     @contextmanager
-    def _open(self, path: str, body: bytes | None, under: str = "admin/") -> Iterator[_Answer]:
+    def _open(self, path: str, body: bytes | None, under: str = "admin/") -> Iterator[Answer]:
         headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
+        bounds = Bounds(self._timeout)
+        where = f"{self._root}/api/{under}{path}"
+        host, port = self._place.host, self._place.port
         try:
-            request = urllib.request.Request(f"{self._url}/api/{under}{path}", body, headers)
-            with self._opener.open(request, timeout=self._timeout) as answer:
+            with asked(
+                host, port, where, bounds=bounds, trust=self._trust, body=body, headers=headers
+            ) as answer:
+                if not 200 <= answer.status < 300:
+                    raise self._refusal(answer)
                 yield answer
-        except urllib.error.HTTPError as error:
-            with error:
-                raise self._refusal(error.code, error) from error
-        except urllib.error.URLError as error:
-            if isinstance(error.reason, TimeoutError):
-                raise self._silent() from error
-            if isinstance(error.reason, ssl.SSLError):
-                raise Broken(
-                    f"no TLS with {self._url}: {_words(error.reason)}",
-                    hint="TRANSFER_TLS_CA says whom to trust, TRANSFER_TLS_SERVER_NAME which name its "
-                    "certificate has, TRANSFER_TLS_CERT what is shown",
-                ) from error
-            if ended_without_answer(error.reason):
-                raise self._ended(error.reason) from error
-            raise Broken(
-                f"nobody answers at {self._url}: {error.reason}",
-                hint="is the broker running? --url names its HTTP address",
-            ) from error
         except TimeoutError as error:
-            raise self._silent() from error
-        except (http.client.HTTPException, ConnectionError) as error:
+            raise Again(f"{self._url} did not answer within {self._timeout:g} s") from error
+        except ssl.SSLError as error:
+            raise Broken(
+                f"no TLS with {self._url}: {_words(error)}",
+                hint="TRANSFER_TLS_CA says whom to trust, TRANSFER_TLS_SERVER_NAME which name its "
+                "certificate has, TRANSFER_TLS_CERT what is shown",
+            ) from error
+        except TooLarge as error:
+            raise self._stranger(f"its answer has {error}") from error
+        except (OSError, http.client.HTTPException) as error:
             raise self._ended(error) from error
         except ValueError as error:  # a token that no header can have
             raise UsageError(f"it cannot be asked for: {error}") from error
 
-    def _ended(self, error: object) -> Broken:
-        plain = self._url.startswith("http:") and ended_without_answer(error)
-        hint = WITHOUT_TLS if plain else ""
-        return Broken(f"{self._url} ended the connection: {error!r}", hint=hint)
+    def _ended(self, error: OSError | http.client.HTTPException) -> Broken:
+        ended = isinstance(error, http.client.HTTPException | ConnectionError)
+        if ended and not isinstance(error, ConnectionRefusedError):
+            plain = self._trust is None and ended_without_answer(error)
+            return Broken(f"{self._url} ended the connection: {error!r}", hint=WITHOUT_TLS if plain else "")
+        hint = "is the broker running? --url names its HTTP address"
+        return Broken(f"nobody answers at {self._url}: {error}", hint=hint)
 
-    def _silent(self) -> Again:
-        return Again(f"{self._url} did not answer within {self._timeout} s")
-
-    def _refusal(self, status: int, answer: IO[bytes]) -> UsageError | Fatal | InternalError | Broken:
+    def _refusal(self, answer: Answer) -> UsageError | Fatal | InternalError | Broken:
         try:
-            body = json.loads(answer.read())
+            body = json.loads(answer.whole())
             code, message = str(body["error"]), str(body["message"])
-        except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
-            return self._stranger(f"it answers with status {status}")
-        if status in (401, 403):
+        except (ValueError, KeyError, TypeError, RecursionError, http.client.IncompleteRead):
+            return self._stranger(f"it answers with status {answer.status}")
+        if answer.status in (401, 403):
             return UsageError(f"{self._url} refuses: {message}", hint="--token, or ADMIN_TOKEN")
         if code == "not_found":
             return Fatal(message)
-        if status >= 500:
+        if answer.status >= 500:
             return InternalError(f"{self._url}: {message}")
         return UsageError(message)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import ssl
 import sys
 from dataclasses import dataclass
@@ -15,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from transfer import http_client
 from transfer.cli import EXIT_ERROR
 from transfer.config import broker_environment
+from transfer.http_client import Bounds, TooLarge, Trust
 from transports.config import security as read_security
 from transports.errors import AddressError, Again, Broken, OptionError, UsageError
 from transports.security.guard import is_loopback
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _PORT = 9180
 #: bytes of an answer that are read
-_MOST = 64 << 10
+_MOST = 1 << 20
 _ANYWHERE = ("", "*", "0.0.0.0", "::", "[::]")
 #: for who asked by plain HTTP, and was not answered
 WITHOUT_TLS = "does it want TLS? then ask by https://, with TRANSFER_TLS_CA and what else it wants"
@@ -88,9 +89,9 @@ def target(url: str | None, told: Mapping[str, str], security: Security, *, live
     return Asked(parts.hostname, port_number or (443 if secure else 80), own, secure)
 
 
-def trust(asked: Asked, security: Security, *, secret: bool) -> tuple[ssl.SSLContext, str]:
-    """(what its certificate is checked by, the name it has to have). secret: the request carries a secret, so
-    the name is checked on loopback too. Raises OptionError."""
+def trust(asked: Asked, security: Security, *, secret: bool) -> Trust:
+    """What its certificate is checked by, and the name it has to have. secret: the request carries a secret,
+    so the name is checked on loopback too. Raises OptionError."""
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["http/1.1"])
@@ -113,7 +114,7 @@ def trust(asked: Asked, security: Security, *, secret: bool) -> tuple[ssl.SSLCon
     # The loopback's address stands in few certificates. But any user of this machine may listen there: who
     # shows another host's certificate gets no secret.
     context.check_hostname = secret or bool(security.server_name) or not is_loopback(asked.host)
-    return context, security.server_name or asked.host
+    return Trust(context, security.server_name or asked.host)
 
 
 def _only_from(context: ssl.SSLContext, **authorities: str) -> ssl.SSLContext:
@@ -133,16 +134,10 @@ def _first(file: str) -> str:
 
 def _answer(asked: Asked, security: Security, timeout: float) -> tuple[int, bytes]:
     secured = trust(asked, security, secret=False) if asked.secure else None
-    connection = http.client.HTTPConnection(asked.host, asked.port, timeout=timeout)
+    bounds = Bounds(timeout, _MOST)
     try:
-        with socket.create_connection((asked.host, asked.port), timeout) as plain:
-            if secured is None:
-                connection.sock = plain
-                return _exchanged(connection, asked)
-            context, name = secured
-            with context.wrap_socket(plain, server_hostname=name) as encrypted:
-                connection.sock = encrypted
-                return _exchanged(connection, asked)
+        with http_client.asked(asked.host, asked.port, asked.path, bounds=bounds, trust=secured) as answer:
+            return answer.status, answer.whole()
     except TimeoutError as error:
         raise Again(f"{asked} did not answer within {timeout:g} s") from error
     except ssl.SSLError as error:
@@ -150,13 +145,13 @@ def _answer(asked: Asked, security: Security, timeout: float) -> tuple[int, byte
             f"{asked}: {error.reason or error}",
             hint="TRANSFER_TLS_CA has to be of the authority of its certificate",
         ) from error
+    except TooLarge as error:
+        raise Broken(f"{asked} is no broker's health: its answer has {error}") from error
     except (OSError, http.client.HTTPException) as error:
         if ended_without_answer(error):
             hint = "" if asked.secure else WITHOUT_TLS
             raise Broken(f"{asked} ended the connection without an answer", hint=hint) from error
         raise Broken(f"nobody answers at {asked}: {error}", hint="is the broker running?") from error
-    finally:
-        connection.close()
 
 
 def ended_without_answer(error: object) -> bool:
@@ -165,17 +160,11 @@ def ended_without_answer(error: object) -> bool:
     return isinstance(error, (ConnectionError, http.client.BadStatusLine)) and not refused
 
 
-def _exchanged(connection: http.client.HTTPConnection, asked: Asked) -> tuple[int, bytes]:
-    connection.request("GET", asked.path, headers={"Connection": "close"})
-    answer = connection.getresponse()
-    return answer.status, answer.read(_MOST)
-
-
 def _problems(body: bytes) -> str:
     try:
         found = json.loads(body)["problems"]
         return "; ".join(map(str, found))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "no broker's answer"
 
 

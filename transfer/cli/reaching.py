@@ -39,7 +39,9 @@ class Reached:
     ] = None
     timeout: Annotated[
         float,
-        typer.Option("--timeout", "-t", min=0.1, metavar="SECONDS", help="Give up when nobody answers."),
+        typer.Option(
+            "--timeout", "-t", min=0.1, metavar="SECONDS", help="Give up if there is no whole answer by then."
+        ),
     ] = 30.0
 
     def admin(self) -> Admin:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
+import ssl
 import tempfile
 import time
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.error import URLError
+from urllib.parse import urlsplit
 
 from transfer.broker.bench import usage
 from transfer.broker.bench.crew import Crew, Member, Stage
@@ -19,6 +20,7 @@ from transfer.broker.engine.grammar import Kind, Pattern, pattern
 from transfer.broker.fronts.own import OwnSettings
 from transfer.broker.server import Broker
 from transfer.broker.settings import TTP_PORT, Settings
+from transfer.http_client import Bounds, Trust, asked
 from transports.errors import AddressError, UsageError
 
 #: where a broker's fronts are unless it is told otherwise
@@ -63,7 +65,7 @@ class Running(Target):
         host, _, port = ttp.removeprefix("tcp://").rpartition(":")
         if not host or not port.isdecimal():
             raise AddressError(f"{ttp!r} is no HOST:PORT", hint=f"for instance {TTP}")
-        if url is not None and not url.startswith(("http://", "https://")):
+        if url is not None and not _is_url(url):
             raise AddressError(f"{url!r} is no URL", hint="for instance http://127.0.0.1:9180")
         self.requests = requests
         self.ttp = (host.strip("[]"), int(port))
@@ -78,12 +80,25 @@ class Running(Target):
         return Usage() if self._url is None else usage.of_metrics(self._metrics(self._url))
 
     def _metrics(self, url: str) -> str:
+        parts = urlsplit(url)
+        host, secure = parts.hostname or "", parts.scheme == "https"
+        trust = Trust(ssl.create_default_context(), host) if secure else None
+        port, path = parts.port or (443 if secure else 80), parts.path.rstrip("/") + "/metrics"
         try:
-            with urllib.request.urlopen(f"{url.rstrip('/')}/metrics", timeout=_PATIENCE) as answer:
-                text: str = answer.read().decode()
-                return text
-        except (URLError, TimeoutError, UnicodeDecodeError) as error:
+            with asked(host, port, path, bounds=Bounds(_PATIENCE), trust=trust) as answer:
+                if answer.status != 200:
+                    raise UsageError(f"no metrics at {url}: it answers with status {answer.status}")
+                return answer.whole().decode()
+        except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
             raise UsageError(f"no metrics at {url}: {error}") from error
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of its port
+        return False
 
 
 class Started(Target):

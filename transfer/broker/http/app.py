@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from transfer.broker.http.admin import Admin
 from transfer.broker.http.callers import ADMIN, Callers
+from transfer.broker.http.health import Problem
 from transfer.broker.http.refusing import refusal
 from transfer.broker.http.topic_routes import TopicRoutes
 from transfer.broker.state.operations import Operator
@@ -30,7 +32,7 @@ from transports.errors import (
 
 _log = logging.getLogger("transfer.broker")
 #: what is wrong now; nothing: all is well
-Health = Callable[[], Sequence[str]]
+Health = Callable[[], Sequence[Problem]]
 
 #: bytes of a request's body
 MAX_BODY = 4 << 20
@@ -55,8 +57,8 @@ def application(
     ready, metrics are called on the loop, so they have to be quick; metrics gives Prometheus' text. The
     operator is called on threads of its own, which end with the application's clean-up.
     """
-    guard = (callers or Callers(token)).guard()
-    app = web.Application(client_max_size=max_body, middlewares=[_errors_as_json, guard])
+    callers = callers or Callers(token)
+    app = web.Application(client_max_size=max_body, middlewares=[_errors_as_json, callers.guard()])
     executor = ThreadPoolExecutor(_THREADS, "transfer-admin")
 
     async def end(_: web.Application) -> None:
@@ -65,7 +67,8 @@ def application(
 
     app.on_cleanup.append(end)
     app.on_response_prepare.append(_kept_nowhere)
-    app.add_routes([web.get("/livez", _health(live)), web.get("/readyz", _health(ready))])
+    for path, problems in (("/livez", live), ("/readyz", ready)):
+        app.add_routes([web.get(path, _health(problems, callers.may_look))])
     if metrics is not None:
         app.add_routes([web.get("/metrics", _metrics(metrics))])
     app.add_routes(Admin(operator, executor).routes(ADMIN))
@@ -91,9 +94,12 @@ async def _kept_nowhere(_: web.Request, response: web.StreamResponse) -> None:
         response.headers.setdefault(name, value)
 
 
-def _health(problems: Health) -> Handler:
-    async def answer(_: web.Request) -> web.Response:
-        found = list(problems())
+def _health(problems: Health, names: Callable[[web.Request], bool]) -> Handler:
+    """names: whether a request may read more than the kinds of the problems."""
+
+    async def answer(request: web.Request) -> web.Response:
+        tells = str if names(request) else attrgetter("kind")
+        found = [tells(problem) for problem in problems()]
         told = {"status": "failing", "problems": found} if found else {"status": "ok"}
         return web.json_response(told, status=503 if found else 200)
 

@@ -1,8 +1,8 @@
 """Who asks: whoever shows a certificate or a token, and who has neither.
 
-Health is open, since those who look after containers have no certificate, and so is the console's page, which
-has no secrets. Everything else needs a certificate of the authority, or the token; operators' calls, if
-they have a token of their own (`http.token`), need that one.
+Health is open, since those who look after containers have no certificate, but names no topic or group to
+strangers. So is the console's page, which has no secrets. Everything else needs a certificate of the
+authority, or the token; operators' calls, if they have a token of their own (`http.token`), need that one.
 """
 
 from __future__ import annotations
@@ -74,9 +74,16 @@ class Callers:
         path = request.path
         if path in _OPEN:
             return None
-        security = self._https.security
         if path.startswith(ADMIN):
             return self._operator(request) or _no_json(request)
+        return self._looks(request, path)
+
+    def may_look(self, request: web.Request) -> bool:
+        """Whether it may read what stands under `/api/`: names of topics and groups, say."""
+        return self._looks(request, API) is None
+
+    def _looks(self, request: web.Request, path: str) -> web.Response | None:
+        security = self._https.security
         if security.authenticates:
             if self._is_known(request) or self._has_own(request):
                 return None

@@ -97,7 +97,7 @@ class _Looks:
         Asked(request.query).end()
         disk = await self._disk()
         told = overview_told(self._broker)
-        told["problems"] = list(ready_problems(self._broker))
+        told["problems"] = [str(problem) for problem in ready_problems(self._broker)]
         told["dead_letters"], told["log_segments"] = disk
         return web.json_response(told)
 
