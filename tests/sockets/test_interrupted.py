@@ -6,9 +6,12 @@ goes round. These tests raise at each such point of our code in turn.
 
 from __future__ import annotations
 
+import ctypes
 import dis
+import functools
 import os
 import select
+import signal
 import sys
 
 import numpy as np
@@ -267,3 +270,34 @@ def test_what_a_router_puts_before_it(context, endpoint):
         is_part(number, got[1])
 
     at_every_point(send, router.recv_multipart, check)
+
+
+class Shot:
+    """An argument that sends this process a signal when its truth is asked for, in C: the handler runs when
+    the call lets it."""
+
+    _raise = getattr(ctypes.CDLL(None), "raise")
+    _raise.restype = ctypes.c_bool
+    __bool__ = functools.partial(_raise, signal.SIGUSR1)
+
+
+def test_a_message_that_lies_ready(context, endpoint):
+    """A signal that came before it was taken."""
+    pull, push = joined(context, endpoint)
+
+    def handler(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        for number in range(3):
+            push.send(b"%d" % number)
+        assert pull.recv() == b"0"  # and the others were read with it
+        for number in (1, 2):
+            got = None
+            with pytest.raises(KeyboardInterrupt):
+                got = pull.recv(0, Shot())
+                eventually(lambda: False, 0.1)  # at the latest here
+            assert (pull.recv() if got is None else got.bytes) == b"%d" % number
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -163,6 +163,34 @@ _SEND = (
     """
 )
 
+#: the handler runs wherever the interpreter lets it, also between the return of a call and the assignment
+_DIRECT = (
+    _BEGIN
+    + """
+    size, count = map(int, sys.argv[3:5])
+    with transfer.Context() as context:
+        pull, push = pair(context, rcvtimeo=20000, sndtimeo=20000)
+        sender = threading.Thread(target=lambda: [push.send(bytes([n]) * size) for n in range(count)])
+        sender.start()
+        numbers = []
+        shots = Shots(signal.SIGINT, 0.005, 100)
+        while len(numbers) < count:
+            try:
+                inside = True
+                got = pull.recv()
+                inside = False
+            except KeyboardInterrupt:
+                continue
+            numbers.append(got[-1])
+        shots.stop()
+        sender.join(20)
+        assert numbers == list(range(count)), numbers
+        assert hits > 10
+        push.close()
+        pull.close()
+    """
+)
+
 #: a handler that returns: 1,000 signals a second, and calls whose times stay true
 _STORM = (
     _BEGIN
@@ -216,6 +244,11 @@ def run(source, kind, folder, *arguments, core="native"):
 @pytest.mark.parametrize("how", ["recv", "recv_multipart"])
 def test_an_interrupted_receive_of_large_messages_loses_none(kind, how, tmp_path):
     run(_RECEIVE, kind, tmp_path, how, 20_000_000, 6, 10)
+
+
+@over("local")
+def test_an_interrupted_copy_of_a_large_message_loses_none(kind, tmp_path):
+    run(_DIRECT, kind, tmp_path, 60_000_000, 5)
 
 
 @over("tcp", "local", "ipc", "inproc")

@@ -1,6 +1,7 @@
 # What users call. See socket.pyx.
 
 from transports.native.attachment cimport Attachments
+from transports.native.pool cimport Frame
 from transports.native.turn cimport Turn
 
 
@@ -17,6 +18,7 @@ cdef class SocketBase(Attachments):
     cdef bint reply(self, Turn turn, bytes data) except -1
     cdef object send_slowly(self, data, int flags, bint copy, bint track)
     cdef object recv_slowly(self, int flags, bint copy, bint track)
+    cdef object payload(self, tuple message, Frame frame, bint copy)
     cdef object deliver(self, tuple message, frames, int flags, bint copy, bint track)
     cdef object admit(self, tuple message)
     cdef object recv_in_turn(self, bint copy, bint track)

@@ -6,7 +6,9 @@ halves in sending.pyx and receiving.pyx. The receive lock guards the reader.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_CheckExact
+from libc.stdint cimport uint64_t
 from libc.stdlib cimport free
 from posix.unistd cimport close as close_fd
 from posix.unistd cimport usleep
@@ -198,6 +200,8 @@ cdef class SocketBase(Attachments):
         cdef header_t* header
         cdef size_t available
         cdef size_t size
+        cdef size_t start
+        cdef uint64_t number
         cdef bytes data
         cdef int bits = bits_of(flags)
         if (stream is not None and not self.receiving and not self._general_recv and self.stash is None
@@ -212,14 +216,21 @@ cdef class SocketBase(Attachments):
                         and header.version == VERSION and header.topic_length == 0
                         and header.socket_type <= 8 and size <= stream.link.max_message):
                     data = PyBytes_FromStringAndSize(self.reader.data + self.reader.start + HEADER, size)
-                    self.reader.start += HEADER + size
-                    stream.expect_size = 0
-                    count_one(self, stream, size)
-                    if self.exposed:
-                        self.signal()
-                    if copy:
-                        return data
-                    return plain_frame(data, header)
+                    number = self.messages_received
+                    start = self.reader.start
+                    # A signal's handler that raises here finds the message unread. One that does not may have
+                    # received on this socket, or let other threads do so.
+                    PyErr_CheckSignals()
+                    if (self.messages_received == number and self.reader.start == start
+                            and self.current is stream and not self.receiving and not self.closed):
+                        self.reader.start += HEADER + size
+                        stream.expect_size = 0
+                        count_one(self, stream, size)
+                        if self.exposed:
+                            self.signal()
+                        if copy:
+                            return data
+                        return plain_frame(data, header)
         return self.recv_slowly(bits, copy, track)
 
     cdef object recv_slowly(self, int flags, bint copy, bint track):
@@ -236,9 +247,21 @@ cdef class SocketBase(Attachments):
         if len(frames) == 1:
             frame = <Frame>frames[0]
             if frame.flags & ~F_CRC == 0:
-                return frame.data if copy and type(frame.data) is bytes else (
-                    frame.bytes if copy else frame)
+                return self.payload(message, frame, copy)
         return self.deliver(message, frames, flags, copy, track)
+
+    cdef object payload(self, tuple message, Frame frame, bint copy):
+        """What the program gets of a plain frame. If a signal's handler raises until then, as during the copy
+        of a large payload, the message is the next receive's."""
+        cdef object data = frame
+        try:
+            if copy:
+                data = frame.data if type(frame.data) is bytes else frame.bytes
+            PyErr_CheckSignals()
+        except BaseException:
+            self._give_again(message[0], message[1])
+            raise
+        return data
 
     cdef object deliver(self, tuple message, frames, int flags, bint copy, bint track):
         """Python makes of a message what the program gets. A signal's handler may raise in it; then the
@@ -269,6 +292,7 @@ cdef class SocketBase(Attachments):
         cdef tuple message = None
         cdef Frame frame
         cdef object admitted
+        cdef object data
         if self.socket_type == REQ:
             if (turn.number and turn.simple and turn.failure is None
                     and not 0 <= self.receive_timeout <= LOOK_MS):
@@ -279,11 +303,12 @@ cdef class SocketBase(Attachments):
             if message is None:
                 return self._recv_general(0, copy, track)
             frame = only_frame(message)
+            if frame is not None:
+                data = self.payload(message, frame, copy)
             # A reply that a tracker waits for has more to do.
             if frame is not None and self._lockstep and turn.answers(message[0], frame.sequence):
                 turn.answered(now_ns())
-                return frame.data if copy and type(frame.data) is bytes else (
-                    frame.bytes if copy else frame)
+                return data
             admitted = self.admit(message)
         else:
             if turn.open or not turn.take(RECEIVING):
@@ -292,12 +317,12 @@ cdef class SocketBase(Attachments):
                 message = self.next_message(self.receive_timeout, copy, None)
                 frame = only_frame(message)
                 if frame is not None and frame.socket_type == REQ and type(message[0]) is Stream:
+                    data = self.payload(message, frame, copy)
                     turn.stream = message[0]
                     turn.number = frame.sequence
                     turn.open = True
                     turn.simple = True
-                    return frame.data if copy and type(frame.data) is bytes else (
-                        frame.bytes if copy else frame)
+                    return data
                 admitted = self.admit(message)
             finally:
                 turn.give(RECEIVING)
