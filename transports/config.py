@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transports.address import POLICIES, advertised, is_numeric
+from transports.descriptors import refuse_exhausted
 from transports.errors import AddressError, OptionError, SecurityError
 from transports.security.settings import CLIENTS, ENCRYPT, Security
 from transports.variables import check_names
@@ -154,6 +155,7 @@ def _check_file(name: str, path: str) -> None:
         with open(path, "rb"):
             pass
     except (OSError, ValueError) as error:
+        refuse_exhausted(error, f"reading {path}")
         why = error.strerror if isinstance(error, OSError) else error
         raise SecurityError(
             f"the environment variable {name} is {path!r}, which cannot be read: {why}",

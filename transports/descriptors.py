@@ -54,6 +54,12 @@ def _said(limit: int) -> str:
     return "none" if limit == resource.RLIM_INFINITY else str(limit)
 
 
+def refuse_exhausted(error: Exception, doing: str) -> None:
+    """Raises OutOfDescriptors if that is what the error says."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        raise descriptor_error(error, doing) from error
+
+
 def descriptor_error(error: OSError, doing: str) -> TransferError:
     """What an error of the system is called here: OutOfDescriptors, or InternalError."""
     if error.errno in _EXHAUSTED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import secrets
 import shutil
 import socket
 import ssl
@@ -14,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID as OID
 
+from tests.descriptors import no_descriptor_left
 from tests.security.conftest import TOKEN
 from transfer.certificates import Authority
 from transports.errors import HandshakeError, SecurityError
@@ -277,3 +279,14 @@ def _certificate(paper, address):
         context.wrap_socket(plain, server_hostname=address.host) as end,
     ):
         return end.getpeercert(True)
+
+
+def test_new_tokens_are_read_when_there_are_descriptors_again(core, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LOOK", 0.0)
+    path, one, other = tmp_path / "token", secrets.token_hex(32), secrets.token_hex(32)
+    path.write_text(one)
+    known = Credentials(Security(token_file=str(path)), core)
+    path.write_text(other)
+    with no_descriptor_left():
+        assert known.tokens() == (one.encode(),)
+    assert known.tokens() == (other.encode(),) and (known.reloads, known.failures) == (1, 0)

@@ -113,6 +113,39 @@ def test_a_cancelled_receive_loses_nothing(acontext):
     run(main())
 
 
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_a_cancelled_send_is_sent_once_or_not_at_all(acontext, size):
+    """It waits for room, and what is cancelled there was not sent."""
+
+    async def main():
+        pull, push = pair_of(acontext, PULL, PUSH, sndhwm=2, rcvhwm=2, sndbuf=4096, rcvbuf=4096)
+        sent, cancelled = [], []
+
+        async def receive():
+            got = []
+            while not got or got[-1] != b"end":
+                got.append((await pull.recv())[:4].rstrip(b"."))
+                await asyncio.sleep(0)
+            return got[:-1]
+
+        receiving = asyncio.create_task(receive())
+        for i in range(200):
+            task = asyncio.create_task(push.send((b"%d" % i).ljust(size, b".")))
+            for _ in range(i % 4):
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                await task
+                sent.append(b"%d" % i)
+            except asyncio.CancelledError:
+                cancelled.append(b"%d" % i)
+        await push.send(b"end")
+        assert sent and cancelled
+        assert await asyncio.wait_for(receiving, 20) == sent
+
+    run(main())
+
+
 def test_two_tasks_may_receive(acontext):
     async def main():
         pull, push = pair_of(acontext, PULL, PUSH)

@@ -9,12 +9,14 @@ import pytest
 import transfer
 from tests.descriptors import no_descriptor_left
 from tests.sockets.conftest import core_module
+from transfer.certificates import Authority
 from transports import probe
 from transports.errors import OutOfDescriptors
 
 ENDPOINTS = {
     "tcp": "tcp://127.0.0.1:0",
     "local": "tcp://127.0.0.1:0",
+    "tls": "tcp://127.0.0.1:0",
     "ipc": "ipc://{}/socket",
     "abstract": "ipc://@transfer-test-{}",
     "inproc": "inproc://place",
@@ -31,6 +33,11 @@ def core(request):
 @pytest.fixture(params=list(ENDPOINTS))
 def endpoint(request, tmp_path, monkeypatch):
     monkeypatch.setenv("TRANSFER_LOCAL", "on" if request.param == "local" else "off")
+    if request.param == "tls":
+        authority = Authority(tmp_path)
+        issued = authority.issue()
+        for name, path in (("CERT", issued.certificate), ("KEY", issued.key), ("CA", authority.path)):
+            monkeypatch.setenv(f"TRANSFER_TLS_{name}", path)
     probe.forget()
     place = ENDPOINTS[request.param].format(tmp_path if request.param == "ipc" else tmp_path.name)
     with transfer.Context() as context:  # modules are files, too: what is imported late is imported now

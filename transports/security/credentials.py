@@ -9,7 +9,8 @@ import time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import SecurityError
+from transports.descriptors import refuse_exhausted
+from transports.errors import OutOfDescriptors, SecurityError
 from transports.security.exposure import warn_of
 from transports.security.settings import Security, tokens_of
 
@@ -31,7 +32,7 @@ class Credentials:
 
     core: the core whose contexts and channels are made. reloads, failures: how often files were read anew,
     and could not be; then what was read before stays in use.
-    Raises SecurityError if a file cannot be used; the files are read at once.
+    Raises SecurityError if a file cannot be used, OutOfDescriptors; the files are read at once.
     """
 
     def __init__(self, security: Security, core: ModuleType | Any) -> None:
@@ -88,6 +89,8 @@ class Credentials:
                 "this side has no certificate to show to those who connect",
                 hint="name its file and its key's (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY)",
             )
+        for path in filter(None, (security.certificate, security.key, security.authority)):
+            _check_readable(path)
         made: TlsContext = self._core.TlsContext(
             server=server,
             certificate=security.certificate,
@@ -103,8 +106,6 @@ class Credentials:
         security = self.security
         contexts: dict[tuple[bool, str, tuple[str, ...]], TlsContext] = {}
         if security.tls:
-            for path in filter(None, (security.certificate, security.key, security.authority)):
-                _check_readable(path)
             wanted = list(self._contexts) or [(False, "", (OWN_PROTOCOL,))]
             contexts = {key: self._make(*key) for key in wanted}
         tokens: tuple[str, ...] = (security.token,) if security.token else ()
@@ -124,15 +125,18 @@ class Credentials:
         seen = self._look()
         if seen == self._seen:
             return
-        self._seen = seen
         try:
             self._read()
+        except OutOfDescriptors as error:  # the next look tries again
+            _log.error("changed certificates or tokens are not read yet: %s", error)
+            return
         except SecurityError as error:
             self.failures += 1
             _log.error("changed certificates or tokens cannot be used, the old ones stay: %s", error)
         else:
             self.reloads += 1
             _log.info("certificates and tokens were read again")
+        self._seen = seen
 
     def _look(self) -> _Seen:
         security = self.security
@@ -155,6 +159,7 @@ def _check_readable(path: str) -> None:
         with open(path, "rb") as file:
             file.read(1)
     except OSError as error:
+        refuse_exhausted(error, f"reading {path}")
         raise SecurityError(f"{path} cannot be read: {error.strerror}") from error
 
 
@@ -163,5 +168,6 @@ def _text(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.read(64 * 1024)
     except (OSError, UnicodeDecodeError) as error:
+        refuse_exhausted(error, f"reading {path}")
         why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         raise SecurityError(f"the tokens in {path} cannot be read: {why}") from error
