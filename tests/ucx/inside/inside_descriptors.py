@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 import transfer
-from tests.sockets.test_no_descriptors import core, test_every_call_says_what_to_raise  # noqa: F401
-from tests.sockets.test_no_descriptors import test_peers_meet_when_there_are_some_again  # noqa: F401
+from tests.sockets.test_no_descriptors import (  # noqa: F401
+    core,
+    test_every_call_says_what_to_raise,
+    test_peers_meet_when_there_are_some_again,
+)
 
 pytestmark = pytest.mark.keeps("UCX's own descriptors")
 
