@@ -150,7 +150,7 @@ class SocketOptions:
     handshake_ivl = Option(".handshake_ivl", _DURATION, 66)
     connect_timeout = Option(0, _DURATION, 79)
     resend = Option(False, switch, 1005, effect="_ways_changed")
-    backlog = Option(1024, whole(1, 65535), 19)
+    backlog = Option(4096, whole(1, 65535), 19)
 
     def set(self, option: int | str, value: Any) -> None:
         """Sets an option by name or number. Raises OptionError, with the names there are."""

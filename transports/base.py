@@ -69,7 +69,7 @@ class Transport(ABC):
     capabilities: Capabilities
 
     @abstractmethod
-    def listen(self, address: Address, *, backlog: int = 1024) -> Listener:
+    def listen(self, address: Address, *, backlog: int = 4096) -> Listener:
         """Binds. Raises AddressInUse, AddressNotAvailable, AddressError."""
 
     @abstractmethod

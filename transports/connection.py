@@ -277,7 +277,7 @@ def serve(
     hello: HelloFactory,
     on_connected: OnConnected,
     on_failed: OnRefused,
-    backlog: int = 1024,
+    backlog: int = 4096,
     handshake_timeout: float = 30.0,
     upgrades: UpgradeFactory | None = None,
     credentials: Credentials | None = None,

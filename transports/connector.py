@@ -12,9 +12,19 @@ from transports.address import Address
 from transports.backoff import Backoff
 from transports.base import Transport
 from transports.connection import Connected, ConnectOptions, ConnectorOwner, final, hand_over
-from transports.errors import AddressError, Broken, Closed, Fatal, HandshakeError, TransferError
+from transports.descriptors import descriptor_hint, is_reserved
+from transports.errors import (
+    AddressError,
+    Broken,
+    Closed,
+    Fatal,
+    HandshakeError,
+    OutOfDescriptors,
+    TransferError,
+)
 from transports.exchange import Exchange
 from transports.hello import Agreement
+from transports.pending import PENDING
 from transports.reactor import EDGE, WRITABLE, Reactor, Timer
 from transports.tcp import connect_error, describe
 from transports.upgrade import Made
@@ -127,7 +137,11 @@ class SocketConnector:
         except TransferError as error:
             return error
         assert isinstance(started, socket.socket)
-        return started
+        if not is_reserved(started.fileno()):
+            return started
+        started.close()
+        PENDING.make_room()  # for the next attempt
+        return OutOfDescriptors("the last descriptors are kept for files", hint=descriptor_hint())
 
     def _must_prepare(self, number: int) -> bool:
         return number == 1 and self._options.prepare is not None

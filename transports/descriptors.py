@@ -9,13 +9,14 @@ from transports.errors import InternalError, OutOfDescriptors, TransferError
 
 #: the system, the process or the machine's memory cannot give one more descriptor just now
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-#: descriptors that no accepted connection takes: files of a log and its database need them
+#: descriptors that no connection takes: files of a log and its database need them
 RESERVE = 128
 
 
-def share_of_descriptors() -> int:
-    """How many connections may be pending: a quarter of the descriptors that this process may have."""
-    return max(1, _limit() // 4)
+def share_of_descriptors(part: int = 4) -> int:
+    """A quarter of the descriptors that this process may have: so many connections may be pending. part: 2 is
+    half of them: so many addresses of one name are followed."""
+    return max(1, _limit() // part)
 
 
 def is_reserved(fd: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -61,11 +62,12 @@ class Exchange:
         self._lock = threading.Lock()
         self._done = False
 
-    def start(self, timeout: float) -> None:
-        """Once, in the reactor's thread."""
+    def start(self, timeout: float, since: float | None = None) -> None:
+        """Once, in the reactor's thread. since: when the time began, by time.monotonic(); None: now."""
         if self._secure is None:
             self._handshake.begin()
-        self._timer = self._reactor.call_later(timeout, self._late, timeout)
+        spent = 0.0 if since is None else time.monotonic() - since
+        self._timer = self._reactor.call_later(timeout - spent, self._late, timeout)
         self._events = self._wanted()
         self._reactor.register(self._fd, self._events, self._ready)
 
@@ -118,11 +120,8 @@ class Exchange:
         with self._lock:
             if self._done:
                 return
-            self._handshake.fail(
-                "timeout",
-                f"no hello from {self.peer} within {timeout:g} s",
-                hint="is a peer of this library at the other end? handshake_ivl sets the time",
-            )
+            error = late(self.peer, timeout)
+            self._handshake.fail(error.reason, error.message, hint=error.hint)
             ended = self._ended()
         self._tell(ended)
 
@@ -223,6 +222,15 @@ class Exchange:
         self._done = True
         self._timer.cancel()
         self._reactor.unregister(self._fd)
+
+
+def late(peer: str, timeout: float) -> HandshakeError:
+    """Why a connection ends whose handshake took too long."""
+    return HandshakeError(
+        "timeout",
+        f"no hello from {peer} within {timeout:g} s",
+        hint="is a peer of this library at the other end? handshake_ivl sets the time",
+    )
 
 
 def wished(hello: Hello, address: Address, base: str) -> Hello:

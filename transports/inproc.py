@@ -101,7 +101,7 @@ class InprocTransport(DirectTransport):
     ) -> Connector:
         return InprocConnector(reactor, address, owner, options)
 
-    def listen(self, address: Address, *, backlog: int = 1024) -> Listener:
+    def listen(self, address: Address, *, backlog: int = 4096) -> Listener:
         return InprocListener(self._names, address, backlog)
 
     def start_connect(self, address: Address) -> InprocStream:

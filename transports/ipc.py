@@ -29,7 +29,7 @@ class IpcTransport(Transport):
     def __init__(self, options: SocketOptions | None = None) -> None:
         self.options = SocketOptions() if options is None else options
 
-    def listen(self, address: Address, *, backlog: int = 1024) -> Listener:
+    def listen(self, address: Address, *, backlog: int = 4096) -> Listener:
         folder = None
         if address.path == "*":
             folder = tempfile.mkdtemp(prefix="transfer-")

@@ -46,7 +46,7 @@ class TcpTransport(Transport):
         self.options = SocketOptions() if options is None else options
         self._turn = itertools.count()
 
-    def listen(self, address: Address, *, backlog: int = 1024) -> Listener:
+    def listen(self, address: Address, *, backlog: int = 4096) -> Listener:
         family, where = bind_address(address)
         listener = new_socket(family, self.options)
         try:

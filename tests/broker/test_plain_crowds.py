@@ -78,7 +78,7 @@ def test_a_port_that_is_full_of_silent_connections_serves_the_next(tmp_path, por
         until(lambda: refused(broker, FRONTS.get(port, port)))
         turns(broker)
         good(broker, port)
-        assert is_put_out(crowd[0]), "the oldest made room"
+        until(lambda: is_put_out(crowd[0]))  # the oldest made room; before, it may have been greeted
         assert set(refused(broker, FRONTS.get(port, port))) == {"crowded"}
 
 
@@ -132,6 +132,7 @@ def test_no_other_port_may_have_more_of_them_than_the_process(tmp_path):
             fill(stack, broker, "rqueue", 151)
             assert is_put_out(first[0])
             until(lambda: broker.doors.unfinished <= 300)
+            until(lambda: refused(broker, "pybroker"))  # it is counted behind its end
             assert refused(broker, "pybroker") == {"crowded": 1} and not refused(broker, "rqueue")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -51,6 +51,13 @@ def test_not_more_than_can_be_followed():
     assert not any(membership.heard(Listing(many))), "and always the same ones"
 
 
+def test_who_is_followed_stays_when_there_are_more_than_can_be():
+    membership = Membership()
+    membership.heard(listing(3))
+    changes = membership.heard(listing(0, 1, 2, 3), 2)
+    assert (changes.added, changes.retired) == (MEMBERS[:1], [])
+
+
 class Model(RuleBasedStateMachine):
     """Against sets: what is listed, and who has a connection."""
 

@@ -36,6 +36,7 @@ from transfer.protocols import abtp, zmtp
 from transfer.socket import SocketMethods
 from transfer.spool import group, protocol, reader, row_requests
 from transports import descriptors, hello, pending, upgrade
+from transports.discovery import membership
 from transports.first_record import LARGEST_HELLO
 from transports.local import door, mappings
 from transports.security.credentials import Credentials
@@ -88,6 +89,7 @@ _TTP, _ABTP, _REGISTRY, _ANNOUNCED = TtpSettings(), AbtpSettings(), RegistryLimi
 VALUES = {
     ("all TCP ports", "connections"): f"{number(pending.MOST)}, or a quarter of the descriptors",
     ("all TCP ports", "descriptors"): f"{number(descriptors.RESERVE)}, or an eighth",
+    ("names that", "addresses"): f"{number(membership.MOST)}, or half of the descriptors",
     ("each port", "connections that"): number(Security().unfinished),
     ("each port", "connections"): number(Security().connections),
     ("each port", "memory"): size(MOST_OF_A_HANDSHAKE),

@@ -14,6 +14,7 @@ from transfer.broker.crowd import Crowd
 from transfer.broker.engine.first_bytes import ENOUGH, ENOUGH_SECURED, Guess, Speech, guess, guess_secured
 from transfer.broker.listener import Accepted
 from transfer.throttled_log import ThrottledLog
+from transports.accepting import has_spoken
 from transports.errors import TransferError
 from transports.wire import SocketType
 
@@ -64,10 +65,15 @@ class Doorway:
 
     def accepted(self, connection: socket.socket, peer: str) -> None:
         """A new connection, in non-blocking mode."""
+        spoken = has_spoken(connection)
+        if spoken is False:  # in a storm most have gone, and nothing is made for them
+            self.refused["silent"] += 1
+            connection.close()
+            return
         guest = _Guest(connection, peer)
         self._loop.add_reader(connection.fileno(), self._look, guest)
         self._guests.add(guest)
-        if guest in self._guests:
+        if spoken and guest in self._guests:
             self._look(guest)
 
     def close(self) -> None:

@@ -15,12 +15,16 @@ from transfer.broker.engine.tls_words import word_of
 from transfer.broker.listener import Accepted
 from transfer.broker.secured import Secured
 from transfer.throttled_log import ThrottledLog
+from transports.accepting import has_spoken
 from transports.errors import TransferError
 
 if TYPE_CHECKING:
     from transports.core_contract import TlsChannel
 
 _log = logging.getLogger("transfer.broker")
+
+#: said of a peer that closed before its first byte
+_GONE = "the peer closed in the TLS handshake"
 
 #: makes TLS for a descriptor. Raises SecurityError
 Secure = Callable[[int], "TlsChannel"]
@@ -29,8 +33,8 @@ Secure = Callable[[int], "TlsChannel"]
 @dataclass(slots=True, eq=False)
 class _Guest:
     connection: socket.socket
-    channel: TlsChannel
     peer: str
+    channel: TlsChannel | None = None  # from its first byte on
     writes: bool = False
 
 
@@ -64,13 +68,15 @@ class Entry:
         return len(self._guests)
 
     def accepted(self, connection: socket.socket, peer: str) -> None:
-        """A new connection, in non-blocking mode. Raises SecurityError if there is nothing to show to it, and
-        then it is still the caller's."""
-        channel = self._secure(connection.fileno())
-        guest = _Guest(connection, channel, peer)
+        """A new connection, in non-blocking mode."""
+        spoken = has_spoken(connection)
+        guest = _Guest(connection, peer)
+        if spoken is False:  # in a storm most have gone, and nothing is made for them
+            self._fail(guest, _GONE)
+            return
         self._loop.add_reader(connection.fileno(), self._go_on, guest)
         self._guests.add(guest)
-        if guest in self._guests:
+        if spoken and guest in self._guests:
             self._go_on(guest)
 
     def close(self) -> None:
@@ -80,14 +86,13 @@ class Entry:
             guest.connection.close()
 
     def _go_on(self, guest: _Guest) -> None:
-        channel = guest.channel
+        channel = guest.channel or self._begin(guest)
+        if channel is None:
+            return
         try:
             done = channel.handshake()
         except OSError as error:
-            said = error.strerror or str(error)
-            word = word_of(said)
-            self._throttled.say(logging.INFO, word, "%s was not let in: %s", guest.peer, said)
-            self._put_out(guest, word)
+            self._fail(guest, error.strerror or str(error))
             return
         if not done:
             self._watch(guest, writes=channel.unsent > 0)
@@ -98,12 +103,26 @@ class Entry:
         try:
             self._taker(secured, guest.peer)
         except TransferError as error:
-            text = "%s could not be let in: %s"
-            self._throttled.say(logging.WARNING, "refused", text, guest.peer, error)
+            self._refuse(guest.peer, error)
             secured.close()
         except Exception:  # noqa: BLE001 - the others are served all the same
             _log.exception("a connection of %s cannot be served", guest.peer)
             secured.close()
+
+    def _begin(self, guest: _Guest) -> TlsChannel | None:
+        """TLS is made at the first byte: a silent connection costs its descriptor. None: there is none yet,
+        or it has ended."""
+        spoken = has_spoken(guest.connection)
+        if spoken is False:
+            self._fail(guest, _GONE)
+        elif spoken:
+            try:
+                guest.channel = self._secure(guest.connection.fileno())
+            except TransferError as error:
+                self._refuse(guest.peer, error)
+                self._let_go(guest)
+                guest.connection.close()
+        return guest.channel
 
     def _watch(self, guest: _Guest, *, writes: bool) -> None:
         if writes == guest.writes:
@@ -114,6 +133,14 @@ class Entry:
         else:
             self._loop.remove_writer(guest.connection.fileno())
 
+    def _refuse(self, peer: str, error: TransferError) -> None:
+        self._throttled.say(logging.WARNING, "refused", "%s could not be let in: %s", peer, error)
+
+    def _fail(self, guest: _Guest, said: str) -> None:
+        word = word_of(said)
+        self._throttled.say(logging.INFO, word, "%s was not let in: %s", guest.peer, said)
+        self._put_out(guest, word)
+
     def _put_out(self, guest: _Guest, word: str) -> None:
         self.refused[word] += 1
         self._let_go(guest)
@@ -122,4 +149,4 @@ class Entry:
     def _let_go(self, guest: _Guest) -> None:
         self._guests.remove(guest)
         self._loop.remove_reader(guest.connection.fileno())
-        self._loop.remove_writer(guest.connection.fileno())
+        self._watch(guest, writes=False)

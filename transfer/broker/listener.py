@@ -6,9 +6,9 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from time import monotonic
 
 from transfer.throttled_log import ThrottledLog
+from transports.accepting import share_of
 from transports.address import format_host
 from transports.descriptors import descriptor_hint, is_reserved
 from transports.errors import AddressError, AddressInUse, InternalError, TransferError
@@ -16,10 +16,6 @@ from transports.pacing import unpace
 from transports.pending import PENDING
 
 _log = logging.getLogger("transfer.broker")
-#: connections taken at one wake-up, and seconds for them, so that a storm leaves room for others
-_BATCH, _SLICE = 64, 0.001
-#: seconds until the next ones are taken in a storm: those who are in have their turn
-_BREATH = 0.005
 #: seconds that it rests when there is no descriptor left: the backlog keeps who comes
 _REST = 0.1
 
@@ -42,12 +38,13 @@ class Listener:
         port: int,
         accepted: Accepted,
         *,
-        backlog: int = 1024,
+        backlog: int = 4096,
         allowed: Callable[[str, str], object] | None = None,
         made: socket.socket | None = None,
     ) -> None:
         self._loop = loop
         self._accepted = accepted
+        self._share = share_of(loop)
         self._throttled = ThrottledLog(_log)
         self._socket = made or _listening(host, port, backlog, allowed)
         self.host, self.port = host, port
@@ -62,25 +59,27 @@ class Listener:
             self._socket.close()
 
     def _ready(self) -> None:
-        until = monotonic() + _SLICE
-        for _ in range(_BATCH):
-            try:
-                accepted = self._accept()
-            except (OSError, TransferError) as error:
-                PENDING.make_room()
-                self._rest(getattr(error, "strerror", None) or str(error))
-                return
-            if accepted is None:
-                return
-            connection, peer = accepted
-            if is_reserved(connection.fileno()) and not PENDING.make_room():
-                connection.close()
-                self._rest("the last descriptors are kept for files")
-                return
-            self._hand_out(connection, peer)
-            if monotonic() >= until:
-                self._pause(_BREATH)
-                return
+        self._share.begin()
+        while self._accept_next() and not self._share.is_over():
+            continue
+
+    def _accept_next(self) -> bool:
+        """Takes one connection; False: none waits, or none can be taken."""
+        try:
+            accepted = self._accept()
+        except (OSError, TransferError) as error:
+            PENDING.make_room()
+            self._rest(getattr(error, "strerror", None) or str(error))
+            return False
+        if accepted is None:
+            return False
+        connection, peer = accepted
+        if is_reserved(connection.fileno()) and not PENDING.make_room():
+            connection.close()
+            self._rest("the last descriptors are kept for files")
+            return False
+        self._hand_out(connection, peer)
+        return True
 
     def _accept(self) -> tuple[socket.socket, str] | None:
         """A connection and its peer; None: none waits."""
@@ -109,11 +108,8 @@ class Listener:
         text = "%s: a connection is not accepted: %s; %s"
         where = f"port {self.port}" if self.port else self.host
         self._throttled.say(logging.WARNING, "accept", text, where, why, descriptor_hint())
-        self._pause(_REST)
-
-    def _pause(self, seconds: float) -> None:
         self._loop.remove_reader(self._socket.fileno())
-        self._loop.call_later(seconds, self._again)
+        self._loop.call_later(_REST, self._again)
 
     def _again(self) -> None:
         if self._socket.fileno() >= 0:

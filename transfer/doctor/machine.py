@@ -100,7 +100,7 @@ def limits() -> Iterator[Check]:
 def _kernel_values() -> Iterator[Check]:
     backlog = read("/proc/sys/net/core/somaxconn")
     if backlog.isdigit():
-        short = int(backlog) < 1024
+        short = int(backlog) < 4096
         yield Check(
             "limits",
             "listen backlog",

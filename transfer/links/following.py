@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from patterns import Requester
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
+from transports.descriptors import descriptor_hint, share_of_descriptors
 from transports.discovery import liveness
-from transports.discovery.membership import Membership, Polling, State
+from transports.discovery.membership import MOST, Membership, Polling, State
 from transports.errors import AddressError, Broken, Closed, InternalError, TransferError
 from transports.forking import undivided
 
@@ -84,7 +85,7 @@ class Following:
         self._members: dict[Address, _Member] = {}
         self._stop = threading.Event()
         self._timer: Timer | None = None
-        self._failing = False
+        self._failing = self._cut = False
         threading.Thread(target=self._run, name="transfer-discovery", daemon=True).start()
 
     @property
@@ -138,7 +139,8 @@ class Following:
             return
         self._failing = False
         self._links._count("looked_up:done")
-        changes = self._membership.heard(outcome)
+        changes = self._membership.heard(outcome, most := min(MOST, share_of_descriptors(2)))
+        self._tell_cut(len(outcome.members), most)
         for address in changes.added:
             self._add(address)
             self._tell("added", EventKind.MEMBER_ADDED, address)
@@ -167,6 +169,14 @@ class Following:
         if not self._failing:  # once, and not every few seconds for as long as it lasts
             self._failing = True
             logger.warning("%s; those that are known stay (%d)", str(error).partition("\n")[0], self.listed)
+
+    def _tell_cut(self, listed: int, most: int) -> None:
+        """That not all can be followed; once, and not with each answer for as long as it lasts."""
+        cut, before = listed > most, self._cut
+        self._cut = cut
+        if cut and not before:
+            text = "%s: %d addresses are listed, %d are followed, and the rest is left out; %s"
+            logger.warning(text, self.address, listed, most, descriptor_hint())
 
     def _tell(self, word: str, kind: EventKind, address: Address) -> None:
         self._links._count(f"member:{word}")

@@ -7,7 +7,7 @@ works on what it has. So an answer that forgets somebody by mistake costs nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from enum import Enum
 from random import Random
 from typing import NamedTuple
@@ -59,10 +59,10 @@ class Membership:
         """Members that are there, as far as anybody said. Any thread."""
         return sum(state is State.LISTED for state in list(self._states.values()))
 
-    def heard(self, listing: Listing) -> Changes:
-        """The name service answered."""
+    def heard(self, listing: Listing, most: int = MOST) -> Changes:
+        """The name service answered. most: how many can be followed; those that are followed already stay."""
         changes = Changes([], [], [], [], [])
-        there = set(_first(listing.members))
+        there = set(self._first(listing.members, most))
         for member in sorted(there, key=str):
             before = self._states.get(member)
             self._states[member] = State.LISTED
@@ -94,6 +94,12 @@ class Membership:
             return True
         self._states.pop(member, None)
         return False
+
+    def _first(self, members: Collection[Address], most: int) -> Collection[Address]:
+        """Not more than can be followed, and the same ones each time."""
+        if len(members) <= most:
+            return members
+        return sorted(members, key=lambda one: (self._states.get(one) is not State.LISTED, str(one)))[:most]
 
 
 class Polling:
@@ -133,9 +139,3 @@ class Polling:
         """Behind a look-up that failed: longer each time, up to 4 s."""
         self._failures = min(self._failures + 1, 4)
         return float(self._shortest * 2 ** (self._failures - 1) * (0.5 + 0.5 * self._draw()))
-
-
-def _first(members: Iterable[Address]) -> list[Address]:
-    """Not more than can be followed, and the same ones each time."""
-    found = list(members)
-    return found if len(found) <= MOST else sorted(found, key=str)[:MOST]

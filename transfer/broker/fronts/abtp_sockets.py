@@ -59,7 +59,7 @@ def open_sockets(
     for socket in (router, pub):
         socket.setsockopt(zmq.MAXMSGSIZE, settings.largest + _ENVELOPE_ROOM)
         socket.setsockopt(zmq.LINGER, _LINGER)
-        socket.setsockopt(zmq.BACKLOG, 1024)  # as our own listeners
+        socket.setsockopt(zmq.BACKLOG, 4096)  # as our own listeners
     return router, pub
 
 

@@ -1,0 +1,49 @@
+"""What listeners share: how long they accept at a turn of their loop, and a first look at who came."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from time import monotonic
+from weakref import WeakKeyDictionary
+
+#: seconds that a listener accepts at one turn of its loop, at least and at most
+_LEAST, _MOST = 0.001, 0.02
+
+
+class FairShare:
+    """How long the listeners of one loop accept at each turn of it: as long as all else took since the last
+    time. So a storm of connections leaves half of the time to those who are in, and a loop that has nothing
+    else to do accepts as fast as it can. On that loop only."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._until = self._ended = clock()
+
+    def begin(self) -> None:
+        """A listener begins to accept."""
+        now = self._clock()
+        self._until = now + min(max(now - self._ended, _LEAST), _MOST)
+
+    def is_over(self) -> bool:
+        """Whether all else has its turn now."""
+        self._ended = self._clock()
+        return self._ended >= self._until
+
+
+_shares: WeakKeyDictionary[object, FairShare] = WeakKeyDictionary()
+
+
+def share_of(loop: object) -> FairShare:
+    """The one of this loop."""
+    return _shares.setdefault(loop, FairShare())
+
+
+def has_spoken(connection: socket.socket) -> bool | None:
+    """Whether there is something to read, which stays there; None: not yet; False: the peer has gone."""
+    try:
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    except (BlockingIOError, InterruptedError):
+        return None
+    except OSError:
+        return False
