@@ -73,7 +73,7 @@ _HOMES = {
     "transports.wire": "SocketType",
     "transports.errors": (
         "TransferError UsageError PeerError InternalError StateError NotSupported OptionError AddressError "
-        "ArgumentError MissingLibrary NoSuchAttribute "
+        "ArgumentError MissingLibrary NoSuchAttribute NotRegistered "
         "AddressInUse AddressNotAvailable NotATensor TensorMismatch Unroutable SecurityError ForkedError "
         "PickleRefused "
         "ProtocolError HandshakeError DeviceError RegistrationError OutOfDescriptors LogDamaged InDoubt "

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer.constants import DONTWAIT, POLLERR, POLLIN, POLLOUT
 from transfer.context import Context as _Context
+from transfer.json_text import decoder
 from transfer.links.no_peer import LongWait
 from transfer.poller import Poller as _Poller
 from transfer.sending import encoded, json_of
@@ -123,7 +123,8 @@ class AsyncMethods(SocketMethods):
 
     async def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
         """As `Socket.recv_json`."""
-        return json.loads(await self.recv(flags), **kwargs)
+        decode = decoder(kwargs)
+        return decode(await self.recv(flags))
 
     async def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
         """As `Socket.recv_into`."""
@@ -352,7 +353,7 @@ async def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tu
     loop, timeout = asyncio.get_running_loop(), milliseconds(timeout)
     deadline = None if timeout is None or timeout < 0 else loop.time() + timeout / 1000
     ready = await _look(entries)
-    if ready or timeout == 0:
+    if ready or timeout == 0 or (not entries and deadline is None):
         return ready
     waiting = [LongWait(loop, thing) for thing, _ in entries if isinstance(thing, AsyncMethods)]
     try:

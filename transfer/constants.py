@@ -31,6 +31,10 @@ POLLOUT: Final = 2
 POLLERR: Final = 4
 
 
+#: what is a type's number here and in ZeroMQ
+_NUMBERS = range(9)
+
+
 def socket_type_of(given: Any) -> SocketType:
     """The socket type of a name ("PUSH"), or of a member of any enumeration that has that name.
 
@@ -41,7 +45,7 @@ def socket_type_of(given: Any) -> SocketType:
     if not isinstance(name, str):
         what = (
             f"{given} is ZeroMQ's number of one type and ours of another"
-            if type(given) is int
+            if type(given) is int and given in _NUMBERS
             else repr(given)
         )
         raise UsageError(

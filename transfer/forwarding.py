@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from patterns.router_dealer import Router
-from transports.arguments import flags_of, octets, text, wrong
-from transports.errors import NotSupported, ProtocolError
-from transports.wire import Flag
+from transports.arguments import flags_of, octets, shown, text, wrong
+from transports.errors import ArgumentError, NotSupported, ProtocolError
+from transports.wire import MAX_TOPIC, Flag, fits
 
 if TYPE_CHECKING:
     import socket
@@ -94,12 +94,19 @@ class Forwarding:
         memory is held only until this returns. Raises as `send_multipart`.
         """
         try:
-            parts = [(flags_ & _KEPT, 0, topic, meta, data) for topic, meta, flags_, data in frames]
+            parts = [_part(topic, meta, flags_, data) for topic, meta, flags_, data in frames]
         except (TypeError, ValueError):
             raise wrong("frames", frames, "a list of (topic, tensor header, flags, data)") from None
-        return self._send_outframes(
-            parts,
-            flags_of(flags),
-            track,
-            copy,
-        )
+        return self._send_outframes(parts, flags_of(flags), track, copy)
+
+
+def _part(topic: bytes | None, meta: bytes | None, flags: int, data: Any) -> OutFrame:
+    """A frame to send. Raises TypeError, ArgumentError."""
+    if (topic is not None and type(topic) is not bytes) or (meta is not None and type(meta) is not bytes):
+        raise TypeError
+    if topic is not None and len(topic) > MAX_TOPIC:
+        raise ArgumentError(f"a topic of {len(topic)} bytes", hint=f"at most {MAX_TOPIC} can travel")
+    if (flags or meta is not None) and not fits(flags, meta):
+        what = f"no frame has the flags {shown(flags)} and a tensor header of {len(meta or b'')} bytes"
+        raise ArgumentError(what, hint="flags and meta of a frame that recv_frames() gave")
+    return flags & _KEPT, 0, topic, meta, data

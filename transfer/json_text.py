@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from typing import Any
+
+from transports.arguments import callable_or_none
+from transports.errors import ArgumentError
 
 #: arrays and objects within each other at most: decoders end at about a thousand, less what they stand in
 DEEPEST = 500
@@ -15,6 +20,7 @@ _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 #: each bracket as 1 or -1 of a signed byte, and all bytes that are no bracket
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
+_HOOKS = ("object_hook", "object_pairs_hook", "parse_float", "parse_int", "parse_constant")
 #: makes all digits alike; then a number that may be too large has so many of them, or such an exponent
 _ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY = b"0" * 200
@@ -46,6 +52,22 @@ def check(text: bytes) -> None:
     alike = text.translate(_ALIKE)
     if _MANY in alike or _EXPONENT.search(alike):
         json.loads(text, parse_float=_finite)
+
+
+def decoder(options: dict[str, Any], decode: Callable[..., Any] = json.loads) -> Callable[[Any], Any]:
+    """`decode` with keyword arguments for `json.loads`, looked at before a message is received. Raises
+    ArgumentError."""
+    if not options:
+        return decode
+    for name in _HOOKS:
+        callable_or_none(options.get(name), name, "what was decoded")
+    made = dict(options)
+    try:
+        (made.pop("cls", None) or json.JSONDecoder)(**made)
+    except TypeError as error:
+        hint = "what json.loads takes: cls, strict, " + ", ".join(_HOOKS)
+        raise ArgumentError(f"no JSON can be decoded so: {error}", hint=hint) from None
+    return partial(decode, **options)
 
 
 def dumps(value: Any) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from transports.arguments import whole as whole_number
+from transports.arguments import number as number_of, shown
 from transports.errors import ArgumentError, Closed, OptionError
 from transports.wire import MAX_DATA
 
@@ -49,7 +49,7 @@ class Option:
         try:
             kept = self.check(value)
         except (ValueError, TypeError) as error:
-            raise OptionError(f"{self.name} cannot be {value!r}", hint=str(error)) from error
+            raise _wrong(self.name, value, error) from error
         if socket.closed:
             raise Closed("the socket is closed")
         if self.attribute:
@@ -63,22 +63,24 @@ class Option:
         return getattr(defaults, self.default[1:]) if _is_field(self.default) else self.default
 
 
+def _wrong(name: str, value: object, error: Exception) -> OptionError:
+    return OptionError(f"{name} cannot be {shown(value)}", hint=str(error))
+
+
 def _is_field(default: object) -> bool:
     return isinstance(default, str) and default.startswith(".")
 
 
-def whole(low: int, high: int = 2**63 - 1, of: str = "") -> Callable[[Any], int]:
-    """A check: an integer from low to high. of: what it counts, for people."""
+def whole(low: int, high: int = 2**63 - 1, of: str = "", *, truth: bool = False) -> Callable[[Any], int]:
+    """A check: an integer from low to high. of: what it counts, for people. truth: also True, False."""
     wanted = f"a whole number{of}, " + (f"{low} or more" if high > 2**30 else f"{low} to {high}")
 
     def check(value: Any) -> int:
-        try:
-            number = int(value)
-        except (TypeError, ValueError, OverflowError):
-            raise ValueError(wanted) from None
-        if not low <= number <= high or (isinstance(value, float) and number != value):
+        even = isinstance(value, float) and value.is_integer()
+        found = number_of(int(value) if even else value)
+        if found is None or not low <= found <= high or (isinstance(value, bool) and not truth):
             raise ValueError(wanted)
-        return number
+        return found
 
     return check
 
@@ -132,7 +134,7 @@ class SocketOptions:
     rcvbuf = Option(-1, whole(-1, 2**31 - 1), 12, effect="_buffers_changed")
     routing_id = Option(b"", name_of_peer, 5)
     maxmsgsize = Option(MAX_DATA, whole(-1), 22, effect="_limits_changed")
-    tcp_keepalive = Option(-1, whole(-1, 1), 34)
+    tcp_keepalive = Option(-1, whole(-1, 1, truth=True), 34)
     tcp_keepalive_cnt = Option(-1, whole(-1), 35)
     tcp_keepalive_idle = Option(-1, whole(-1), 36)
     tcp_keepalive_intvl = Option(-1, whole(-1), 37)
@@ -196,7 +198,12 @@ class SocketOptions:
         self.routing_id = value
 
     def _checked(self, name: str, value: Any) -> Any:
-        return whole_number(value, name, 0, 2**31 - 1) if name in CORE else value
+        if name not in CORE:
+            return value
+        try:
+            return CORE[name][1](value)
+        except ValueError as error:
+            raise _wrong(name, value, error) from error
 
     def _initial_values(self, defaults: Defaults) -> dict[str, Any]:
         return {name: option.initial(defaults) for name, option in OPTIONS.items() if not option.attribute}
@@ -208,10 +215,10 @@ OPTIONS: dict[str, Option] = {
 ACTIONS = {"subscribe", "unsubscribe"}
 READ_ONLY = {"rcvmore", "fd", "events", "type", "last_endpoint"}
 #: plain attributes of the core: they are read there for each message, so nothing stands before them
-CORE = {"spin_us": 1004, "copy_threshold": 1006}
+CORE = {"spin_us": (1004, whole(0, 2**31 - 1, " of microseconds")), "copy_threshold": (1006, whole(0))}
 NUMBERS: dict[int, str] = {
     **{option.number: option.name for option in OPTIONS.values() if option.number is not None},
-    **{number: name for name, number in CORE.items()},
+    **{number: name for name, (number, _) in CORE.items()},
     6: "subscribe",
     7: "unsubscribe",
     13: "rcvmore",

@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 from transfer.constants import POLLERR, POLLIN, POLLOUT
-from transports.arguments import events_of, milliseconds, number, wrong
+from transports.arguments import events_of, milliseconds, number, shown, wrong
+from transports.errors import NotRegistered
 
 #: seconds between two looks where no descriptor tells (room to send, a REQ whose peer died)
 _LOOK = 0.005
@@ -20,10 +21,13 @@ _TO_KERNEL = {POLLIN: select.POLLIN, POLLOUT: select.POLLOUT, POLLERR: select.PO
 def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[Any, int]]:
     """The entries (socket, descriptor or object with fileno; bits) that are ready.
 
-    Returns at once if any is. timeout: milliseconds, None or negative: endless.
+    Returns at once if any is, and if there is none to wait for without end. timeout: milliseconds, None or
+    negative: endless.
     """
     timeout = milliseconds(timeout)
     deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout / 1000.0
+    if not entries and deadline is None:
+        return []
     sockets = [(thing, bits) for thing, bits in entries if hasattr(thing, "_ready_bits")]
     others = [(thing, bits) for thing, bits in entries if not hasattr(thing, "_ready_bits")]
     plain = {descriptor(thing): (thing, bits) for thing, bits in others}
@@ -108,13 +112,18 @@ class Poller:
         self.register(socket, flags)
 
     def unregister(self, socket: Any) -> None:
-        """Takes it out. Raises KeyError if it is not registered."""
-        index = self._index.pop(socket)
+        """Takes it out. Raises NotRegistered, which is a KeyError."""
+        try:
+            index = self._index.pop(socket)
+        except (KeyError, TypeError):  # TypeError: it has no hash
+            hint = "register() adds a socket, a file, or the number of a descriptor"
+            raise NotRegistered(f"{shown(socket)} is not registered", hint=hint) from None
         del self.sockets[index]
         for other, place in self._index.items():
             if place > index:
                 self._index[other] = place - 1
 
     def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
-        """(socket or descriptor, bits) of what is ready. `timeout` in milliseconds, None endless."""
+        """(socket or descriptor, bits) of what is ready. `timeout` in milliseconds, None endless; with
+        nothing registered it returns at once then."""
         return wait(self.sockets, timeout)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import weakref
@@ -14,6 +13,7 @@ from patterns import Replier, Requester
 from patterns.base import Pattern
 from transfer.compressing import decompressed
 from transfer.constants import DONTWAIT
+from transfer.json_text import decoder
 from transfer.links import Links
 from transfer.turns import RECEIVING, Turns
 from transports.arguments import decoder_of, flags_of
@@ -107,7 +107,7 @@ class Receiving(Turns):
 
     def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
         """Receives one part of JSON; keyword arguments go to `json.loads`."""
-        return self._made(lambda data: json.loads(data, **kwargs), flags)
+        return self._made(decoder(kwargs), flags)
 
     def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
         """Receives one part into memory of the caller; returns its length in bytes.

@@ -45,7 +45,7 @@ else:
 _PUMP = 0.005
 
 
-class SocketMethods(Strict, SocketOptions, Sending, Receiving, TensorMethods, Forwarding, Announcing):
+class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Forwarding, Announcing):
     """All of a socket except the core's fast path. Safe to use from any thread; the parts of a
     message sent with SNDMORE belong together by thread. Not usable in a forked child.
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from importlib import metadata
 from urllib.parse import parse_qsl
 
 from transports.errors import AddressError
@@ -29,7 +30,11 @@ _NAMED = frozenset({"ipc", "inproc"})
 #: endpoints that stand for many: somebody has to be asked which
 _DIRECTORIES = frozenset({"dns", "registry"})
 
-#: what an endpoint may begin with; other distributions may bring more
+#: endpoints that are a host and a port and nothing else
+_MET = ("tcp", "rdma", "ucx", "dns")
+
+#: what an endpoint may begin with; other distributions may bring more, by entry points of this group
+ENTRY_POINTS = "transfer.transports"
 SCHEMES = ("tcp", "rdma", "ucx", *sorted(_NAMED), *sorted(_DIRECTORIES))
 
 #: sun_path holds 108 bytes: the path and its NUL, or the NUL of the abstract space and the name
@@ -119,9 +124,9 @@ def parse(endpoint: str | bytes, *, default_scheme: str | None = None) -> Addres
     try:
         return _taken_apart(scheme, rest, text)
     except AddressError as error:
-        if scheme in SCHEMES or not near_scheme(scheme):
+        if scheme in SCHEMES or metadata.entry_points(group=ENTRY_POINTS, name=scheme):
             raise
-        # A slip in the scheme has other rules applied to the rest.
+        # Which rules the rest has is not known, so its scheme is what is wrong.
         raise AddressError(f"nothing here speaks {scheme}://", hint=scheme_hint(scheme)) from error
 
 
@@ -143,8 +148,12 @@ def _whole(text: str) -> str:
         scheme, colons, slashes, rest = broken.groups()
         near = near_scheme(scheme.lower()) if slashes else scheme.lower()
         if near in SCHEMES and (colons or len(slashes) == 2):
-            return f"write {near}://{'/' if near == 'ipc' and slashes == '/' else ''}{rest}"
-    return f"write tcp://{text}" if ":" in text else "write for instance tcp://host:port"
+            port = ":port" if near in _MET and ":" not in rest else ""
+            return f"write {near}://{'/' if near == 'ipc' and slashes == '/' else ''}{rest}{port}"
+    try:
+        return f"write {_taken_apart('tcp', text, text)}"
+    except AddressError:
+        return "write for instance tcp://host:port"
 
 
 def _taken_apart(scheme: str, rest: str, text: str) -> Address:

@@ -102,6 +102,10 @@ class ArgumentError(UsageError, TypeError):
     """An argument that the call cannot take: of another type, or no such number."""
 
 
+class NotRegistered(UsageError, KeyError):
+    """A poller does not know this socket or descriptor."""
+
+
 class OptionError(UsageError, ValueError):
     """Unknown option, or a value that it cannot take."""
 

@@ -14,7 +14,7 @@ from functools import partial
 from importlib import metadata
 
 from transports import probe
-from transports.address import SCHEMES, scheme_hint
+from transports.address import ENTRY_POINTS, SCHEMES, scheme_hint
 from transports.base import Transport
 from transports.choice import BASE, LOCAL, Offer
 from transports.config import SocketOptions, TransportConfig
@@ -23,8 +23,6 @@ from transports.forking import undivided
 from transports.upgrade import Declined, Upgrade
 
 logger = logging.getLogger("transfer")
-
-ENTRY_POINTS = "transfer.transports"
 
 #: scheme -> module:class. rdma and ucx meet their peer by TCP; what carries the data is chosen then.
 _BUILTIN = {

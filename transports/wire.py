@@ -84,6 +84,17 @@ class Flag(IntFlag):
     LZ4 = 128
 
 
+def fits(flags: int, meta: bytes | None) -> bool:
+    """Whether a frame may have these flags and this tensor header. Else the receiver refuses it."""
+    if not 0 <= flags <= 0xFF or (meta is not None) != bool(flags & Flag.TENSOR):
+        return False
+    if not flags & Flag.EXTENDED:
+        return meta is None or len(meta) == TENSOR_HEADER_SIZE
+    if meta is None or not EXTENDED_MIN <= len(meta) <= EXTENDED_MAX:
+        return False
+    return bool(EXTENDED_LENGTH.unpack_from(meta)[0] == len(meta))
+
+
 class Control(IntEnum):
     """First byte of a control frame's data."""
 

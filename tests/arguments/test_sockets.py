@@ -163,9 +163,11 @@ def test_pollers(context):  # noqa: F811
         Case("register", poller.register, {"socket": 1, "flags": 0}),
         Case("modify", poller.modify, {"socket": 1, "flags": 0}),
         Case("poll", poller.poll, {"timeout": 0}, ("timeout: None -1 huge",)),
+        Case("unregister", poller.unregister, {"socket": 1}),
     ]
     check(*cases)
     assert len(poller.sockets) == 1
+    assert not missing("Poller", poller, cases, set())
 
 
 def test_contexts(core):  # noqa: F811

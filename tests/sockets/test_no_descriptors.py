@@ -9,9 +9,10 @@ import pytest
 import transfer
 from tests.descriptors import no_descriptor_left
 from tests.sockets.conftest import core_module
+from tests.sockets.helpers import eventually
 from transfer.certificates import Authority
 from transports import probe
-from transports.errors import OutOfDescriptors
+from transports.errors import Again, OutOfDescriptors
 
 ENDPOINTS = {
     "tcp": "tcp://127.0.0.1:0",
@@ -83,3 +84,20 @@ def test_peers_meet_when_there_are_some_again(core, endpoint):
         assert pull.recv() == b"there"
         push.send(large := bytes(1 << 20))
         assert pull.recv() == large
+
+
+def test_the_connecting_side_does_not_say_that_it_must_be_tls(core, monkeypatch):
+    """The listener closes what it cannot keep, and the log of the listener alone says why."""
+    monkeypatch.setattr("transports.acceptor.is_reserved", lambda fd: True)
+    with (
+        transfer.Context(core=core) as context,
+        context.socket(transfer.PULL) as pull,
+        context.socket(transfer.PUSH, linger=0, reconnect_ivl=1) as push,
+    ):
+        pull.bind("tcp://127.0.0.1:0")
+        push.connect(pull.last_endpoint)
+        assert eventually(lambda: push._links.endpoints[0].attempts > 3)
+        with pytest.raises(
+            Again, match=r"hint: the other side's log says why: .* or have no descriptors left"
+        ):
+            push.wait_for_peers(1, 0.05)

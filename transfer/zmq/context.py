@@ -44,7 +44,7 @@ class Context(transfer.context.Context):
     package; both are then the same one, and only the class of new sockets differs.
     """
 
-    __slots__ = ("_is_shadow",)
+    __slots__ = ("_has_ended", "_is_shadow")
 
     sockopts: dict[int, Any]
 
@@ -107,7 +107,9 @@ class Context(transfer.context.Context):
     def socket(self, socket_type: Any, socket_class: Any = None, **kwargs: Any) -> Any:
         """A new socket of this type, with the defaults that were set on the context."""
         if self.closed:
-            raise ZMQError(Errno.ENOTSUP, "the context is terminated")
+            # As in pyzmq: who terminated it hears so, and for all others there is no such context.
+            known = getattr(self, "_has_ended", False)
+            raise ZMQError(Errno.ENOTSUP if known else Errno.EFAULT, "the context is terminated")
         made = (socket_class or self._socket_class)(self, socket_type, **kwargs)
         try:
             self._set_defaults(made)
@@ -168,12 +170,18 @@ class Context(transfer.context.Context):
     def __getattr__(self, name: str) -> Any:
         upper = name.upper()
         if upper in ContextOption.__members__:
-            return self.get(ContextOption[upper])
+            try:
+                return self.get(ContextOption[upper])
+            except ZMQError as error:
+                raise AttributeError(str(error)) from None
         options = self.__dict__.get("sockopts", {})
         option = SocketOption.__members__.get(upper)
         if option is None or option not in options:
             raise AttributeError(f"{type(self).__name__} has no attribute or option {name}")
         return options[option]
+
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *ContextOption.__members__]
 
     def __delattr__(self, name: str) -> None:
         option = SocketOption.__members__.get(name.upper())
@@ -202,6 +210,7 @@ class Context(transfer.context.Context):
 
     def _end(self, linger: float | None) -> int:
         linger = linger_of(linger)
+        object.__setattr__(self, "_has_ended", True)
         with self._lock:
             if self._ending or self.forked:
                 return 0

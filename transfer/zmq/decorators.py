@@ -16,10 +16,10 @@ from transfer.zmq.context import Context
 __all__ = ["context", "socket"]
 
 
-def context(name: str | None = None, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-    """Gives the function a new Context: as keyword `name`, or behind the other arguments."""
-    if name is not None and not isinstance(name, str):
-        name, args = None, (name, *args)
+def context(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    """Gives the function a new Context: as a keyword argument, if `name` or the first argument says one, or
+    behind the other arguments."""
+    name, args = _named(args, kwargs)
 
     def make(given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         return Context(*args, **kwargs)
@@ -30,12 +30,9 @@ def context(name: str | None = None, *args: Any, **kwargs: Any) -> Callable[[Any
 def socket(*args: Any, context_name: str = "context", **kwargs: Any) -> Callable[[Any], Any]:
     """Gives the function a new socket of the Context among its arguments, or of `instance()`.
 
-    The first argument may be a name: then the socket is a keyword argument.
+    The first argument, or `name`, may be a name: then the socket is a keyword argument.
     """
-    name = None
-    if args and isinstance(args[0], str):
-        name, *rest = args
-        args = tuple(rest)
+    name, args = _named(args, kwargs)
 
     def make(given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         found = named.get(context_name)
@@ -44,6 +41,15 @@ def socket(*args: Any, context_name: str = "context", **kwargs: Any) -> Callable
         return (found or Context.instance()).socket(*args, **kwargs)
 
     return _decorator(name, make)
+
+
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, tuple[Any, ...]]:
+    """(the name, the other arguments); the name is taken out of the keyword arguments."""
+    if isinstance(kwargs.get("name"), str):
+        return kwargs.pop("name"), args
+    if args and isinstance(args[0], str):
+        return args[0], args[1:]
+    return None, args
 
 
 def _decorator(

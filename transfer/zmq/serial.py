@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transfer.config import pickle_allowed
+from transfer.json_text import decoder
 from transfer.sending import encoded, json_of
 from transfer.zmq.utils import jsonapi
 from transports.arguments import decoder_of
@@ -45,7 +46,8 @@ class Serialising:
 
     def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
         """Receives one part of JSON; keyword arguments go to `json.loads`."""
-        return self._deserialize(self.recv(flags), lambda part: jsonapi.loads(part, **kwargs))
+        decode = decoder(kwargs, jsonapi.loads)
+        return self._deserialize(self.recv(flags), decode)
 
     def send_pyobj(
         self, obj: object, flags: int = 0, protocol: int = pickle.DEFAULT_PROTOCOL, **kwargs: Any

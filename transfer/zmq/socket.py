@@ -71,6 +71,8 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         self, ctx_or_socket: Any, socket_type: int = -1, *, copy_threshold: int | None = None
     ) -> None:
         kind = our_type(socket_type)
+        if copy_threshold is not None:
+            copy_threshold = self._checked("copy_threshold", copy_threshold)
         self._ignored = {}
         self._kind = kind
         self._closed_by_user = False

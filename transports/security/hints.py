@@ -4,10 +4,15 @@ from __future__ import annotations
 
 #: where nothing more is known
 CLOSED = "has the other side certificates? its log says why it closed"
-#: for who speaks no TLS to somebody who closes without a word
-PLAIN = "does the other side want TLS? both sides need it (TRANSFER_TLS_CA), or neither"
+#: what is as likely of a peer that closes without a word
+_OR = ", or have no descriptors left (ulimit -n)"
+#: for who speaks no TLS to a peer that closes without a word
+PLAIN = f"the other side's log says why: it may want TLS (TRANSFER_TLS_CA, on both sides or on neither){_OR}"
 #: for a side that shows no certificate to a peer that closes without a word, or whose alert a reset swallowed
-BARE = "does the other side want a certificate? this side shows none (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY)"
+BARE = (
+    "the other side's log says why: it may want a certificate, and this side shows none"
+    f" (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY){_OR}"
+)
 #: what is wanted that this side has not
 LACKING = frozenset({PLAIN, BARE})
 

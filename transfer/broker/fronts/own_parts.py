@@ -11,7 +11,7 @@ from transfer.broker.message import Buffer, Front, Message
 from transfer.protocols.names import read_topic
 from transfer.protocols.own_pieces import Part, pack_part, unpack_parts
 from transports.errors import ProtocolError
-from transports.wire import Flag
+from transports.wire import Flag, fits
 
 if TYPE_CHECKING:
     from transports.core_contract import Frame
@@ -64,8 +64,8 @@ def check_head(message: Message) -> list[Part]:
     if message.front is not Front.OWN:
         return []
     parts = unpack_parts(message.head)
-    fits = not parts or sum(part.nbytes for part in parts) == message.nbytes
-    if not fits or any(bool(part.meta) != bool(part.flags & Flag.TENSOR) for part in parts):
+    whole = not parts or sum(part.nbytes for part in parts) == message.nbytes
+    if not whole or not all(fits(part.flags, part.meta or None) for part in parts):
         raise ProtocolError("head", "what is said of the parts is not so")
     return parts
 
