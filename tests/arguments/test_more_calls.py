@@ -49,6 +49,17 @@ def test_a_poll_of_nothing_without_end_returns(timeout):
     assert transfer.Poller().poll(1) == []
 
 
+def test_coroutines_that_poll_nothing_let_others_run():
+    async def both():
+        poller = transfer.asyncio.Poller()
+        other = asyncio.ensure_future(asyncio.sleep(0, "ran"))
+        for _ in range(10):
+            assert await poller.poll() == []
+        return other.done()
+
+    assert asyncio.run(both())
+
+
 # -- JSON --------------------------------------------------------------------------------------------
 
 WRONG_JSON = [{"nope": 3}, {"object_hook": 3}, {"parse_int": "x"}, {"cls": 3}]

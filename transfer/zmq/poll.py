@@ -31,7 +31,7 @@ def zmq_poll(sockets: list[tuple[Any, int]], timeout: float | None = -1) -> list
         raise
     except (TypeError, ValueError):
         raise wrong("sockets", sockets, "a list of (socket, flags)") from None
-    return wait(entries, timeout)
+    return wait(entries, timeout) if entries else []  # as in pyzmq: not even for the time-out
 
 
 def _known(thing: Any) -> Any:
