@@ -27,7 +27,7 @@ def test_what_is_not_registered_cannot_be_taken_out(make, given):
     with pytest.raises(KeyError) as caught:
         poller.unregister(given)
     assert isinstance(caught.value, UsageError) and caught.value.hint
-    assert "is not registered" in str(caught.value)
+    assert str(caught.value) == f"{given!r} is not registered\n  hint: {caught.value.hint}"
 
 
 @pytest.mark.parametrize("timeout", [None, -1])
@@ -140,7 +140,8 @@ def test_a_frame_that_would_break_the_receivers_connection(context, given):  # n
     pull, push = pair_of(context, PULL, PUSH)
     with pytest.raises(ArgumentError) as caught:
         push.send_frames([(None, None, 0, b"first"), WRONG_FRAMES[given]])
-    assert caught.value.hint
+    what = "text" if "text" in given else "a topic of 65537" if "topic" in given else "no frame has the flags"
+    assert caught.value.hint and (what == "text" or str(caught.value).startswith(what))
     push.send_frames([(b"topic", None, 0, b"good")])
     assert pull.recv_multipart() == [b"topic", b"good"]
 
