@@ -353,7 +353,10 @@ async def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tu
     loop, timeout = asyncio.get_running_loop(), milliseconds(timeout)
     deadline = None if timeout is None or timeout < 0 else loop.time() + timeout / 1000
     ready = await _look(entries)
-    if ready or timeout == 0 or (not entries and deadline is None):
+    if ready or timeout == 0:
+        return ready
+    if not entries and deadline is None:
+        await asyncio.sleep(0)  # a loop of such polls lets others run
         return ready
     waiting = [LongWait(loop, thing) for thing, _ in entries if isinstance(thing, AsyncMethods)]
     try:

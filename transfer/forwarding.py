@@ -95,6 +95,8 @@ class Forwarding:
         """
         try:
             parts = [_part(topic, meta, flags_, data) for topic, meta, flags_, data in frames]
+        except ArgumentError:
+            raise
         except (TypeError, ValueError):
             raise wrong("frames", frames, "a list of (topic, tensor header, flags, data)") from None
         return self._send_outframes(parts, flags_of(flags), track, copy)

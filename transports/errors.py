@@ -105,6 +105,9 @@ class ArgumentError(UsageError, TypeError):
 class NotRegistered(UsageError, KeyError):
     """A poller does not know this socket or descriptor."""
 
+    def __str__(self) -> str:  # a KeyError's text is the repr of its argument
+        return str(self.args[0])
+
 
 class OptionError(UsageError, ValueError):
     """Unknown option, or a value that it cannot take."""

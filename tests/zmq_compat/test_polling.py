@@ -28,6 +28,23 @@ def test_poll(zmq, link):
     assert pull.poll(0) == 0
 
 
+@pytest.mark.parametrize("timeout", [None, -1, 0, 3_600_000])
+def test_nothing_to_poll_returns_at_once(zmq, timeout):
+    calls = zmq.Poller().poll, lambda timeout: zmq.zmq_poll([], -1 if timeout is None else timeout)
+    assert [in_time(call, timeout) for call in calls] == [[], []]
+    seconds = timeout if timeout is None else timeout / 1000
+    assert in_time(lambda timeout: zmq.select([], [], [], timeout), seconds) == ([], [], [])
+
+
+def in_time(call, argument):
+    """What the call returns within a deadline, or None."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call(argument)), daemon=True)
+    thread.start()
+    thread.join(PATIENCE / 1000)
+    return found[0] if found else None
+
+
 def test_poller(zmq, link):
     left, right = link(zmq.PAIR, zmq.PAIR)
     poller = zmq.Poller()

@@ -6,7 +6,7 @@ from typing import Any
 
 from transfer.poller import Poller as OurPoller, descriptor, wait
 from transfer.zmq.constants import PollEvent
-from transports.arguments import events_of, seconds, sequence, wrong
+from transports.arguments import events_of, milliseconds, seconds, sequence, wrong
 from transports.errors import ArgumentError
 
 __all__ = ["Poller", "select", "zmq_poll"]
@@ -31,7 +31,8 @@ def zmq_poll(sockets: list[tuple[Any, int]], timeout: float | None = -1) -> list
         raise
     except (TypeError, ValueError):
         raise wrong("sockets", sockets, "a list of (socket, flags)") from None
-    return wait(entries, timeout)
+    limit = milliseconds(timeout)
+    return wait(entries, limit if entries else 0)  # as in pyzmq: nothing is not waited for
 
 
 def _known(thing: Any) -> Any:
