@@ -338,9 +338,11 @@ class Losses(Credits):
             orphan = self.orphans[0]
             losses = self._losses
         # Memory of our own: whoever sent it was told long ago that he may change his.
-        again = partial(self.note, orphan.frames, orphan.tracker, again=True)
+        taken = partial(self.note, orphan.frames, orphan.tracker, again=True)
         try:
-            stream = socket._send_frames(orphan.frames, 0, hold=True, taken=again, first=True)
+            stream = socket._send_frames(
+                orphan.frames, 0, hold=True, taken=taken, first=True, again=not orphan.fresh
+            )
         except (Again, Closed):
             if losses != self._losses:  # what that connection left goes before this
                 return True
@@ -368,7 +370,7 @@ class Losses(Credits):
             except Again:
                 kept = [(*frame[:4], bytes(frame[4])) for frame in frames]
                 with self._lock:
-                    self.orphans.append(Orphan(kept, None))
+                    self.orphans.append(Orphan(kept, None, fresh=True))
                 if self.peers:
                     self._later("orphans", _RETRY, self.give_orphans)
                 return None
