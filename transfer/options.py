@@ -118,7 +118,10 @@ _DURATION = whole(0, 2**31 - 1, " of milliseconds")
 class SocketOptions:
     """The options as attributes of `Socket`, with ZeroMQ's numbers."""
 
-    _values: dict[str, Any]
+    if TYPE_CHECKING:
+        _values: dict[str, Any]
+
+        def _check_forked(self) -> None: ...
 
     sndhwm = Option(".send_high_water", whole(0), 23, effect="_limits_changed")
     rcvhwm = Option(1000, whole(0), 24)
@@ -196,6 +199,7 @@ class SocketOptions:
         self.routing_id = value
 
     def _checked(self, name: str, value: Any) -> Any:
+        self._check_forked()
         return whole_number(value, name, 0, 2**31 - 1) if name in CORE else value
 
     def _initial_values(self, defaults: Defaults) -> dict[str, Any]:
