@@ -211,7 +211,9 @@ class Context(Strict):
 
     @property
     def sockets(self) -> list[SocketMethods]:
-        """The open sockets."""
+        """The open sockets. In a forked child none: they are its parent's."""
+        if self.forked:  # before the lock is touched, which may be held for ever
+            return []
         with self._lock:
             return [socket for socket in self._sockets if not socket.closed]
 

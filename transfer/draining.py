@@ -27,6 +27,15 @@ def unread(fd: int) -> int:
     return _ask(fd, _UNREAD)
 
 
+def has_ended(fd: int) -> bool:
+    """The peer has closed the connection, also if what it sent before is still to be read."""
+    if fd < 0:
+        return False
+    poll = select.poll()
+    poll.register(fd, getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))
+
+
 def _ask(fd: int, request: int) -> int:
     answer = array.array("i", [0])
     try:

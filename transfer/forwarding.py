@@ -28,6 +28,7 @@ class Forwarding:
     if TYPE_CHECKING:
         _links: Links
 
+        def _check_forked(self) -> None: ...
         def _streams(self) -> list[Any]: ...
         def _recv_frames(self, flags: int = 0) -> list[Any]: ...
         def _sound(self, receive: Any, *arguments: Any) -> Any: ...
@@ -40,6 +41,7 @@ class Forwarding:
         nothing was read, as if it had come by the oldest endpoint that is bound. peer: "host:port". It is
         the socket's from now on. Raises UsageError if none is bound, NotSupported.
         """
+        self._check_forked()
         self._links.adopt(connection, peer)
 
     @property
@@ -66,6 +68,7 @@ class Forwarding:
         return peer is not None and self._links.lost(peer, ProtocolError("stalled", reason))
 
     def _router(self) -> Router:
+        self._check_forked()
         pattern = self._links.pattern
         if not isinstance(pattern, Router):
             raise NotSupported(f"a {pattern.socket_type.name} has no identities", hint="a ROUTER has")

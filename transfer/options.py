@@ -120,7 +120,10 @@ _DURATION = whole(0, 2**31 - 1, " of milliseconds")
 class SocketOptions:
     """The options as attributes of `Socket`, with ZeroMQ's numbers."""
 
-    _values: dict[str, Any]
+    if TYPE_CHECKING:
+        _values: dict[str, Any]
+
+        def _check_forked(self) -> None: ...
 
     sndhwm = Option(".send_high_water", whole(0), 23, effect="_limits_changed")
     rcvhwm = Option(1000, whole(0), 24)
@@ -198,6 +201,7 @@ class SocketOptions:
         self.routing_id = value
 
     def _checked(self, name: str, value: Any) -> Any:
+        self._check_forked()
         if name not in CORE:
             return value
         try:

@@ -141,6 +141,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
 
     def peers(self) -> list[PeerInfo]:
         """Every peer with its transport, the reason for that transport, and its counts."""
+        self._check_forked()
         return self._links.infos()
 
     def wait_for_peers(self, n: int = 1, timeout: float | None = 30.0) -> None:
@@ -243,6 +244,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         """How many peers subscribe to messages of this topic; None: to anything. PUB only."""
         if not isinstance(self._pattern, Publisher):
             raise NotSupported(f"a {self.type.name} has no subscribers")
+        self._check_forked()
         with self._links.changed:
             if topic is None:
                 return self._pattern.ready
@@ -325,12 +327,15 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         state = "closed" if self.closed else f"{len(self._links.peers)} peers"
         return f"<{type(self).__name__} {self._pattern.socket_type.name} {state}>"
 
-    def _check_usable(self) -> None:
+    def _check_forked(self) -> None:
         if self._inherited:
             raise ForkedError(
                 "this socket was made before fork",
                 hint="make context and socket in the child, or start processes by spawn or forkserver",
             )
+
+    def _check_usable(self) -> None:
+        self._check_forked()
         if self.closed or self._ending.locked():
             raise Closed("the socket is closed")
         if self._links.fatal is not None:

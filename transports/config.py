@@ -157,7 +157,7 @@ def _check_file(name: str, path: str) -> None:
     except (OSError, ValueError) as error:
         refuse_exhausted(error, f"reading {path}")
         why = error.strerror if isinstance(error, OSError) else error
-        raise SecurityError(
+        raise OptionError(
             f"the environment variable {name} is {path!r}, which cannot be read: {why}",
             hint="unset it, or set it to the path of a file",
         ) from error

@@ -394,6 +394,7 @@ class SocketBase:
         released: Callable[[BaseException | None], None] | None = None,
         taken: Callable[[Any, int], None] | None = None,
         first: bool = False,  # before all that waits while `_behind` is set
+        again: bool = False,  # another stream had it: `messages_sent` has counted it
     ) -> Any:
         """The stream that took it (FANOUT: how many took it). `taken(stream, number)` is called at once
         when one stream has it, with its number among those that went there. Raises Again, Closed, or

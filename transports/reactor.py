@@ -310,7 +310,9 @@ class Reactor:
     def _call(self, callback: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         try:
             callback(*arguments)
-        except Exception:
+        except Exception as error:
+            if self._closed and isinstance(error, Closed):  # it asked something of this loop, which ends
+                return
             # It belongs to one connection or timer; those of all others must not stop with it.
             self.failures += 1
             logger.exception("a callback of %s failed: %r", self._name, callback)

@@ -99,10 +99,16 @@ def test_addresses():
         target(None, {"http.port": "0"}, NO_TLS, live=False)
 
 
-def test_an_option_goes_before_its_variable():
-    environ = {"TRANSFER_TLS_CERT": "a.pem", "TRANSFER_TLS_CA": "b.pem", "TRANSFER_TLS_SERVER_NAME": "x"}
+def test_an_option_goes_before_its_variable(tmp_path):
+    authority = tmp_path / "b.pem"
+    authority.touch()
+    environ = {
+        "TRANSFER_TLS_CERT": "a.pem",
+        "TRANSFER_TLS_CA": str(authority),
+        "TRANSFER_TLS_SERVER_NAME": "x",
+    }
     told = {"security.cert": "c.pem", "security.key": "k.pem"}
-    expected = Security(certificate="c.pem", key="k.pem", authority="b.pem", server_name="x")
+    expected = Security(certificate="c.pem", key="k.pem", authority=str(authority), server_name="x")
     assert security_of(told, environ) == expected
 
 

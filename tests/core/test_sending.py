@@ -185,6 +185,14 @@ def resizable(data: bytearray) -> bool:
     return True
 
 
+def test_a_message_that_was_taken_before_is_not_counted_again(kit):
+    stream, _ = kit.raw()
+    socket = kit.pusher(stream)
+    for again in (False, True, False):
+        assert socket._send_frames([plain(b"abc"), plain(b"de")], 0, first=again, again=again) is stream
+    assert (stream.sent, socket.messages_sent, socket.bytes_sent) == (3, 2, 10)
+
+
 def test_send_frames_tells_who_took_it(kit):
     first, far_first = kit.raw()
     second, far_second = kit.raw()

@@ -48,6 +48,49 @@ def test_messages_and_bytes_are_counted_on_both_sides(context, sample):
     assert sample("transfer_core_info", implementation=context.core.IMPLEMENTATION) == 1
 
 
+def test_what_is_sent_again_is_counted_once(context, sample):
+    """Messages taken from callers: neither `resend` nor a queue that moves takes one again."""
+    first, push = pair(context, transfer.PULL, transfer.PUSH)
+    push.resend = True
+    push.wait_for_peers(1)
+    for _ in range(20):
+        push.send(b"x" * 100)
+    eventually(lambda: not push.peers()[0].queued)
+    first.close(0)
+    eventually(lambda: sample("transfer_resent_total", socket="PUSH") == 20)
+    second = context.socket(transfer.PULL)
+    second.rcvtimeo = 20_000
+    second.bind("tcp://127.0.0.1:0")
+    push.connect(second.last_endpoint)
+    assert [second.recv() for _ in range(20)] == [b"x" * 100] * 20
+    assert sample("transfer_messages_sent_total", socket="PUSH") == 20
+    assert sample("transfer_bytes_sent_total", socket="PUSH") == 2000
+
+
+def test_what_is_sent_before_there_is_a_peer_is_counted_once(context, sample):
+    push, pull = context.socket(transfer.PUSH, immediate=False), context.socket(transfer.PULL)
+    push.sndtimeo = pull.rcvtimeo = 20_000
+    push.connect("inproc://later")  # the connection brings a stream of its own
+    for _ in range(20):
+        push.send(b"x")
+    pull.bind("inproc://later")
+    assert [pull.recv() for _ in range(20)] == [b"x"] * 20
+    assert sample("transfer_messages_sent_total", socket="PUSH") == 20
+    assert sample("transfer_bytes_sent_total", socket="PUSH") == 20
+
+
+def test_the_newest_message_is_counted_when_it_goes(context, sample):
+    push, pull = context.socket(transfer.PUSH, conflate=True, immediate=True), context.socket(transfer.PULL)
+    pull.rcvtimeo = 20_000
+    pull.bind("tcp://127.0.0.1:0")
+    for number in range(3):  # each in the place of the one before
+        push.send(b"%d" % number)
+    push.connect(pull.last_endpoint)
+    assert pull.recv() == b"2"
+    eventually(lambda: sample("transfer_messages_sent_total", socket="PUSH") == 1)
+    assert sample("transfer_drops_total", socket="PUSH", reason="conflated") == 2
+
+
 def test_peers_are_named_by_endpoint_or_host_with_their_transport(context, sample):
     pull, push = pair(context, transfer.PULL, transfer.PUSH)
     push.send(b"x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import signal
 import socket as sockets
 import threading
 import time
@@ -13,7 +14,7 @@ import warnings
 import pytest
 
 import transfer
-from transfer import PAIR, PULL, PUSH, REP, REQ
+from transfer import PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER
 from transfer.links.arrivals import Arrivals
 from transfer.peer import Endpoint
 from transports.address import parse
@@ -332,6 +333,50 @@ def test_use_after_fork_is_refused_and_the_parent_is_unharmed(context):
     other.send(b"after")
     assert other.recv() == b"before"
     assert one.recv() == b"after"
+
+
+def test_a_child_reads_and_changes_nothing_of_its_parents(context):
+    """Not even the kernel's buffers, which both have, and no lock that another thread held at the fork."""
+    one, other = pair_of(context, PAIR, PAIR)
+    pub, router = context.socket(PUB), context.socket(ROUTER)
+    begun, done = threading.Event(), threading.Event()
+
+    def holds():
+        with context._lock, one._links._lock, pub._links._lock:
+            begun.set()
+            done.wait(30)
+
+    holder = threading.Thread(target=holds)
+    holder.start()
+    assert begun.wait(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        code = 1
+        try:
+            for call in (
+                one.peers,
+                pub.subscribers,
+                router.routes,
+                lambda: router.adopt(None, "127.0.0.1:1"),
+                lambda: one.set("sndbuf", 8192),
+                lambda: setattr(one, "sndhwm", 3),
+                lambda: setattr(one, "spin_us", 3),
+            ):
+                with pytest.raises(ForkedError):
+                    call()
+            code = 0 if (one.close(), context.term(), context.destroy()) == (0, None, 0) else 2
+        finally:
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    holder.join(10)
+    assert os.waitstatus_to_exitcode(status) == 0
+    one.send(b"after")
+    assert other.recv() == b"after"
+    assert len(one.peers()) == 1
 
 
 def test_a_child_makes_a_context_of_its_own(context):

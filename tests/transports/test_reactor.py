@@ -220,6 +220,44 @@ def test_close_in_a_callback():
     reactor.close()
 
 
+@pytest.mark.parametrize("ask", ["call_later", "register", "modify"])
+def test_a_callback_that_asks_something_of_a_loop_that_ends_has_not_failed(caplog, ends, ask):
+    """Another thread closes the reactor while it runs, so no callback can know that before."""
+    reactor = Reactor()
+    begun, closed = threading.Event(), threading.Event()
+    of = {"call_later": (0, print)}.get(ask, (ends[0].fileno(), READABLE))
+
+    def late():
+        begun.set()
+        assert closed.wait(SOON)
+        getattr(reactor, ask)(*of, *((print,) if ask == "register" else ()))
+
+    reactor.call_later(0, late)
+    assert begun.wait(SOON)
+    closing = threading.Thread(target=reactor.close)
+    closing.start()
+    try:
+        until(lambda: reactor.closed, "the end to begin")
+    finally:
+        closed.set()
+        closing.join(SOON)
+    assert not closing.is_alive()
+    assert not reactor.failures and not caplog.records
+
+
+@pytest.mark.raises_in_reactor
+def test_another_error_of_a_callback_is_logged_at_the_end_too(caplog):
+    reactor = Reactor()
+
+    def fail():
+        reactor.close()
+        raise ValueError("on purpose")
+
+    reactor.call_soon(fail)
+    reactor._thread.join(SOON)
+    assert reactor.failures == 1 and len(caplog.records) == 1
+
+
 def test_close_tells_about_a_callback_that_blocks():
     reactor = Reactor()
     begun, go_on = threading.Event(), threading.Event()

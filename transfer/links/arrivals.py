@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import select
 import time
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from patterns import PATTERNS, Pair, Subscriber
+from transfer import draining
 from transfer.links.control import REPLACED, TAKEN, Controls
 from transfer.links.state import control
 from transfer.monitor import EventKind
@@ -223,7 +223,7 @@ class Arrivals(Controls):
         there = self.peers.get(self.pattern.holder(remote.routing_id))
         if there is None or there.agreement is None or is_same(there.agreement.remote, remote):
             return
-        if not _has_ended(there.fd):
+        if not draining.has_ended(there.fd):
             raise HandshakeError(
                 TAKEN,
                 f"another peer has the identity {remote.routing_id!r}",
@@ -313,15 +313,6 @@ class Arrivals(Controls):
             choice = agreement.choice
             self._count(f"fallback:{choice.wanted}:{choice.transport}:{choice.word}")
             self.context.log_once(f"fell back to {choice.transport}: {choice.reason}")
-
-
-def _has_ended(fd: int) -> bool:
-    """The peer has closed the connection, also if what it sent before is still to be read."""
-    if fd < 0:
-        return False
-    poll = select.poll()
-    poll.register(fd, getattr(select, "POLLRDHUP", 0))
-    return bool(poll.poll(0))
 
 
 def _are_same(one: Peer, other: Peer) -> bool:

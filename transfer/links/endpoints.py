@@ -298,6 +298,9 @@ class Links(Arrivals):
         while True:
             if time.monotonic() >= due:
                 self.long_wait()
+            for peer in list(self.peers.values()):
+                if peer.retained and draining.has_ended(peer.fd):
+                    self.lost(peer.stream, Broken("the peer closed the connection"))
             with self._lock:
                 streams = [peer.stream for peer in self.peers.values()]
                 left_over = bool(self._moves or self.orphans)
@@ -356,7 +359,11 @@ class Links(Arrivals):
         closed = Closed("the socket was closed before the peer confirmed the message")
         for peer in peers:
             self._unwatch(peer)
-            unsent += max(queued[peer.stream], peer.stream.close())
+            gone = self._is_gone(peer)
+            left = max(queued[peer.stream], peer.stream.close())
+            unsent += left
+            if gone:
+                self._count_unconfirmed(peer, left)
             self.context.tally.peer_ended(self.pattern.socket_type.name, peer)
             for _, tracker in peer.trackers:
                 tracker._fail(closed)

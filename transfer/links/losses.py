@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from patterns import Replier, Requester
 from patterns.base import SendMode
+from transfer import draining
 from transfer.links.credits import Credits
 from transfer.links.remnant import Remnant
 from transfer.links.state import Orphan
@@ -114,8 +115,8 @@ class Losses(Credits):
             while peer.stream.received_bytes < most and (frames := peer.stream.receive()) is not None:
                 if not frames[0].flags & Flag.CONTROL:
                     found.append(frames)
-                elif frames[0].data[:1] == bytes([Control.CREDIT]):
-                    self.on_credit(peer, bytes(frames[0].data))
+                else:
+                    self._credited(peer, frames[0])
         except (Broken, ProtocolError, Closed):
             logger.debug("the connection to %s has been read to its end", peer.address)
         if isinstance(self.pattern, Replier):  # who asked is gone, so nobody waits for an answer
@@ -123,10 +124,35 @@ class Losses(Credits):
             return None
         return Remnant(found, peer) if found and self.receives else None
 
+    def _is_gone(self, peer: Peer) -> bool:
+        """At the socket's end: whether a peer that confirms has ended, and no call has handled that yet. The
+        credits that it sent before are read."""
+        stream = peer.stream
+        if not peer.confirms or (stream.broken is None and not draining.has_ended(peer.fd)):
+            return False
+        peer.ended = True
+        if peer.foreign:
+            with suppress(Broken, ProtocolError):
+                for frame in stream.beside_ready():
+                    self._credited(peer, frame)
+        self._left_by(peer, lambda: self._rescue(peer, Closed("the socket is closed")))
+        return True
+
+    def _count_unconfirmed(self, peer: Peer, unsent: int) -> None:
+        """At the socket's end: what a peer that is gone had been given and did not confirm."""
+        count = max(0, peer.stream.sent - unsent - peer.stream.confirmed)
+        self._count("unconfirmed", count)
+        if count:
+            self.emit(EventKind.UNCONFIRMED, peer.endpoint, peer.address, count=count)
+
     def _matters(self, remnant: Remnant) -> bool:
         """A REQ looks for its reply in what is left; where it is not, the request has failed."""
         pattern = self.pattern
         return not isinstance(pattern, Requester) or remnant.holds(pattern.waiting)
+
+    def _credited(self, peer: Peer, frame: Any) -> None:
+        if frame.data[:1] == bytes([Control.CREDIT]):
+            self.on_credit(peer, bytes(frame.data))
 
     def on_credit(self, peer: Peer, data: bytes) -> None:
         """The peer tells how many messages it consumed. Raises ProtocolError."""
@@ -312,9 +338,11 @@ class Losses(Credits):
             orphan = self.orphans[0]
             losses = self._losses
         # Memory of our own: whoever sent it was told long ago that he may change his.
-        again = partial(self.note, orphan.frames, orphan.tracker, again=True)
+        taken = partial(self.note, orphan.frames, orphan.tracker, again=True)
         try:
-            stream = socket._send_frames(orphan.frames, 0, hold=True, taken=again, first=True)
+            stream = socket._send_frames(
+                orphan.frames, 0, hold=True, taken=taken, first=True, again=not orphan.fresh
+            )
         except (Again, Closed):
             if losses != self._losses:  # what that connection left goes before this
                 return True
@@ -342,7 +370,7 @@ class Losses(Credits):
             except Again:
                 kept = [(*frame[:4], bytes(frame[4])) for frame in frames]
                 with self._lock:
-                    self.orphans.append(Orphan(kept, None))
+                    self.orphans.append(Orphan(kept, None, fresh=True))
                 if self.peers:
                     self._later("orphans", _RETRY, self.give_orphans)
                 return None

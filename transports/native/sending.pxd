@@ -40,7 +40,7 @@ cdef class Sending:
     cdef int push_all(self, bytes data) except -2
     cdef int push(self, Stream stream, bytes data, uint64_t sequence) except -2
     cdef object send_frames(self, frames, long long timeout, stream, topic, bint hold, released,
-                            taken, bint patient, bint first=*)
+                            taken, bint patient, bint first=*, bint again=*)
     cdef bint may_go(self) except -1
     cdef bint ask_for_room(self, only, int64_t size) except -1
     cdef object offer_to(self, stream, frames, bint hold, released, list lent, uint64_t* number)

@@ -109,14 +109,14 @@ cdef class Sending:
         return answer
 
     def _send_frames(self, frames, long long timeout, *, stream=None, topic=None, bint hold=False,
-                     released=None, taken=None, bint first=False):
+                     released=None, taken=None, bint first=False, bint again=False):
         """One message by the distributor, or to `stream`. The stream that took it; for a fan-out
         how many took it. Raises Again, Closed, and Broken with `stream`."""
         self.check_usable()
-        return self.send_frames(frames, timeout, stream, topic, hold, released, taken, not hold, first)
+        return self.send_frames(frames, timeout, stream, topic, hold, released, taken, not hold, first, again)
 
     cdef object send_frames(self, frames, long long timeout, stream, topic, bint hold, released,
-                            taken, bint patient, bint first=False):
+                            taken, bint patient, bint first=False, bint again=False):
         cdef int64_t deadline = -1
         cdef uint64_t number = 0
         cdef int64_t size = 0
@@ -156,8 +156,9 @@ cdef class Sending:
                     "is anybody there? see peers() and wait_for_peers()")
         if taken is not None:
             taken(taker, number)
-        self.messages_sent += 1
-        self.bytes_sent += size
+        if not again:
+            self.messages_sent += 1
+            self.bytes_sent += size
         if type(taker) is Stream and size >= LARGE:
             self.drain(<Stream>taker, timeout == 0 or not patient, hold, lent)
         return taker

@@ -50,8 +50,10 @@ class Sending(Attachments):
         released: Released | None = None,
         taken: Taken | None = None,
         first: bool = False,
+        again: bool = False,
     ) -> Any:
-        return self._distribute(normalize(frames), timeout, stream, topic, hold, released, taken, first)
+        normal = normalize(frames)
+        return self._distribute(normal, timeout, stream, topic, hold, released, taken, first, again)
 
     def _distribute(
         self,
@@ -63,6 +65,7 @@ class Sending(Attachments):
         released: Released | None,
         taken: Taken | None = None,
         first: bool = False,
+        again: bool = False,
     ) -> Any:
         """`_send_frames` for frames that are normalized."""
         self._check()
@@ -75,9 +78,9 @@ class Sending(Attachments):
             if stream is not None or first or self._may_go():
                 taker = self._offer(frames, stream, hold, released, taken, first)
             if taker is not None:
-                self.messages_sent += 1
-                for frame in frames:
-                    self.bytes_sent += len(frame[4])
+                if not again:
+                    self.messages_sent += 1
+                    self.bytes_sent += sum(len(frame[4]) for frame in frames)
                 return taker
             if losses != self._losses and not first:
                 continue
