@@ -202,15 +202,20 @@ class SocketOptions:
 
     def _checked(self, name: str, value: Any) -> Any:
         self._check_forked()
-        if name not in CORE:
-            return value
-        try:
-            return CORE[name][1](value)
-        except ValueError as error:
-            raise _wrong(name, value, error) from error
+        return checked(name, value)
 
     def _initial_values(self, defaults: Defaults) -> dict[str, Any]:
         return {name: option.initial(defaults) for name, option in OPTIONS.items() if not option.attribute}
+
+
+def checked(name: str, value: Any) -> Any:
+    """The value of an option that is the core's own attribute. Raises OptionError."""
+    if name not in CORE:
+        return value
+    try:
+        return CORE[name][1](value)
+    except ValueError as error:
+        raise _wrong(name, value, error) from error
 
 
 OPTIONS: dict[str, Option] = {

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transfer.constants import DONTWAIT, SNDMORE
+from transfer.options import checked
 from transfer.poller import wait
 from transfer.zmq.constants import Errno, PollEvent, SocketType
 from transfer.zmq.endpoints import Base, EndpointMethods
@@ -72,7 +73,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     ) -> None:
         kind = our_type(socket_type)
         if copy_threshold is not None:
-            copy_threshold = self._checked("copy_threshold", copy_threshold)
+            copy_threshold = checked("copy_threshold", copy_threshold)
         self._ignored = {}
         self._kind = kind
         self._closed_by_user = False
