@@ -238,10 +238,13 @@ def test_the_document_has_every_option_and_every_variable():
     assert [name for name in names if name not in text] == []
 
 
-def test_what_is_chosen_of_security_and_the_variables_fit_together():
+def test_what_is_chosen_of_security_and_the_variables_fit_together(tmp_path):
+    other, key = tmp_path / "other.pem", tmp_path / "key.pem"
+    other.touch()
+    key.touch()
     environ = {
-        "TRANSFER_TLS_CERT": "other.pem",
-        "TRANSFER_TLS_KEY": "key.pem",
+        "TRANSFER_TLS_CERT": str(other),
+        "TRANSFER_TLS_KEY": str(key),
         "TRANSFER_TOKEN": "b1f04507892daa251f873b7fb74e47e7",
     }
 
@@ -250,7 +253,7 @@ def test_what_is_chosen_of_security_and_the_variables_fit_together():
 
     flags = [Said("security.cert", "cert.pem", "--set"), Said("security.token_file", "tokens", "--set")]
     found = configured(flags, secured=secured).settings.security
-    assert found == Security(certificate="cert.pem", key="key.pem", token_file="tokens")
+    assert found == Security(certificate="cert.pem", key=str(key), token_file="tokens")
     assert configured([], secured=secured).settings.security == security(environ)
 
 
