@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Callable
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -57,8 +56,6 @@ def check(text: bytes) -> None:
 def decoder(options: dict[str, Any], decode: Callable[..., Any] = json.loads) -> Callable[[Any], Any]:
     """`decode` with keyword arguments for `json.loads`, looked at before a message is received. Raises
     ArgumentError."""
-    if not options:
-        return decode
     for name in _HOOKS:
         callable_or_none(options.get(name), name, "what was decoded")
     made = dict(options)
@@ -67,7 +64,7 @@ def decoder(options: dict[str, Any], decode: Callable[..., Any] = json.loads) ->
     except TypeError as error:
         hint = "what json.loads takes: cls, strict, " + ", ".join(_HOOKS)
         raise ArgumentError(f"no JSON can be decoded so: {error}", hint=hint) from None
-    return partial(decode, **options)
+    return lambda text: decode(text, **options)
 
 
 def dumps(value: Any) -> bytes:

@@ -37,6 +37,9 @@ _FOR_ALL = {
     "ports of a broker",
     "ports of a broker that ask for no certificate",
     "all fronts",
+    # of what this side asks, not of its ports
+    "answers that our commands read over HTTP",
+    "names that stand for many: `dns://`, `registry://`",
 }
 
 

@@ -122,3 +122,27 @@ def test_what_is_sent_again_is_sent_before_the_end(context, elsewhere):
         receiver.close(0)
         assert sender.close(10_000) == 0
     assert sorted(int(other.recv()) for _ in range(SENT)) == list(range(SENT))
+
+
+@pytest.mark.parametrize("core", ["twin"], indirect=True)
+def test_a_socket_that_ends_while_its_reactor_reads_it(context, elsewhere):
+    """A collector that runs in that read drops it: nothing of it is read then, and its peer's last credit is
+    not counted."""
+    receiver, sender = connected(context, elsewhere, PUSH, PULL, "tcp://127.0.0.1:0")
+    for _ in range(SENT):
+        sender.send(b"x")
+    monitor = sender.get_monitor()
+    [peer] = sender._links.peers.values()
+    done = threading.Event()
+
+    def read():
+        with peer.stream._reading:
+            receiver.close(0)
+            sender.close(0)
+        done.set()
+
+    context.reactor.call_soon(read)
+    assert done.wait(10)
+    while (event := monitor.recv(10)).kind is not EventKind.UNCONFIRMED:
+        assert event.kind is not EventKind.CLOSED
+    assert event.count == SENT

@@ -131,6 +131,8 @@ class Losses(Credits):
         if not peer.confirms or (stream.broken is None and not draining.has_ended(peer.fd)):
             return False
         peer.ended = True
+        if self.context.reactor.in_loop():  # a socket may be dropped in the middle of its thread's own read
+            return True
         if peer.foreign:
             with suppress(Broken, ProtocolError):
                 for frame in stream.beside_ready():
