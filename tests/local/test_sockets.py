@@ -357,7 +357,9 @@ def test_views_outlive_sockets_and_contexts_of_both_sides(core):
     assert shared[0] == 7 and (shared[1:] == 3).all()
 
 
-def test_views_outlive_the_connection_alone(context, other):
+@pytest.mark.parametrize("pause", [0, 0.1])
+def test_views_outlive_the_connection_alone(context, other, pause):
+    """Also where each side has seen the other's end before its own."""
     pull, push = other.socket(PULL), context.socket(PUSH)
     pull.bind(TCP)
     push.connect(pull.last_endpoint)
@@ -367,6 +369,7 @@ def test_views_outlive_the_connection_alone(context, other):
     tracker = push.send_tensor(tensor)
     got = pull.recv_tensor()
     push.close(0)
+    time.sleep(pause)
     pull.close(0)
     assert not eventually(lambda: tracker.done, 0.3) and (got == 3).all()
     del got

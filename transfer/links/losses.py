@@ -117,7 +117,8 @@ class Losses(Credits):
                     found.append(frames)
                 else:
                     self._credited(peer, frames[0])
-        except (Broken, ProtocolError, Closed):
+        except (Broken, ProtocolError, Closed) as end:
+            end.__traceback__ = None  # the stream keeps the error, whose frames keep what their callers had
             logger.debug("the connection to %s has been read to its end", peer.address)
         if isinstance(self.pattern, Replier):  # who asked is gone, so nobody waits for an answer
             self.pattern.drop("requester_gone", len(found))
@@ -128,7 +129,9 @@ class Losses(Credits):
         """At the socket's end: whether a peer that confirms has ended, and no call has handled that yet. The
         credits that it sent before are read."""
         stream = peer.stream
-        if not peer.confirms or (stream.broken is None and not draining.has_ended(peer.fd)):
+        if not peer.confirms or stream.sent == stream.confirmed:
+            return False
+        if stream.broken is None and not draining.has_ended(peer.fd):
             return False
         peer.ended = True
         if self.context.reactor.in_loop():  # a socket may be dropped in the middle of its thread's own read
