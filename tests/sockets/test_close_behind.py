@@ -12,6 +12,7 @@ from transfer import DEALER, PAIR, PULL, PUSH, ROUTER, Closed
 from transfer.monitor import EventKind
 
 from .conftest import KeepingContext
+from .helpers import eventually
 
 SENT, TAKEN = 50, 5
 
@@ -133,6 +134,7 @@ def test_a_socket_that_ends_while_its_reactor_reads_it(context, elsewhere):
         sender.send(b"x")
     monitor = sender.get_monitor()
     [peer] = sender._links.peers.values()
+    assert eventually(lambda: not peer.stream.queued)
     done = threading.Event()
 
     def read():

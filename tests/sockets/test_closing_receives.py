@@ -169,7 +169,7 @@ def closed_inside(kind, folder, pace, papers, core="native", rounds=4):
             assert code == 0, errors[-3000:]
 
 
-@over("local", "inproc", "tls", "ucx")
+@over("local", "inproc", "tls")  # UCX itself may crash there: tests/ucx/inside/apart_closing.py
 def test_a_receive_leaves_a_flood_when_its_socket_is_closed(kind, tmp_path, papers):
     closed_inside(kind, tmp_path, "flood", papers, rounds=2)
 
