@@ -29,7 +29,7 @@ TAKEN = (
 
 
 def check(*cases):
-    """Each ends with an error of ours, whose text says what is permitted."""
+    """Each ends with an error of ours, in time."""
     found = []
     for case in cases:
         for what, arguments in case.wrong():

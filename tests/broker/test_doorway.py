@@ -43,8 +43,8 @@ def test_others_are_told_by_their_mark():
 @given(st.sampled_from([header(7), b"TMQP" + bytes(28), b"DELETE /x HTTP/1.1\r\n\r\n"]), st.data())
 def test_a_beginning_says_nothing_or_the_same(whole, data):
     part = whole[: data.draw(st.integers(1, len(whole)))]
-    told = guess(part)
-    assert told == guess(whole) or (told.speech is None and told.wanted <= len(whole))
+    found = guess(part)
+    assert found == guess(whole) or (found.speech is None and found.wanted <= len(whole))
 
 
 @given(st.binary(min_size=1, max_size=ENOUGH))

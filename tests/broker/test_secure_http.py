@@ -79,15 +79,15 @@ def test_health_names_nothing_to_strangers(failing, identities, door, path):
     def problems(issued=None, **headers):
         context = context_of(identities, issued)
         context.set_alpn_protocols(["http/1.1"])
-        code, told = ask(failing, path, context, door=door, **headers)
+        code, answer = ask(failing, path, context, door=door, **headers)
         assert code == 503
-        return json.loads(told)["problems"]
+        return json.loads(answer)["problems"]
 
     kinds = ["the log has failed", "the log is full, so publishers wait"][: 2 if path == "/readyz" else 1]
     assert problems() == problems(X_Admin_Token="wrong") == kinds
-    told = problems(identities.client)
-    assert told == problems(X_Admin_Token=TOKEN) == problems(Authorization=f"Bearer {TOKEN}")
-    for kind, text in zip(kinds, told, strict=True):
+    detailed = problems(identities.client)
+    assert detailed == problems(X_Admin_Token=TOKEN) == problems(Authorization=f"Bearer {TOKEN}")
+    for kind, text in zip(kinds, detailed, strict=True):
         assert text.startswith(f"{kind}: ") and "merger" in text
 
 

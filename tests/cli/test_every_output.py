@@ -158,14 +158,14 @@ def test_json_of_what_there_is(full, healthy, capfd, tmp_path):
     wrong = []
     for words, more in cases(*full, tmp_path / "out").items():
         code = run([*words.split(), *map(str, more), "--json"])
-        told = capfd.readouterr()
+        printed = capfd.readouterr()
         try:
-            found = documents(told.out)
+            found = documents(printed.out)
         except ValueError as error:
             wrong.append(f"{words}: {error}")
         else:
             if (words != "runs salvage" and not found) or code != 0:
-                wrong.append(f"{words}: {code} {told}")
+                wrong.append(f"{words}: {code} {printed}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -195,14 +195,14 @@ def test_json_of_failures(capfd, monkeypatch, tmp_path):
         if words.startswith("runs"):
             more = [*more, "--timeout", "0.2"] if words != "runs salvage" else more
         code = run([*words.split(), *more, "--json"])
-        told = capfd.readouterr()
+        printed = capfd.readouterr()
         try:
-            found = documents(told.out)
+            found = documents(printed.out)
         except ValueError as error:
             wrong.append(f"{words}: {error}")
         else:
-            if code not in (1, 2, 3) or not (told.err or found) or "Traceback" in told.err:
-                wrong.append(f"{words}: {code} {told}")
+            if code not in (1, 2, 3) or not (printed.err or found) or "Traceback" in printed.err:
+                wrong.append(f"{words}: {code} {printed}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -216,8 +216,8 @@ def test_json_has_no_nan(capfd):
         thread.start()
         assert run(["pull", "-c", push.last_endpoint, "-n", "1", "-t", "20", "--json"]) == 0
         thread.join(20)
-    (told,) = documents(capfd.readouterr().out)
-    assert told["meta"] == {"loss": None, "best": [None, 1]}
+    (printed,) = documents(capfd.readouterr().out)
+    assert printed["meta"] == {"loss": None, "best": [None, 1]}
 
 
 class Gone:

@@ -68,13 +68,6 @@ def test_what_a_first_look_finds():
 
 
 @pytest.fixture
-def reactor():
-    reactor = Reactor()
-    yield reactor
-    reactor.close()
-
-
-@pytest.fixture
 def made(monkeypatch):
     """Peers for whom a handshake was made."""
     peers = []

@@ -21,7 +21,6 @@ from transports.handshake import Handshake
 from transports.hello import encode
 from transports.identity import make_hello
 from transports.inproc import InprocTransport
-from transports.reactor import Reactor
 from transports.security.credentials import Credentials
 from transports.security.settings import Security
 from transports.tcp import TcpTransport
@@ -30,13 +29,6 @@ from transports.wire import HEADER, MAGIC, SocketType
 
 QUICK = ConnectOptions(reconnect_first=0.001, reconnect_limit=0.002)
 PLAIN = HEADER.pack(MAGIC, 1, SocketType.PUSH, 0, 1, 0, 5, 0) + b"plain"
-
-
-@pytest.fixture
-def reactor():
-    reactor = Reactor()
-    yield reactor
-    reactor.close()
 
 
 @pytest.fixture

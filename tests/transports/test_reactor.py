@@ -18,13 +18,6 @@ SOON = 10.0  # no wait of a test is longer
 
 
 @pytest.fixture
-def reactor():
-    reactor = Reactor()
-    yield reactor
-    reactor.close()
-
-
-@pytest.fixture
 def ends():
     one, other = socket.socketpair()
     one.setblocking(False)

@@ -44,7 +44,7 @@ class Admin:
     OptionError.
 
     Its calls raise UsageError for what the broker refuses, Fatal for what is not there, InternalError when
-    the broker failed, Again after the time-out, Broken when nobody or another program answers.
+    the broker failed, Again after the time-out, Broken when nothing answers, or another program.
     """
 
     def __init__(self, url: str, token: str | None, timeout: float, security: Security | None = None) -> None:
