@@ -42,7 +42,7 @@ def share_of(loop: object) -> FairShare:
 def has_spoken(connection: socket.socket) -> bool | None:
     """Whether there is something to read, which stays there; None: not yet; False: the peer has gone."""
     try:
-        return bool(connection.recv(1, socket.MSG_PEEK))
+        return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except (BlockingIOError, InterruptedError):
         return None
     except OSError:
