@@ -113,6 +113,22 @@ class Peer:
             return 0
         return max(0, int(stream.sent - stream.queued - stream.confirmed))
 
+    def note(self, number: int, tracker: Tracker | None, message: list[OutFrame] | None) -> bool:
+        """Remembers what was sent to it. False: it is lost, and what it had is settled already."""
+        with self._confirming:
+            if self.settled is not None:
+                return False
+            if tracker is not None:
+                self.trackers.append((number, tracker))
+            if message is not None:
+                self.retained.append((number, message))
+        return True
+
+    def settle(self, first: int) -> None:
+        """It is lost; what is numbered so or higher had not left for it. Nothing is noted any more."""
+        with self._confirming:
+            self.settled = first
+
     def confirm(self, consumed: int) -> None:
         """The peer consumed so many messages of this stream in all."""
         stream = self.stream

@@ -63,6 +63,23 @@ def test_the_death_of_the_peer_fails_the_tracker(context):
         waiting.finish()
 
 
+def test_a_peer_that_dies_while_a_message_is_noted_fails_the_tracker(context, monkeypatch):
+    """It died behind the look at whether it is there; the tracker was noted for one whose trackers had all failed."""
+    pull, push = pair_of(context, PULL, PUSH)
+    links = push._links
+    await_credits = links.await_credits
+
+    def killed_first():
+        pull.close(0)
+        assert eventually(lambda: not links.peers)
+        await_credits()
+
+    monkeypatch.setattr(links, "await_credits", killed_first)
+    tracker = push.send(b"x", track=True)
+    with pytest.raises(Broken, match="unconfirmed"):
+        tracker.wait_confirmed(10)
+
+
 def test_many_are_confirmed_in_order(context):
     pull, push = pair_of(context, PULL, PUSH)
     trackers = [push.send(b"%d" % i, track=True) for i in range(200)]

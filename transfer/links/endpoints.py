@@ -365,6 +365,7 @@ class Links(Arrivals):
             if gone:
                 self._count_unconfirmed(peer, left)
             self.context.tally.peer_ended(self.pattern.socket_type.name, peer)
+            peer.settle(0)
             for _, tracker in peer.trackers:
                 tracker._fail(closed)
         return unsent

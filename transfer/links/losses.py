@@ -174,8 +174,7 @@ class Losses(Credits):
         The last `count` of the stream were not sent: `unsent`, or what goes to no other peer.
         """
         first = peer.stream.sent - count + 1
-        with self._lock:
-            peer.settled = first
+        peer.settle(first)
         trackers = dict(peer.trackers)
         left = []
         kept = self.pattern.send_mode is SendMode.ROUND_ROBIN
@@ -390,35 +389,28 @@ class Losses(Credits):
     ) -> None:
         """A message went to this stream: remembers who wants to know what becomes of it. number: the
         message's in the stream. `again`: the stream is not the first one that had it."""
-        peer = self.peers.get(stream)
+        peer = stream.peer
         if tracker is not None and not again:
             tracker._taken(1)
+        told = peer.confirms or peer.pending or isinstance(self.pattern, Requester)
         socket = self._socket()
-        if socket is not None and socket.resend and self._retain(frames, tracker, stream, number):
-            return
-        if peer is not None and peer.confirms:
-            self.await_credits()
-        if peer is None:
-            if tracker is not None:
-                tracker._fail(Broken("the peer went at once"))
-            return
-        if tracker is not None:
-            if peer.confirms or peer.pending or isinstance(self.pattern, Requester):
-                peer.trackers.append((number, tracker))
-            else:
+        resends = socket is not None and socket.resend
+        if peer.note(number, tracker if told else None, list(frames) if resends else None):
+            if tracker is not None and not told:
                 tracker._not_confirmable()
-        peer.confirm(stream.confirmed)  # its credit may have come before this was noted
+            if peer.confirms:
+                self.await_credits()
+            peer.confirm(stream.confirmed)  # its credit may have come before this was noted
+        elif not (resends and self._goes_again(frames, tracker, peer, number)) and tracker is not None:
+            tracker._fail(Broken("the peer went at once"))
 
-    def _retain(self, frames: Sequence[OutFrame], tracker: Tracker | None, stream: Any, number: int) -> bool:
-        """Keeps the message until the peer confirms it. True: the peer was lost between the send and this
-        call, what it had was offered to others already, and so is this message now."""
-        peer = stream.peer
-        with self._lock:
-            if peer.settled is None:
-                peer.retained.append((number, list(frames)))
-                return False
+    def _goes_again(
+        self, frames: Sequence[OutFrame], tracker: Tracker | None, peer: Peer, number: int
+    ) -> bool:
+        """The peer was lost between the send and its note. What it had was offered to others already, and
+        this message is now, unless it had not left: then it was among those."""
         kept = self.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self.pattern, Requester)
-        if number >= peer.settled or not kept:  # it had not left, and others get it already
+        if peer.settled is None or number >= peer.settled or not kept:
             return False
         with self._in_order(), self._lock:
             self._put_back(Orphan(list(frames), tracker, peer, number))

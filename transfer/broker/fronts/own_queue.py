@@ -57,6 +57,7 @@ class OwnQueue:
         self._sent: deque[tuple[int, int, int, Tracker]] = deque()  # offset, attempt, bytes
         self._waiting = 0  # bytes of what was sent
         self._paused = False
+        self._behind = False  # what a lost connection left goes first: no more until the next look
         self._joined = False
         self._due: asyncio.TimerHandle | None = None
         self.socket = context.socket(transfer.PUSH)
@@ -70,7 +71,7 @@ class OwnQueue:
 
     def deliver(self, messages: Sequence[tuple[Delivery, Message | None]]) -> None:
         """See groups.Consumer."""
-        for delivery, message in messages:
+        for place, (delivery, message) in enumerate(messages):
             key = (delivery.offset, delivery.attempt)
             if message is None:  # retention or damage took it
                 self._hub.groups.ack(self, self._served, [key])
@@ -85,9 +86,10 @@ class OwnQueue:
                 tracker = self.socket.send_frames(
                     [(topic, meta, flags, data), *rest], transfer.DONTWAIT, copy=False, track=True
                 )
-            except (Again, Closed):  # the last one who pulled has just gone
-                self._loop.call_soon(self._give_back, key)
-                continue
+            except (Again, Closed):  # one who pulled has just gone: all from here on, in their order
+                self._served.group.untake([one for one, _ in messages[place:]], 0.0)
+                self._behind = True
+                break
             assert tracker is not None
             self._sent.append((*key, message.nbytes, tracker))
             self._waiting += message.nbytes
@@ -112,6 +114,7 @@ class OwnQueue:
     def _look(self) -> None:
         """Who is there, and what was taken."""
         self._due = self._loop.call_later(_LOOK, self._look)
+        self._behind = False
         self._take_stock()
         there = self.socket.has_peers
         try:
@@ -147,7 +150,7 @@ class OwnQueue:
 
     def _pause(self) -> None:
         """No more goes out while too many bytes are on their way; it goes on when half of them are taken."""
-        paused = self._waiting > (MOST_WAITING // 2 if self._paused else MOST_WAITING)
+        paused = self._behind or self._waiting > (MOST_WAITING // 2 if self._paused else MOST_WAITING)
         if paused != self._paused:
             self._paused = paused
             self._hub.groups.pause(self, self._served, paused)
