@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from transports.errors import ArgumentError
 
+K = TypeVar("K")
 C = TypeVar("C", bound="Callable[..., Any] | None")
 
 #: seconds that a lock can wait, some 292 years; a longer time has no end
@@ -126,6 +127,13 @@ def text(given: Any, name: str) -> str:
             raise wrong(name, given, "text that UTF-8 can say") from None
         return given
     raise wrong(name, given, "text")
+
+
+def instance(given: Any, kind: type[K], name: str) -> K:
+    """What only a call of ours makes."""
+    if not isinstance(given, kind):
+        raise wrong(name, given, f"a {kind.__name__}, as `recv` returns it")
+    return given
 
 
 def callable_or_none(given: C, name: str, takes: str) -> C:

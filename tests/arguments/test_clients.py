@@ -11,7 +11,7 @@ from tests.arguments.wrong import Case
 from tests.broker.running import FREE, running
 from transfer.broker.settings import AbtpEndpoints
 from transfer.certificates import Authority
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
 from transfer.clients.own import BrokerClient
 from transfer.clients.pybroker import PyBrokerClient
 from transfer.clients.registry import Registration, look_up
@@ -93,6 +93,48 @@ def test_calls_of_other_clients(broker):
             Case("queue.remove", queue.remove, {"topic": "t"}, NAMES),
             Case("abtp.publish", abtp.publish, good, (*NAMES, *some)),
         )
+
+
+def test_calls_of_consumers(broker):
+    own_broker, prefixes = broker.endpoints["requests"], {"prefix": "p"}
+    with (
+        BrokerClient(own_broker) as own,
+        PyBrokerClient("127.0.0.1", broker.ports["pybroker"]) as py,
+        TtpClient(port=broker.ports["ttp"]) as ttp,
+        RqueueClient("127.0.0.1", broker.ports["rqueue"]) as queue,
+        AbtpProducer(router_of(broker)) as producer,
+        AbtpConsumer("c", ["t"], router_of(broker)) as abtp,
+        AbtpSubscriber(["t"], broker.endpoints_of("abtp")[1].split()[0]) as subscriber,
+    ):
+        consumer = own.consume("t", "g")
+        own.publish_many("t", [b"x"] * 40)
+        first = consumer.recv(5)
+        producer.publish("t", b"{}", wait=False)
+        delivered = abtp.recv(5)
+        nowhere = {"endpoint": "tcp://127.0.0.1:1", "prefixes": ["x"]}
+        nothing = {"topic": "nothing", "offset": 0, "interval": 0.1, "timeout": 0.1}
+        endless = ("timeout: None huge", "most: huge")
+        check(
+            Case("recv", consumer.recv, {"timeout": 1}, endless),
+            Case("recv_many", consumer.recv_many, {"most": 1, "timeout": 1}, endless),
+            Case("ack", lambda message: consumer.ack(message), {"message": first}),
+            Case("nack", consumer.nack, {"message": first}, ("reason: text", "retry")),
+            Case("flush", consumer.flush, {"timeout": 1}, endless),
+            Case("abtp.recv", abtp.recv, {"timeout": 0.1}, (*endless, "timeout: None huge")),
+            Case("abtp.ack", abtp.ack, {"message": delivered}, ("confirm",)),
+            Case("abtp.nack", abtp.nack, {"message": delivered}, ("reason: text", "terminal", "confirm")),
+            Case("subscribe", subscriber.subscribe, prefixes, ("prefix: text",)),
+            Case("unsubscribe", subscriber.unsubscribe, prefixes, ("prefix: text",)),
+            Case("AbtpSubscriber", AbtpSubscriber, nowhere, (*TAKEN, *ENDLESS)),
+            Case("subscriber.recv", subscriber.recv, {"timeout": 0.1}, endless),
+            Case("ttp.recv", ttp.recv, {"timeout": 0.1}, endless),
+            Case("ttp.recv_frame", ttp.recv_frame, {"timeout": 0.1}, endless),
+            Case("ttp.stream", ttp.stream, {"topic": "t", "chunks": [b"x"]}, (*NAMES, "nbytes: None huge")),
+            Case("queue.recv", queue.recv, {"timeout": 0.1}, endless),
+            Case("py.follow", lambda **given: next(py.follow(**given)), nothing, (*NAMES, "interval: huge")),
+        )
+        consumer.ack(first, wait=True)
+        abtp.ack(delivered, confirm=True)
 
 
 def test_after_close(broker):

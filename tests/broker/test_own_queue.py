@@ -96,8 +96,8 @@ def test_what_one_had_not_taken_goes_to_another_that_is_there_already(tmp_path, 
 
 
 def test_what_the_socket_has_no_way_for_is_no_attempt(tmp_path, connected, monkeypatch):
-    """While the socket moves what a lost connection left, it takes nothing: 16 times that, within a millisecond,
-    made dead letters of messages that had never been sent."""
+    """While the socket moves what a lost connection left, it takes nothing. 16 times that, within a
+    millisecond, made dead letters of messages that had never been sent."""
     refused = []
     send_frames = transfer.Socket.send_frames
 

@@ -64,7 +64,7 @@ def test_the_death_of_the_peer_fails_the_tracker(context):
 
 
 def test_a_peer_that_dies_while_a_message_is_noted_fails_the_tracker(context, monkeypatch):
-    """It died behind the look at whether it is there; the tracker was noted for one whose trackers had all failed."""
+    """It died behind the look at whether it is there, and the tracker was noted when all had failed."""
     pull, push = pair_of(context, PULL, PUSH)
     links = push._links
     await_credits = links.await_credits

@@ -33,8 +33,8 @@ from transfer.protocols.abtp_media import compress as compress_payload
 from transfer.protocols.abtp_words import CONTROL, SPEC_VERSION, Code, to_json
 from transfer.protocols.names import encode_topic
 from transports.address import parse
-from transports.arguments import members, patience, sequence, text, wrong
-from transports.errors import Again, Closed, ProtocolError, TransferError, UsageError, comes_with
+from transports.arguments import instance, members, patience, sequence, text, wrong
+from transports.errors import Again, Closed, ProtocolError, TransferError, comes_with
 from transports.security.guard import check_connecting, is_private
 
 with comes_with("fronts", __name__):
@@ -279,6 +279,7 @@ class AbtpConsumer(_Client):
         """The message was processed. confirm: waits until the broker has that on its disk; then it is
         never delivered again. Raises ProtocolError with reason `stale_ack` if it was given to somebody
         else meanwhile."""
+        instance(message, Delivered, "message")
         ask = Ack(message.message_id, self.consumer_id, message.session_id, message.delivery_id, confirm)
         self._settle(ask, confirm)
 
@@ -286,8 +287,9 @@ class AbtpConsumer(_Client):
         self, message: Delivered, reason: str = "", *, terminal: bool = False, confirm: bool = False
     ) -> None:
         """The message was not processed: it is tried again, or, if terminal, becomes a dead letter."""
+        instance(message, Delivered, "message")
         ids = message.session_id, message.delivery_id
-        ask = Nack(message.message_id, self.consumer_id, terminal, reason, *ids, confirm)
+        ask = Nack(message.message_id, self.consumer_id, terminal, text(reason, "reason"), *ids, confirm)
         self._settle(ask, confirm)
 
     def heartbeat(self) -> None:
@@ -387,21 +389,24 @@ class AbtpSubscriber(_Client):
         timeout: float = 30.0,
         security: Security | None = None,
     ) -> None:
+        encoded = [_encode_prefix(prefix) for prefix in sequence(prefixes, "prefixes", "prefixes")]
         super().__init__(zmq.SUB, endpoint, timeout, security)
-        for prefix in prefixes:
-            self.subscribe(prefix)
+        for prefix in encoded:
+            self._socket.setsockopt(zmq.SUBSCRIBE, prefix)
 
     def subscribe(self, prefix: str) -> None:
         """Topics that begin so, too. The empty prefix is all."""
+        encoded = _encode_prefix(prefix)
         with self._lock:
             self._check_open()
-            self._socket.setsockopt(zmq.SUBSCRIBE, _encode_prefix(prefix))
+            self._socket.setsockopt(zmq.SUBSCRIBE, encoded)
 
     def unsubscribe(self, prefix: str) -> None:
         """What was subscribed so is not wanted any more."""
+        encoded = _encode_prefix(prefix)
         with self._lock:
             self._check_open()
-            self._socket.setsockopt(zmq.UNSUBSCRIBE, _encode_prefix(prefix))
+            self._socket.setsockopt(zmq.UNSUBSCRIBE, encoded)
 
     def recv(self, timeout: float | None = None) -> Delivered:
         """The next message. Raises Again: none came in time; ProtocolError: it was no envelope."""
@@ -409,10 +414,7 @@ class AbtpSubscriber(_Client):
 
 
 def _encode_prefix(prefix: str) -> bytes:
-    try:
-        return prefix.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"the prefix {prefix!r:.80} is no UTF-8") from error
+    return text(prefix, "a prefix").encode()
 
 
 def _read_answer(frames: list[bytes]) -> dict[str, Any]:

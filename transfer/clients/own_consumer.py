@@ -19,7 +19,7 @@ from transfer.protocols.own import (
     encode_join,
     encode_nack,
 )
-from transports.arguments import patience, text, whole
+from transports.arguments import instance, patience, text, whole
 from transports.errors import Again, Broken, Closed, ProtocolError, TransferError
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ class Consumer:
         return self.recv_many(1, timeout)[0]
 
     def recv_many(self, most: int = 1000, timeout: float | None = None) -> list[Received]:
-        """The next messages that are there, at least one. Raises as `recv`."""
+        """The next messages that are there, at least one and at most `most`. Raises as `recv`."""
+        whole(most, "most", 1)
         while True:
             with self._client.waited(lambda: self._messages or self._failure, timeout, "no message came"):
                 messages = self._messages
@@ -131,14 +132,16 @@ class Consumer:
         """These are processed. wait: returns when that is on the broker's disk, and they never come again;
         raises as `flush`, of what came too late of them. Without it, `stale` has that, and `flush` raises it.
         """
-        self._acknowledge([(one.offset, one.attempt, 0) for one in messages])
+        deliveries = [instance(one, Received, "message")[1:3] for one in messages]
+        self._acknowledge([(*one, 0) for one in deliveries])
         if wait:
-            self._flush(None, {(one.offset, one.attempt) for one in messages})
+            self._flush(None, {*deliveries})
 
     def nack(self, message: Received, reason: str = "", *, retry: bool = True) -> None:
         """It could not be processed. retry: it comes again, to one of the group, behind a pause; else, and
         after the last attempt, it becomes a dead letter with this reason."""
-        body = encode_nack(message[1:3], reason, retry=retry)
+        delivery = instance(message, Received, "message")[1:3]
+        body = encode_nack(delivery, text(reason, "reason"), retry=retry)
         self._client.say(lambda: encode(Op.NACK, self._number, body))
 
     def flush(self, timeout: float | None = None) -> None:

@@ -87,6 +87,7 @@ class PyBrokerClient:
         `fetch`.
         """
         limit = self._timeout if timeout is None else patience(timeout, endless=False) or 0.0
+        interval = patience(interval, "interval", endless=False) or 0.0
         deadline = time.monotonic() + limit
         while True:
             data = self.fetch(topic, offset)

@@ -28,7 +28,7 @@ from transfer.protocols.ttp import (
     encode_head,
     encode_meta,
 )
-from transports.arguments import members, patience, text, whole
+from transports.arguments import members, patience, sequence, text, whole
 from transports.errors import ArgumentError, NotATensor, TransferError, not_a_buffer
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class TtpClient:
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self._link.timeout = seconds
+        self._link.timeout = patience(seconds, endless=False) or 0.0
 
     @property
     def complaints(self) -> Sequence[TransferError]:
@@ -162,8 +162,12 @@ class TtpClient:
         nbytes: of all chunks, if that is known: it goes into the metadata. flags: of each chunk. What
         `chunks` raises is raised; nobody receives the message.
         """
+        described = members(meta, "meta")
+        if nbytes is not None:
+            described = {**described, "nbytes": whole(nbytes, "nbytes")}
+        whole(flags, "flags", 0, 255)
+        sequence(chunks, "chunks", "chunks")
         number = next(self._numbers)
-        described = {**(meta or {}), "nbytes": nbytes} if nbytes is not None else meta or {}
         self._link.send(
             encode_head(Kind.META, encode_topic(topic), encode_meta(described), 0, wait * WANTED, number)
         )
@@ -204,8 +208,7 @@ class TtpClient:
 
     def recv(self, timeout: float | None = None) -> Received:
         """The next message; streams are put together. timeout: seconds; inf waits for ever. Raises Again."""
-        seconds = self.timeout if timeout is None else patience(timeout, endless=False) or 0.0
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + self._patience(timeout)
         while True:
             received = self._assembly.add(self._link.next(deadline - time.monotonic()))
             if received is not None:
@@ -215,7 +218,10 @@ class TtpClient:
         """The next PUBLISH, META or CHUNK as it came, or the ERROR `broken_off` of a stream.
 
         Do not mix it with `recv` while streams are open."""
-        return self._link.next(self.timeout if timeout is None else timeout)
+        return self._link.next(self._patience(timeout))
+
+    def _patience(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else patience(timeout, endless=False) or 0.0
 
     # -- the connection ----------------------------------------------------------------------------------
 
