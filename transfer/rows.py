@@ -153,13 +153,14 @@ def check(arrays: Mapping[str, Array], layouts: Sequence[Layout], rows: int) -> 
 
 def column_names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     """The columns that were asked for. Raises OptionError: one name, whose letters would be names too."""
-    if isinstance(columns, (str, bytes)):
-        raise OptionError(
-            f"columns is a list of names, not {columns!r}", hint=f"One column: columns=[{columns!r}]."
-        )
-    if columns is None:
-        return None
-    return tuple(text(name, "a name of columns") for name in sequence(columns, "columns", "names"))
+    return None if columns is None else names("columns", columns)
+
+
+def names(option: str, given: Sequence[str]) -> tuple[str, ...]:
+    """Several names. Raises OptionError, as above, and ArgumentError."""
+    if isinstance(given, (str, bytes)):
+        raise OptionError(f"{option} is a list of names, not {given!r}", hint=f"One: {option}=[{given!r}].")
+    return tuple(text(name, f"a name of {option}") for name in sequence(given, option, "names"))
 
 
 def choose(layouts: Sequence[Layout], names: Iterable[str] | None) -> tuple[Layout, ...]:

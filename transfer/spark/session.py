@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transfer.spark.processes import end, java_processes, uninterrupted
+from transports.arguments import members, text, whole
 from transports.errors import NotSupported
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def local_session(
     some seconds; Ctrl-C ends that, with the Java process. Raises NotSupported when Java or PySpark is
     missing.
     """
+    whole(workers, "workers", 1), whole(task_failures, "task_failures", 1)
+    text(name, "name"), members(conf, "conf")
     check_java()
     try:
         from pyspark.sql import SparkSession

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from transfer.rows import column_names
+from transfer.rows import names
 from transfer.runs import Winner
 from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
 from transfer.spark.options import parse_options
 from transfer.spark.producer import Receipt
 from transfer.spool.protocol import raised, refusal
+from transports.arguments import sequence, text, wrong
 from transports.errors import NotATensor, NotSupported, TransferError, UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def register(spark: SparkSession) -> None:
         )
     from transfer.spark.source import TransferDataSource
 
+    if not hasattr(spark, "createDataFrame"):
+        raise wrong("spark", spark, "a SparkSession")
     # The one public call that makes a session the thread's active one; it computes nothing.
     spark.createDataFrame([], "nothing int")
     if spark not in _registered:
@@ -91,19 +94,17 @@ def write(
     receivers learn that the job failed.
     """
     given = {name: str(value) for name, value in options.items() if value is not None}
-    given["endpoint"] = endpoint if isinstance(endpoint, str) else ",".join(endpoint)
-    given["delivery"] = delivery
+    endpoints = [endpoint] if isinstance(endpoint, str) else sequence(endpoint, "endpoint", "endpoints")
+    given["endpoint"] = ",".join(text(one, "endpoint") for one in endpoints)
     given["job"] = uuid.uuid4().hex
-    if run:
-        given["run"] = run
+    words = {"delivery": delivery, "run": run, "nulls": nulls, "if_complete": if_complete}
+    given |= {name: text(word, name) for name, word in words.items() if word is not None}
     if columns is not None:
-        given["columns"] = json.dumps(column_names(columns))
+        given["columns"] = json.dumps(names("columns", columns))
     if ragged is not None:
-        given["ragged"] = ragged if isinstance(ragged, str) else json.dumps(list(ragged))
-    if nulls is not None:
-        given["nulls"] = nulls
-    if if_complete is not None:
-        given["if_complete"] = if_complete
+        given["ragged"] = ragged if isinstance(ragged, str) else json.dumps(names("ragged", ragged))
+    if not hasattr(df, "schema"):
+        raise wrong("df", df, "a DataFrame of Spark")
     parsed = parse_options(given)
     given["run"] = parsed.run or given["job"]
     parsed = dataclasses.replace(parsed, run=given["run"])
