@@ -7,10 +7,11 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 from tests.ports import free_port
 from transfer import ZmqConfig, ZmqInterface, ZmqSocketOption, ZmqSocketType
-from transports.errors import Again, PickleRefused, StateError
+from transports.errors import Again, NotATensor, PickleRefused, StateError, UsageError
 
 from .conftest import PATIENCE, Inbox, until_heard
 
@@ -58,6 +59,76 @@ def test_tensors_are_requested_and_answered(zi, link):
     weights = zi.send_tensor(req, gradient)
     np.testing.assert_array_equal(weights, gradient * 2)
     weights += 1  # it is writable
+
+
+GRADIENT = np.arange(6, dtype=np.float32).reshape(2, 3)
+WEIGHTS = {"first": GRADIENT, "second": np.ones(300_000)}
+
+
+def assert_same(got, sent):
+    if not isinstance(sent, dict):
+        got, sent = {"": got}, {"": sent}
+    assert got.keys() == sent.keys()
+    for name, tensor in sent.items():
+        np.testing.assert_array_equal(got[name], tensor)
+        assert got[name].dtype == np.asarray(tensor).dtype
+
+
+@pytest.mark.parametrize(
+    "answer", [GRADIENT, WEIGHTS, torch.ones(3), b"done"], ids=["one", "dict", "torch", "bytes"]
+)
+def test_a_parameter_server_with_one_callback(zi, link, answer):
+    req, rep = link("REQ", "REP")
+    gradients = Inbox()
+
+    def update(message):
+        gradients(message["tensor"])
+        zi.reply(rep, answer)
+
+    zi.set_receive_callback(rep, update)
+    for ask in (zi.request, zi.send, zi.send_tensor):
+        for gradient in (GRADIENT, WEIGHTS):
+            weights = ask(req, gradient)
+            assert_same(gradients.get(), gradient)
+            assert weights == answer if isinstance(answer, bytes) else assert_same(weights, answer) is None
+
+
+@pytest.mark.parametrize("kinds", [("PUSH", "PULL"), ("PUB", "SUB"), ("PAIR", "PAIR")], ids=str)
+@pytest.mark.parametrize("tensor", [GRADIENT, WEIGHTS], ids=["one", "dict"])
+def test_tensors_come_to_the_callback_of_data(zi, link, kinds, tensor):
+    sender, receiver = link(*kinds)
+    inbox = Inbox()
+    zi.set_receive_callback(receiver, inbox)
+    if kinds[1] == "SUB":
+        zi.subscribe(receiver, "t")
+        until_heard(lambda mark: zi.publish(sender, "t", mark), inbox, b"?")
+        assert zi.publish(sender, "t.a", tensor) == 0
+    else:
+        assert (zi.push if kinds[0] == "PUSH" else zi.send)(sender, tensor) == 0
+    message = inbox.get()
+    assert_same(message["tensor"], tensor)
+    assert message["topic"] == ("t.a" if kinds[1] == "SUB" else "")
+    tensors = Inbox()
+    zi.set_tensor_receive_callback(receiver, tensors)
+    assert zi.send_tensor(sender, tensor, "t.b") == 0
+    assert_same(tensors.get()["tensor"], tensor)
+    assert inbox.empty()
+
+
+def test_polling_gives_tensors_too(zi, link):
+    push, pull = link("PUSH", "PULL")
+    zi.set_polling_mode(pull, True)
+    zi.push(push, WEIGHTS)
+    assert_same(zi.recv(pull)["tensor"], WEIGHTS)
+    zi.push(push, GRADIENT)
+    assert_same(zi.recv_tensor(pull)["tensor"], GRADIENT)
+
+
+def test_a_dict_of_other_things_is_no_message(zi, link):
+    push, _ = link("PUSH", "PULL")
+    with pytest.raises(NotATensor) as refused:
+        zi.push(push, {"status": "ok"})
+    assert "send_json" in str(refused.value)
 
 
 def test_json_requests(zi, link):
@@ -281,8 +352,8 @@ def test_a_message_read_in_the_wrong_form_is_still_there(zi, link):
         zi.recv_tensor(pull)
     assert zi.recv_string(pull)["string"] == "{no json"
     zi.send_tensor(push, np.zeros(3))
-    with pytest.raises(Exception, match="tensor"):
-        zi.recv(pull)
+    with pytest.raises(UsageError, match="tensor"):
+        zi.recv_json(pull)
     assert zi.recv_tensor(pull)["tensor"].shape == (3,)
 
 

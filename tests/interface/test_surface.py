@@ -245,7 +245,9 @@ def test_which_callback_gets_a_message():
     assert choose(message(b"{"), {Form.JSON: len}) == (len, Form.JSON)
     assert choose(message(b"a", b"b"), {**both, Form.MULTIPART: max}) == (max, Form.MULTIPART)
     assert choose(message(b"a"), {Form.MULTIPART: max}) == (max, Form.MULTIPART)
-    assert choose(message(is_tensor=True), both) is None
+    assert choose(message(is_tensor=True), both) == (print, Form.DATA)
+    assert choose(message(is_tensor=True), {**both, Form.TENSOR: max}) == (max, Form.TENSOR)
+    assert choose(message(is_tensor=True), {Form.JSON: len}) is None
     assert choose(message(b"\xff"), {Form.STRING: len, Form.DATA: print}) == (print, Form.DATA)
     assert choose(message(b"\x80\x04."), {Form.PYOBJ: len, Form.DATA: print}) == (len, Form.PYOBJ)
 
@@ -255,9 +257,9 @@ def test_a_tensor_nobody_wants_is_counted(zi, link, caplog):
 
     push, pull = link("PUSH", "PULL")
     inbox = Inbox()
-    zi.set_pull_callback(pull, inbox)
+    zi.set_string_receive_callback(pull, inbox)
     zi.send_tensor(push, np.zeros(2))
     zi.push(push, b"next")
-    assert inbox.get()["data"] == b"next"
+    assert inbox.get()["string"] == "next"
     assert zi._of(pull).callback_errors == 1
     assert "no callback" in caplog.text

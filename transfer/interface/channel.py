@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patterns import Replier
 from transfer.compressing import decompressed
 from transfer.constants import DONTWAIT
 from transfer.interface.message import Incoming
-from transfer.tensors.arrival import receive_one
+from transfer.tensors.arrival import receive_bundle, receive_one
 from transfer.tensors.build import NUMPY
+from transfer.tensors.header import KIND_BUNDLE, kind_of
 from transports.errors import Again, ProtocolError
 from transports.wire import Flag, SocketType
 
@@ -46,6 +47,10 @@ class Channel:
     def send_tensor(self, tensor: Any, topic: str | bytes | None = None) -> None:
         """One tensor. Raises NotATensor, Again, Broken."""
         self.socket.send_tensor(tensor, topic=self._topic(topic))
+
+    def send_tensors(self, tensors: Mapping[str, Any], topic: str | bytes | None = None) -> None:
+        """A dict of tensors. Raises as `send_tensor`."""
+        self.socket.send_tensors(tensors, topic=self._topic(topic))
 
     def _topic(self, topic: str | bytes | None) -> bytes | None:
         if topic is None:
@@ -91,8 +96,12 @@ class Channel:
         source = getattr(peer, "address", "")
         first = frames[0]
         topic = "" if first.topic is None else first.topic.decode("utf-8", _ERRORS)
-        if first.flags & Flag.TENSOR and len(frames) == 1:
-            return Incoming(source, topic, (), receive_one(_Held(frames), 0, NUMPY), True)
+        if first.flags & Flag.TENSOR:
+            if kind_of(bytes(first.meta)) == KIND_BUNDLE:
+                tensors, _ = receive_bundle(_Held(frames), 0, NUMPY, None)
+                return Incoming(source, topic, (), tensors, True)
+            if len(frames) == 1:
+                return Incoming(source, topic, (), receive_one(_Held(frames), 0, NUMPY), True)
         limit = self.socket.largest_message
         parts = [decompressed(frame, type(frame), limit).bytes for frame in frames]
         if first.topic is None and len(parts) > 1 and self.socket.type is SocketType.SUB:

@@ -131,12 +131,12 @@ class Dispatcher:
 def choose(message: Incoming, callbacks: dict[Form, Callback]) -> tuple[Callback, Form] | None:
     """The callback for a message, and the form that it wants; None if no callback can take it.
 
-    Tensors go to the tensor callback and messages of several parts to the multipart one. Where
-    several of the others are set, the first that can read the bytes gets them: objects, JSON, text,
-    data. One alone gets everything, readable or not.
+    Tensors go to the tensor callback, or else to that of data, and messages of several parts to the
+    multipart one. Where several of the others are set, the first that can read the bytes gets them:
+    objects, JSON, text, data. One alone gets everything, readable or not.
     """
     if message.is_tensor:
-        return _one(callbacks, Form.TENSOR)
+        return _one(callbacks, Form.TENSOR) or _one(callbacks, Form.DATA)
     if len(message.parts) > 1 and Form.MULTIPART in callbacks:
         return _one(callbacks, Form.MULTIPART)
     candidates = [form for form in _BY_STRICTNESS if form in callbacks]

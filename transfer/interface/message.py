@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -33,8 +33,8 @@ class Incoming:
     """One message as it arrived.
 
     source: where the peer is. topic: empty if there is none. parts: bytes; a topic of the header is
-    none of them. tensor: the tensor, and `is_tensor` tells an absent one from any value. split: how
-    many of the parts are topic and not data.
+    none of them. tensor: the tensor or the dict of tensors, and `is_tensor` tells an absent one from any
+    value. split: how many of the parts are topic and not data.
     """
 
     source: str
@@ -51,6 +51,11 @@ class Incoming:
 
 
 # --- out --------------------------------------------------------------------------------------
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it travels with dtype and shape: what has DLPack, on whatever device, and a dict of tensors."""
+    return isinstance(value, Mapping) or hasattr(value, "__dlpack__")
 
 
 def encode_data(value: Any) -> Any:
@@ -134,9 +139,12 @@ READERS: dict[Form, Callable[[Incoming], dict[str, Any]]] = {
 def read(message: Incoming, form: Form) -> dict[str, Any]:
     """The message as a dict in the form wanted.
 
+    A tensor whose receiver wants data is {source, tensor, topic}, so that a program needs one callback.
     Raises UsageError if it is a tensor and something else is wanted, NotATensor for the opposite,
     PickleRefused, and ValueError (UnicodeDecodeError, JSONDecodeError) for bytes of another form.
     """
+    if message.is_tensor and form is Form.DATA:
+        return as_tensor(message)
     if message.is_tensor and form is not Form.TENSOR:
         raise UsageError("a tensor arrived", hint="receive it with recv_tensor; it is still unread")
     return READERS[form](message)

@@ -39,13 +39,14 @@ class Receiving(Settings):
         return True
 
     def set_receive_callback(self, callback: Callback | None) -> None:
-        """Called with {source, data, topic}, off the caller's thread, one at a time."""
+        """Called with {source, data, topic}, off the caller's thread, one at a time; with {source, tensor,
+        topic} where there is a tensor, or a dict of them, and no callback of its own for it."""
         self._set_callback(Form.DATA, callback)
 
     set_subscribe_callback = set_pull_callback = set_receive_callback
 
     def set_tensor_receive_callback(self, callback: Callback | None) -> None:
-        """Called with {source, tensor, topic}."""
+        """Called with {source, tensor, topic}: a tensor, or a dict of them."""
         self._set_callback(Form.TENSOR, callback)
 
     def set_multipart_receive_callback(self, callback: Callback | None) -> None:
@@ -91,11 +92,13 @@ class Receiving(Settings):
     # -- polling -------------------------------------------------------------------------------
 
     def recv(self, flags: int = 0) -> dict[str, Any]:
-        """{source, data, topic}. Flag 1 does not wait. Raises Again after the receive time-out."""
+        """{source, data, topic}, or {source, tensor, topic}. Flag 1 does not wait. Raises Again after the
+        receive time-out."""
         return self._fetch(Form.DATA, flags)
 
     def recv_tensor(self, flags: int = 0) -> dict[str, Any]:
-        """{source, tensor, topic}; a numpy array, writable. Raises NotATensor; it is still unread."""
+        """{source, tensor, topic}; a numpy array, writable, or a dict of them. Raises NotATensor; it is still
+        unread."""
         return self._fetch(Form.TENSOR, flags)
 
     def recv_multipart(self, flags: int = 0) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from asyncio import Future
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from transfer.interface.dispatch import Dispatcher
@@ -16,6 +17,7 @@ from transfer.interface.message import (
     encode_json,
     encode_pyobj,
     encode_string,
+    is_tensor,
     read,
 )
 from transfer.interface.settings import Loop, Settings, Topic
@@ -36,46 +38,41 @@ class Sending(Settings):
     _exchange: threading.Lock
 
     def request(self, data: Any) -> Any:
-        """Sends a request and returns the reply: bytes, or a tensor if the reply is one.
+        """Sends a request and returns the reply: bytes, or what was answered with: a tensor, a dict of them.
 
         Raises Again when no reply came in time (`timeout_seconds`, or the receive time-out that was
         set), Broken when the peer died.
         """
         self._only(ZmqSocketType.REQ)
-        payload = encode_data(data)
-        return self._ask(lambda: self._channel.send([payload]), Form.DATA)
+        return self._ask(*self._sender(data))
 
     def reply(self, data: Any) -> int:
         """Answers the request that was received last."""
         self._only(ZmqSocketType.REP)
-        payload = encode_data(data)
-        return self._answer(lambda: self._channel.send([payload]))
+        return self._answer(self._sender(data)[0])
 
     def reply_tensor(self, tensor: Any) -> int:
-        """Answers with a tensor."""
+        """Answers with a tensor, or a dict of them."""
         self._only(ZmqSocketType.REP)
-        return self._answer(lambda: self._channel.send_tensor(tensor))
+        return self._answer(self._tensor_sender(tensor))
 
     def publish(self, topic: Topic, data: Any) -> int:
         """Sends to every peer that subscribed a prefix of the topic; never waits for slow ones."""
         self._only(ZmqSocketType.PUB)
-        payload = encode_data(data)
-        return self._code(lambda: self._channel.send([payload], topic or ""))
+        return self._code(self._sender(data, topic or "")[0])
 
     def push(self, data: Any) -> int:
         """Gives one task to one of the peers, in turn."""
         self._only(ZmqSocketType.PUSH)
-        payload = encode_data(data)
-        return self._code(lambda: self._channel.send([payload]))
+        return self._code(self._sender(data)[0])
 
     def send(self, data: Any, topic: Topic = None) -> Any:
-        """Sends bytes, text (as UTF-8) or any buffer."""
-        payload = encode_data(data)
-        return self._send(lambda: self._channel.send([payload], topic), Form.DATA)
+        """Sends bytes, text (as UTF-8), any buffer, a tensor, or a dict of tensors."""
+        return self._send(*self._sender(data, topic))
 
     def send_tensor(self, tensor: Any, topic: Topic = None) -> Any:
-        """Sends a tensor: numpy, torch, anything with DLPack or the buffer protocol."""
-        return self._send(lambda: self._channel.send_tensor(tensor, topic), Form.TENSOR)
+        """Sends a tensor: numpy, torch, anything with DLPack or the buffer protocol; or a dict of them."""
+        return self._send(self._tensor_sender(tensor, topic), Form.TENSOR)
 
     def send_multipart(self, frames: Sequence[Any], topic: Topic = None) -> Any:
         """Sends several parts as one message."""
@@ -96,6 +93,16 @@ class Sending(Settings):
         """Sends a pickled object. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
         payload = encode_pyobj(obj)
         return self._send(lambda: self._channel.send([payload], topic), Form.PYOBJ)
+
+    def _sender(self, data: Any, topic: Topic = None) -> tuple[Callable[[], None], Form]:
+        """What sends it, and the form of a reply to it. Raises TypeError."""
+        if is_tensor(data):
+            return self._tensor_sender(data, topic), Form.TENSOR
+        return partial(self._channel.send, [encode_data(data)], topic), Form.DATA
+
+    def _tensor_sender(self, tensor: Any, topic: Topic = None) -> Callable[[], None]:
+        send = self._channel.send_tensors if isinstance(tensor, Mapping) else self._channel.send_tensor
+        return partial(send, tensor, topic)
 
     def _send(self, send: Callable[[], None], form: Form) -> Any:
         if self.kind is ZmqSocketType.REP:

@@ -32,7 +32,7 @@ from transfer.json_text import loads
 from transfer.tensors.build import Recipe, recipe_for
 from transfer.tensors.export import Exported, export
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, kind_of, measure
-from transports.errors import ArgumentError, ProtocolError, UsageError
+from transports.errors import ArgumentError, NotATensor, ProtocolError, UsageError
 from transports.wire import EXTENDED_MAX, EXTENDED_MIN
 
 #: tensors below this many bytes share the first frame. The core copies smaller payloads anyhow, and
@@ -77,7 +77,7 @@ def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) ->
             f"send_tensors takes a dict of tensors by name, not {type(tensors).__name__}",
             hint='send_tensor(x) sends one tensor, send_tensors({"x": x}) several',
         )
-    exported = [export(tensor) for tensor in tensors.values()]
+    exported = [_exported(name, tensor) for name, tensor in tensors.items()]
     headers = [header for _, header, _ in exported]
     key = (*tensors, *headers)
     layout = _layouts.get(key)
@@ -99,6 +99,14 @@ def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) ->
         data = _first_data(index + described if where else described, compress(buffers, packed))
     first: OutFrame = (EXTENDED_FLAGS, 0, topic, header, data)
     return [first, *[(flags, 0, None, single, buffer) for flags, single, buffer in compress(exported, own)]]
+
+
+def _exported(name: str, tensor: Any) -> Exported:
+    try:
+        return export(tensor)
+    except NotATensor as error:
+        what = f"{name!r} of a dict of tensors: {str(error).partition(chr(10))[0]}"
+        raise NotATensor(what, hint="send_json() sends other dicts, metadata travel as meta=") from error
 
 
 def _lay_out(names: list[str], exported: Sequence[Exported]) -> _Layout:
