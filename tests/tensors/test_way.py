@@ -11,6 +11,7 @@ import pytest
 import transfer
 from tests.core.test_foreign import Foreign
 from tests.tensors.test_device import cupy, on_gpu  # noqa: F401 - the fixture
+from transfer.peer import Peer
 from transfer.tensors import export, way
 from transports import core, gpu
 from transports.base import Capabilities
@@ -60,6 +61,7 @@ def pushing(cupy, monkeypatch):  # noqa: F811
     monkeypatch.setattr(export, "_flat_cupy", flattened)
     with transfer.Context() as context, context.socket(transfer.PUSH) as socket:
         stream = Taking()
+        stream.peer = Peer(stream, SimpleNamespace(address=""), transfer.PULL)
         socket._attach(stream, True, False)
         yield SimpleNamespace(socket=socket, stream=stream, tensor=tensor, flat=flat, settled=settled)
         socket._detach(stream)
