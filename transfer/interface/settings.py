@@ -10,7 +10,7 @@ from typing import Any
 from transfer.interface.channel import Channel
 from transfer.interface.endpoints import complete
 from transfer.interface.types import ZmqConfig, ZmqSocketOption, ZmqSocketType, as_option
-from transports.errors import NotSupported
+from transports.errors import NotSupported, StateError
 
 #: runs a call in another thread: (loop or None, function, arguments...) -> a future of the loop
 Submit = Callable[..., "Future[Any]"]
@@ -89,7 +89,14 @@ class Settings:
         return True
 
     def connect(self, endpoint: str) -> bool:
-        """Begins to connect; may be called for several endpoints. Raises AddressError. True."""
+        """Begins to connect; may be called for several endpoints, but of a PAIR. Raises AddressError,
+        StateError. True."""
+        if self.kind is ZmqSocketType.PAIR and self._connected:
+            [other] = self._connected
+            raise StateError(
+                f"a PAIR has one peer: it connects to {other} already, and not to {endpoint} too",
+                hint=f"disconnect(id, {other!r}) first",
+            )
         real = complete(endpoint, rdma=self._config.enable_rdma)
         self._socket.connect(real)
         self._connected[endpoint] = real
