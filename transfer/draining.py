@@ -56,6 +56,11 @@ def flush(streams: Iterable[Any], deadline: float) -> None:
         _wait_for_room(left, remaining)
 
 
+def unsent(stream: Any) -> int:
+    """Messages that the peer does not have yet."""
+    return 0 if isinstance(stream, Stream) and stream.hands_over else int(stream.queued)
+
+
 def _flushed(stream: Any) -> bool:
     try:
         return bool(stream.flush())

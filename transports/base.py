@@ -120,6 +120,8 @@ class Stream(ABC):
     last_received_ns: int = 0
     #: `take` takes a sink, see `core_contract.pyi`
     takes_sink: bool = False
+    #: what is sent is with the other end at once, and `queued` is what its application has not taken
+    hands_over: bool = False
     #: the message that `take` returned last lies where the sink said
     placed: bool = False
     #: the message that `take` returns, until the core has it and sets None. A handler of a signal may raise

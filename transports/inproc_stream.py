@@ -67,6 +67,7 @@ class InprocStream(Subscribable, Stream):
         self._prefixes = Prefixes()
 
     fd = -1
+    hands_over = True
 
     def fileno(self) -> int:
         """-1: there is no descriptor."""

@@ -169,7 +169,7 @@ def pushed(context, endpoint):
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_dropped_sockets_end_and_send_what_they_had(core, endpoint):
+def test_dropped_sockets_end_and_send_what_they_had(core, endpoint, caplog):
     with transfer.Context(core=core) as context, context.socket(PULL, rcvtimeo=20_000) as pull:
         pull.bind(endpoint)
         pushed(context, pull.last_endpoint)
@@ -180,6 +180,16 @@ def test_dropped_sockets_end_and_send_what_they_had(core, endpoint):
         assert eventually(lambda: ends() and not pull.poll(1) and not pull.peers())  # inproc looks in calls
         assert eventually(lambda: ends() and open_descriptors() <= before)
         assert len(context.sockets) == 1
+    assert "not sent" not in caplog.text
+
+
+def test_what_inproc_has_handed_over_is_sent_whether_or_not_it_was_received(context):
+    """It counted as not sent, and the close looked for it without a pause for all of its linger."""
+    pull, push = pair_of(context, PULL, PUSH, "inproc://handed-over")
+    for number in range(5):
+        push.send(b"%d" % number)
+    assert push.close(60_000) == 0
+    assert [pull.recv() for _ in range(5)] == [b"%d" % number for number in range(5)]
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")

@@ -242,7 +242,7 @@ def test_a_commit_whose_answer_is_lost(spark, tmp_path, delivery):
 def test_a_commit_whose_answer_is_lost_and_no_spool_comes_back(spark, tmp_path):
     with SpoolProcess(tmp_path / "spool", harm="commit") as spool:
         with pytest.raises(Exception, match=r"which may be complete or not[\s\S]*if_complete=skip"):
-            write(frame_of(spark, ROWS), spool.url("one"), ragged="r", ack_timeout=2)
+            write(frame_of(spark, ROWS), spool.url("one"), ragged="r", ack_timeout=2, abort_timeout=2)
         spool._reap()
         spool.start()
         write(frame_of(spark, ROWS), spool.url("one"), ragged="r", if_complete="skip")

@@ -52,7 +52,7 @@ def told(store):
         run = entry.run
         jobs = {
             job: {
-                key: (one.layouts, one.places, one.rows, one.crc, one.ended)
+                key: (one.layouts, tuple(one.places), one.rows, one.crc, one.ended)
                 for key, one in known.attempts.items()
             }
             for job, known in run.jobs.items()

@@ -304,7 +304,7 @@ class Links(Arrivals):
             with self._lock:
                 streams = [peer.stream for peer in self.peers.values()]
                 left_over = bool(self._moves or self.orphans)
-                waiting = left_over or any(s.queued for s in streams)
+                waiting = left_over or any(map(draining.unsent, streams))
             if not waiting:
                 return
             draining.flush(streams, min(deadline, time.monotonic() + 0.05))
@@ -353,7 +353,7 @@ class Links(Arrivals):
         draining.flush([peer.stream for peer in peers if not peer.pending], deadline)
         # Counted now: the end that `finish` makes breaks a stream that is still writing, and what it
         # had begun would not count as lost any more.
-        queued = {peer.stream: peer.stream.queued for peer in peers}
+        queued = {peer.stream: draining.unsent(peer.stream) for peer in peers}
         draining.finish([p.fd for p in peers if p.fd >= 0 and p.stream.broken is None], deadline)
         unsent = 0
         closed = Closed("the socket was closed before the peer confirmed the message")

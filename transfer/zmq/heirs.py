@@ -41,7 +41,7 @@ def owes(sock: Any) -> bool:
 
 def _waiting(links: Any) -> bool:
     with links._lock:
-        return bool(links.orphans) or any(peer.stream.queued for peer in links.peers.values())
+        return bool(links.orphans) or any(draining.unsent(peer.stream) for peer in links.peers.values())
 
 
 def bequeath(sock: Any, make: Any) -> None:
@@ -226,7 +226,7 @@ class Debt:
         return True
 
     def _wait_for(self, peers: list[Any], end: float, now: float) -> None:
-        full = [peer for peer in peers if peer.stream.queued]
+        full = [peer for peer in peers if draining.unsent(peer.stream)]
         left = sum(peer.stream.queued_bytes for peer in full)
         # A descriptor that has room although nothing can be written (the connection is lost) is asked later.
         told = left != self._left and all(peer.fd >= 0 and not peer.foreign for peer in full)
