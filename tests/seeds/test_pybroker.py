@@ -1,0 +1,44 @@
+"""PyBroker's two programs, as its document starts them: the consumer waits, then the producer sends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.broker.running import running
+from transports.testing.ends import until
+
+pytestmark = pytest.mark.timeout(60)
+
+PROGRAMS = Path(__file__).parents[2] / "docs" / "examples" / "pybroker"
+
+
+def test_producer_and_consumer(tmp_path):
+    offset = tmp_path / "offset.txt"
+    with running(tmp_path / "data") as broker:
+        port = str(broker.ports["pybroker"])
+
+        def produce(text):
+            program = [sys.executable, PROGRAMS / "producer.py", "logs", "127.0.0.1", port]
+            subprocess.run(program, input=text, text=True, check=True, timeout=30)
+
+        def consume(text, end):
+            """The consumer prints the text; then it is interrupted."""
+            program = [sys.executable, PROGRAMS / "consumer.py", "logs", offset, "127.0.0.1", port]
+            with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as consumer:
+                try:
+                    produce(text)
+                    assert consumer.stdout.read(len(text)) == text
+                    until(lambda: offset.exists() and offset.read_text() == str(end), "the offset")
+                    consumer.send_signal(signal.SIGINT)
+                    assert consumer.stdout.read() == ""
+                    assert consumer.wait(30) == 130
+                finally:
+                    consumer.kill()
+
+        consume("one\ntwo\n", 8)
+        consume("three\n", 14)  # it goes on where it was
