@@ -268,6 +268,24 @@ def test_pythons_own_sockets_as_the_peer(name, side, papers):
 # --- nothing is left -----------------------------------------------------------------------------
 
 
+def test_no_stream_is_made_of_a_channel_that_has_more_than_the_handshake(core, kit, papers):
+    """What was half made called a method that it did not have yet, and the process died; each one also took a
+    reference that was not its own from the flusher."""
+    for _ in range(5):
+        near, far = connected("unix")
+        with near, far:
+            client, server = papers.channels(near, far, core, core)
+            client.send(b"x" * 20_000)
+            server.recv(30)
+            with pytest.raises(OSError, match="more than its part"):
+                kit.stream(far.fileno(), channel=server)
+            gc.collect()
+            client.close(), server.close()
+    near, far = connected("unix")
+    with near:
+        kit.stream(far.detach()).close()  # the flusher is there
+
+
 @pytest.mark.parametrize("name", CORES)
 def test_a_thousand_connections_leave_nothing(name, papers):
     """Half of them end in the middle of their handshake."""

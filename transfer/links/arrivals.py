@@ -122,7 +122,7 @@ class Arrivals(Controls):
     def _admit(
         self, socket: SocketMethods, record: Endpoint, made: Connected, queue: Peer | None
     ) -> tuple[Peer, Any]:
-        """Makes the stream and tells the pattern. Raises HandshakeError or Closed; nothing has
+        """Makes the stream and tells the pattern. Raises HandshakeError, OSError or Closed; nothing has
         changed then."""
         remote = made.agreement.remote
         features = made.agreement.features
@@ -131,25 +131,14 @@ class Arrivals(Controls):
                 raise Closed("the socket is closed")
             if queue is not None:
                 self.pattern.detach(queue.stream)
+            credits = self.pattern.confirms and "credit" in features
             try:
                 self._check(socket, record, remote)
-            except HandshakeError:
+                stream = self._stream_of(socket, made, queue, credits)
+            except (HandshakeError, OSError):
                 if queue is not None:
                     self.pattern.attach(queue.stream, queue.socket_type)
                 raise
-            credits = self.pattern.confirms and "credit" in features
-            if made.stream is not None:
-                stream = made.stream
-                stream.credits = credits
-                self._limit(socket, stream)
-            elif queue is not None:
-                stream = queue.stream
-                stream.carrier = made.carrier
-                stream.open(made.fd, made.channel)
-                stream.credits = credits
-            else:
-                stream = self._new_stream(socket, made.fd, credits, made.channel)
-                stream.carrier = made.carrier
             peer = queue
             if peer is None or made.stream is not None:
                 peer = Peer(stream, record, remote.socket_type)
@@ -168,6 +157,22 @@ class Arrivals(Controls):
             if isinstance(self.pattern, Subscriber):
                 self._introduce(self.pattern, stream)
         return peer, replaced
+
+    def _stream_of(self, socket: SocketMethods, made: Connected, queue: Peer | None, credits: bool) -> Any:
+        """The connection's stream: its own, that of the queue, or a new one. Raises OSError if the peer has
+        sent more than its handshake; nothing has changed then."""
+        if made.stream is not None:
+            stream = made.stream
+            self._limit(socket, stream)
+        elif queue is not None:
+            stream = queue.stream
+            stream.carrier = made.carrier
+            stream.open(made.fd, made.channel)
+        else:
+            stream = self._new_stream(socket, made.fd, credits, made.channel)
+            stream.carrier = made.carrier
+        stream.credits = credits
+        return stream
 
     def _may_come(self, record: Endpoint, agreement: Agreement) -> None:
         """Whether a peer can be admitted now: its handshake is not over yet, so it has sent no message that

@@ -12,9 +12,10 @@ from transports.native cimport link as native_link
 from transports.native.atomic cimport load, load_int, load_signed, store_int, store_signed
 from transports.native.channel cimport TlsChannel
 from transports.native.flusher cimport Flusher
-from transports.native.link cimport link_new
+from transports.native.link cimport link_new, link_t
 from transports.native.pool cimport Pool
 from transports.native.system cimport pthread_mutex_lock, pthread_mutex_trylock
+from transports.native.tls cimport tls_free, tls_t
 
 
 cdef class Connection:
@@ -24,14 +25,20 @@ cdef class Connection:
                   long long send_high_water=1000, long long send_high_water_bytes=64 << 20,
                   unsigned long long max_message=16 << 30, bint checksum=False, bint credits=False,
                   TlsChannel channel=None):
+        cdef tls_t* tls = NULL
+        cdef link_t* link
         if flusher.state.generation != native_link.fork_generation:
             raise ForkedError("this flusher was made before the process forked",
                               hint="make a new Context in the child")
-        self.link = link_new(flusher.state)
-        if self.link == NULL:
-            raise MemoryError()
         if channel is not None:
-            self.link.tls = channel.give()
+            tls = channel.give()
+        link = link_new(flusher.state)
+        if link == NULL:
+            tls_free(tls)
+            raise MemoryError()
+        # Nothing raises from here on: `__dealloc__` lets all of it go, once there is a link.
+        self.link = link
+        link.tls = tls
         flusher.state.references += 1
         self.flusher = flusher
         self.pool = pool

@@ -97,9 +97,9 @@ cdef class SocketBase(Attachments):
         pass
 
     def __dealloc__(self):
-        self.close_descriptors()
         free(self.reader.data)
-        if self.lock != NULL:
+        if self.lock != NULL:  # else `__cinit__` did not come so far
+            self.close_descriptors()
             PyThread_free_lock(self.lock)
 
     cdef void close_descriptors(self) noexcept:
