@@ -62,8 +62,9 @@ def unsent(stream: Any) -> int:
 
 
 def _flushed(stream: Any) -> bool:
+    """Or it has nowhere to go any more."""
     try:
-        return bool(stream.flush())
+        return bool(stream.flush()) or stream.broken is not None
     except Broken:
         return True
 

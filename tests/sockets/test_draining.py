@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket as sockets
 import time
 
+import pytest
+
 from tests.core.test_foreign import Foreign
 from transfer import draining
+from transports.errors import Broken
 
 
 def test_a_stream_whose_connection_beside_is_writable_does_not_make_us_spin():
@@ -23,3 +26,16 @@ def test_a_stream_whose_connection_beside_is_writable_does_not_make_us_spin():
         stream.fd = one.fileno()
         draining.flush([stream], time.monotonic() + 0.2)
     assert 1 < stream.looks < 1000
+
+
+def test_nobody_waits_for_a_stream_that_has_nowhere_to_go(monkeypatch):
+    """A peer that was there a moment ago: the socket waited for all of its linger with a credit for it."""
+
+    class Cut(Foreign):
+        broken = Broken("the connection ended")
+
+        def flush(self) -> bool:
+            return False
+
+    monkeypatch.setattr(draining, "_wait_for_room", lambda *_: pytest.fail("it waits"))
+    draining.flush([Cut()], time.monotonic() + 60)

@@ -8,6 +8,8 @@ on that way waits or takes a lock that somebody could hold.
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import socket
 import struct
@@ -108,19 +110,24 @@ class Beside:
 
     def go_on(self) -> None:
         """Says what waits. Whoever is at it already looks again afterwards."""
-        while self._waiting and self._saying.acquire(blocking=False):
+        waiting = self._waiting
+        while waiting:
+            # `map`: a signal's handler runs behind a call, where the lock would stay and words be said twice.
+            [mine] = map(self._saying.acquire, (False,))
+            if not mine:
+                return
             try:
                 connection = self._socket
-                while self._waiting and connection is not None:
-                    connection.send(self._waiting[0])
-                    self._waiting.popleft()
+                while waiting and connection is not None:
+                    send = functools.partial(connection.send, waiting[0])
+                    [_, _] = map(operator.call, (send, waiting.popleft))
                 if connection is None:
-                    self._waiting.clear()
+                    waiting.clear()
             except BlockingIOError:
                 self._stuck()
                 return
             except OSError:
-                self._waiting.clear()  # nobody is left to hear it
+                waiting.clear()  # nobody is left to hear it
             finally:
                 self._saying.release()
 

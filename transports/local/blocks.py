@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from transports.local.memory import make_memfd
+from transports.local.memory import MemfdOwner, make_memfd
 from transports.local.segments import PAGE
 
 NAME = "local.blocks"  # in Surroundings.shared
@@ -29,18 +29,14 @@ class Loan(NamedTuple):
     private: bool
 
 
-class Block:
+class Block(MemfdOwner):
     """One memfd, mapped here. Raises InternalError, OSError."""
 
     def __init__(self, core: Any, number: int, size: int) -> None:
         self.number = number
         self.size = size
         self.fd = make_memfd(size)
-        try:
-            self.memory = memoryview(core.Mapping(self.fd, size))
-        except OSError:
-            self.close()
-            raise
+        self.memory = memoryview(core.Mapping(self.fd, size))
         self.address: int = core.address_of(self.memory)
         #: somebody has an array in it
         self.owned = True
@@ -63,10 +59,8 @@ class Block:
 
     def close(self) -> None:
         """Arrays that are out keep their memory. Idempotent."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
-        for tell in list(getattr(self, "watchers", {}).values()):
+        self.close_fd()
+        for tell in list(self.watchers.values()):
             tell(self.number)
 
 

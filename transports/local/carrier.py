@@ -38,6 +38,9 @@ THRESHOLD = 64 * 1024
 #: bytes of one connection's segments, and of the largest payload that is copied into them
 ARENA = 256 << 20
 
+#: seconds that the reactor may take to read what was announced
+_LOOK = 5.0
+
 #: how a reference is meant; a share's number stands in the bits above
 _SLOT, _SHARED, _PRIVATE = 0, 1, 2
 
@@ -153,7 +156,7 @@ class LocalCarrier:
                     beside.SEGMENT, segment.number, segment.size, slot, segment.fd
                 )
                 if segment.announced:
-                    segment.close_fd()
+                    segment.close_fd()  # only the peer needed it
         return segment.announced
 
     def _tell_dropped(self) -> None:
@@ -247,7 +250,7 @@ class LocalCarrier:
 
     def _known(self, announced: dict[int, Any], number: int) -> Any:
         if number not in announced:
-            self._pump()
+            self._look_beside()
         found = announced.get(number)
         if found is None and self._closed:
             raise Broken("this end closed the stream")
@@ -280,6 +283,23 @@ class LocalCarrier:
             if self._on_failure is not None:
                 self._on_failure(error)
         self.go_on()
+
+    def _look_beside(self) -> None:
+        """As `_pump`. In the main thread a signal's handler may raise between any two steps, and what was
+        read and not noted would be lost: there the reactor does it."""
+        if threading.current_thread() is not threading.main_thread() or self._reactor.in_loop():
+            self._pump()
+            return
+        looked = threading.Event()
+
+        def look() -> None:
+            try:
+                self._ready(READABLE)
+            finally:
+                looked.set()
+
+        self._reactor.call_soon(look, otherwise=looked.set)
+        looked.wait(_LOOK)
 
     def _pump(self) -> None:
         """Reads all that was announced and given back. Raises ProtocolError, OutOfDescriptors."""

@@ -32,18 +32,33 @@ def make_memfd(nbytes: int) -> int:
         raise InternalError(
             f"no {nbytes} bytes of shared memory: {max(0, left)} are left", hint="does a memory limit apply?"
         )
-    fd = os.memfd_create("transfer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    # `map`: a signal's handler runs behind a call, where nobody would close it.
+    [fd] = map(os.memfd_create, ("transfer",), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,))
     try:
         os.ftruncate(fd, nbytes)
         os.posix_fallocate(fd, 0, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError as error:
+    except BaseException as error:
         os.close(fd)
-        if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
+        if isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
             hint = "does a memory limit apply?"
             raise InternalError(f"no {nbytes} bytes of shared memory", hint=hint) from error
         raise
     return fd
+
+
+class MemfdOwner:
+    """Closes its memfd at the latest when it dies: a signal's handler may raise wherever it is made."""
+
+    fd = -1
+
+    def close_fd(self) -> None:
+        """What is mapped stays. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = close_fd
 
 
 def available_memory() -> int:

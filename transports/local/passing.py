@@ -20,9 +20,11 @@ _SIZE = array.array("i").itemsize
 
 
 def send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
-    """Sends data with copies of descriptors. Raises OSError."""
+    """Sends data with copies of descriptors. Raises OSError, and what a signal's handler raises before it
+    is sent: none runs between that and what the caller notes of it."""
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-    connection.sendmsg([data], [rights], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+    [_] = map(connection.sendmsg, ([data],), ([rights],), (flags,))
 
 
 def receive(connection: socket.socket, size: int, most: int, *, peek: bool = False) -> Passed:

@@ -9,7 +9,6 @@ payload dies: no message, no system call. A peer that clears one too early harms
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 import time
 import weakref
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transports.errors import InternalError
-from transports.local.memory import make_memfd
+from transports.local.memory import MemfdOwner, make_memfd
 
 PAGE = mmap.PAGESIZE
 #: a segment of small slots has about so many bytes
@@ -42,7 +41,7 @@ def slots_of(size: int) -> int:
     return max(1, min(MOST_SLOTS, SEGMENT // size))
 
 
-class Segment:
+class Segment(MemfdOwner):
     """One piece of shared memory, mapped here. It lives as long as a view of it. Raises
     InternalError, OSError."""
 
@@ -53,21 +52,11 @@ class Segment:
         #: the peer has its descriptor
         self.announced = False
         self.fd = make_memfd(self.size)
-        try:
-            self.slots = core.Slots(core.Mapping(self.fd, self.size), PAGE, slot, slots_of(slot))
-        except OSError:
-            self.close_fd()
-            raise
+        self.slots = core.Slots(core.Mapping(self.fd, self.size), PAGE, slot, slots_of(slot))
 
     def offset(self, index: int) -> int:
         """Where in the segment a slot begins."""
         return PAGE + index * self.slot
-
-    def close_fd(self) -> None:
-        """The mapping stays: only the peer needed the descriptor. Idempotent."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
 
 
 class Budget:
@@ -180,6 +169,9 @@ class Arena:
         except (InternalError, OSError):
             self._budget.give_back(planned)
             return "no_memory"  # the connection takes the payload, as it would without shared memory
+        except BaseException:
+            self._budget.give_back(planned)
+            raise
         if self._closed:  # by a finalizer that ran in between
             segment.close_fd()
             self._budget.give_back(planned)
