@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer.tracker import Tracker
 from transports.address import Address
@@ -15,8 +15,12 @@ from transports.wire import SocketType
 if TYPE_CHECKING:
     from patterns.base import OutFrame
     from transfer.links.following import Following
+    from transfer.links.state import Orphan
     from transports.errors import TransferError
     from transports.hello import Agreement
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class Peer:
         "fd",
         "foreign",
         "heartbeat",
+        "moved",
+        "reading",
         "retained",
         "settled",
         "since_ns",
@@ -99,6 +105,10 @@ class Peer:
         self.retained: deque[tuple[int, list[OutFrame]]] = deque()
         #: the peer is lost, and what is numbered so or higher had not left for it; None: it is there
         self.settled: int | None = None
+        #: of a lost peer: messages without a tracker that had not left for it, by their number
+        self.moved: dict[int, Orphan] = {}
+        #: held while control frames are read and taken into account
+        self.reading = threading.RLock()
         self._confirming = threading.Lock()
 
     @property
@@ -119,9 +129,9 @@ class Peer:
             if self.settled is not None:
                 return False
             if tracker is not None:
-                self.trackers.append((number, tracker))
+                _put_in_order(self.trackers, number, tracker)
             if message is not None:
-                self.retained.append((number, message))
+                _put_in_order(self.retained, number, message)
         return True
 
     def settle(self, first: int) -> None:
@@ -165,6 +175,14 @@ class Peer:
             agreement is not None and agreement.data_encrypted,
             agreement is not None and agreement.authenticated,
         )
+
+
+def _put_in_order(noted: deque[tuple[int, T]], number: int, what: T) -> None:
+    """Several threads that send note their messages a little out of order."""
+    place = len(noted)
+    while place and noted[place - 1][0] > number:
+        place -= 1
+    noted.insert(place, (number, what))
 
 
 class Endpoint:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 #: seconds that a listener accepts at one turn of its loop, at least and at most. With 20 ms a storm was let
 #: in no faster, and those who are in waited three times as long
-LEAST, MOST = 0.0002, 0.001
+MIN_SECONDS, MAX_SECONDS = 0.0002, 0.001
 
 
 class FairShare:
@@ -24,7 +24,7 @@ class FairShare:
     def begin(self) -> None:
         """A listener begins to accept."""
         now = self._clock()
-        self._until = now + min(max(now - self._ended, LEAST), MOST)
+        self._until = now + min(max(now - self._ended, MIN_SECONDS), MAX_SECONDS)
 
     def is_over(self) -> bool:
         """Whether all else has its turn now."""

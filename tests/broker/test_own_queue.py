@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -93,6 +94,26 @@ def test_what_one_had_not_taken_goes_to_another_that_is_there_already(tmp_path, 
         eventually(lambda: cursor(broker) == 300)
         assert broker.hub.groups.served[0].group.held == 0
     assert "Exception in callback" not in caplog.text
+
+
+def test_what_waits_for_the_next_pull_comes_once(tmp_path, connected):
+    """The socket had it still, and the group sent it again: messages came twice to one PULL that lived."""
+    with with_queue(tmp_path) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+        for begin in range(0, 600, 100):
+            client.publish_many("orders", [b"%d" % n + bytes(50_000) for n in range(begin, begin + 100)])
+
+        def taken(count, left):
+            pull = pulling(connected, broker)
+            got = [int(pull.recv_multipart()[1].rstrip(b"\0")) for _ in range(count)]
+            eventually(lambda: broker.hub.groups.served[0].group.held == left)
+            pull.close()
+            return got
+
+        first = taken(100, 500)
+        time.sleep(0.2)  # looks at the sockets, of which none pulls
+        assert broker.hub.groups.served[0].group.held > 200  # they stand in the socket, as their group knows
+        assert sorted(first + taken(500, 0)) == list(range(600))
+        assert cursor(broker) == 600
 
 
 def test_what_the_socket_has_no_way_for_is_no_attempt(tmp_path, connected, monkeypatch):

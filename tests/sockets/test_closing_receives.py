@@ -187,3 +187,50 @@ def test_any_receive_leaves_when_its_socket_is_closed(kind, pace, core, tmp_path
 @pytest.mark.parametrize("core", ["native", "twin"])
 def test_any_receive_in_one_process_leaves_when_its_socket_is_closed(core, tmp_path, papers):
     closed_inside("inproc", tmp_path, "flood", papers, core)
+
+
+_HALF = """
+    import gc, importlib, random, socket, sys, threading, time
+    import numpy, transfer
+    from transfer.tensors.export import export
+    from transports.twin.codec import encode_head
+
+    size, rounds = 48 << 20, 12
+    memory = numpy.zeros(size, numpy.uint8)
+    bits, header, _ = export(memory)
+    sent = encode_head(4, bits, 1, None, header, b"", size) + bytes(size // 2)
+    with transfer.Context() as context:
+        for number in range(rounds):
+            pull = context.socket(transfer.PULL, rcvtimeo=150)
+            pull.bind("tcp://127.0.0.1:*")
+            ended = []
+
+            def receive():
+                try:
+                    pull.recv_tensor(out=memory)
+                except transfer.TransferError as error:
+                    ended.append(type(error))
+
+            with socket.create_connection(("127.0.0.1", int(pull.last_endpoint.rpartition(":")[2]))) as peer:
+                peer.sendall(sent[:100])
+                receiver = threading.Thread(target=receive)
+                receiver.start()
+                peer.sendall(sent[100:])
+                time.sleep(0.15 + random.uniform(-0.05, 0.03))
+                pull.close(0)
+                receiver.join(10)
+            assert ended and not receiver.is_alive()
+            gc.collect()
+            deadline = time.monotonic() + 5
+            while context.pool.in_use and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not context.pool.in_use, (number, ended)
+"""
+
+
+@pytest.mark.parametrize("core", ["native", "twin"])
+def test_half_a_tensor_is_dropped_if_the_receive_times_out_as_the_socket_closes(core):
+    """The rest went to memory of the pool while another thread dropped what was unread: it stayed there."""
+    with Program(_HALF, core=core) as program:
+        code, _, errors = program.finish(60)
+    assert code == 0, errors

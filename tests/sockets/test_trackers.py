@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 import transfer
 from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
+from transfer.peer import Peer
+from transfer.tracker import Tracker
 from transports.errors import Again, Broken, NotSupported
+from transports.wire import CREDIT, Control, SocketType
 
 from .conftest import KeepingContext
 from .helpers import Thread, eventually, pair_of
@@ -78,6 +82,61 @@ def test_a_peer_that_dies_while_a_message_is_noted_fails_the_tracker(context, mo
     tracker = push.send(b"x", track=True)
     with pytest.raises(Broken, match="unconfirmed"):
         tracker.wait_confirmed(10)
+
+
+def test_a_tracker_that_is_noted_late_follows_its_message_to_another_peer(by_tcp, monkeypatch):
+    """It was told that the message had arrived nowhere, and the message came."""
+    pull, push = pair_of(by_tcp, PULL, PUSH, sndhwm_bytes=0)
+    for _ in range(40):
+        push.send(bytes(1_000_000))  # more than the kernel takes
+    links = push._links
+    note = links.note
+
+    def late(frames, tracker, stream, *arguments, **others):
+        monkeypatch.setattr(links, "note", note)
+        pull.close(0)
+        assert eventually(lambda: stream.peer.settled is not None)
+        note(frames, tracker, stream, *arguments, **others)
+
+    monkeypatch.setattr(links, "note", late)
+    tracker = push.send(b"the last", track=True)
+    with by_tcp.socket(PULL, rcvtimeo=10000) as other:
+        other.bind(pull.last_endpoint)
+        while other.recv() != b"the last":
+            assert not tracker.confirmed
+        tracker.wait_confirmed(10)
+
+
+def test_a_credit_that_another_thread_has_just_read_counts(by_tcp):
+    """The peer was lost meanwhile, and its messages were said to have arrived nowhere."""
+    _, push = pair_of(by_tcp, PULL, PUSH)
+    tracker = push.send(b"x", track=True)
+    tracker.wait(10)
+    [peer] = push._links.peers.values()
+    read = threading.Event()
+
+    def reads():
+        with peer.reading:
+            read.set()
+            eventually(lambda: not push._links.peers)
+            push._links.on_control(peer.stream, by_tcp.core.Frame(CREDIT.pack(Control.CREDIT, 1)))
+
+    reader = Thread(reads)
+    assert read.wait(10)
+    push._links.lost(peer.stream, Broken("the peer closed the connection"))
+    reader.finish()
+    tracker.wait_confirmed(0)
+
+
+def test_what_threads_note_out_of_order_is_confirmed_in_order():
+    stream = SimpleNamespace(sent=3, confirmed=0, peer=None)
+    peer = Peer(stream, SimpleNamespace(address=""), SocketType.PULL)
+    trackers = [Tracker() for _ in range(3)]
+    for number in (3, 1, 2):
+        assert peer.note(number, trackers[number - 1], [number])
+    peer.confirm(2)
+    assert [tracker.confirmed for tracker in trackers] == [True, True, False]
+    assert [number for number, _ in peer.retained] == [3]
 
 
 def test_many_are_confirmed_in_order(context):

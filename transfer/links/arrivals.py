@@ -134,7 +134,7 @@ class Arrivals(Controls):
             credits = self.pattern.confirms and "credit" in features
             try:
                 self._check(socket, record, remote)
-                stream = self._stream_of(socket, made, queue, credits)
+                stream = self._stream_for(socket, made, queue, credits)
             except (HandshakeError, OSError):
                 if queue is not None:
                     self.pattern.attach(queue.stream, queue.socket_type)
@@ -158,7 +158,7 @@ class Arrivals(Controls):
                 self._introduce(self.pattern, stream)
         return peer, replaced
 
-    def _stream_of(self, socket: SocketMethods, made: Connected, queue: Peer | None, credits: bool) -> Any:
+    def _stream_for(self, socket: SocketMethods, made: Connected, queue: Peer | None, credits: bool) -> Any:
         """The connection's stream: its own, that of the queue, or a new one. Raises OSError if the peer has
         sent more than its handshake; nothing has changed then."""
         if made.stream is not None:

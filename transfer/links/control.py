@@ -25,6 +25,7 @@ REPLACED = b"replaced"
 #: why it refuses one whose identity another connection has
 TAKEN = "identity"
 _HEARTBEAT_SIZE = HEADER_SIZE + 1
+_CREDIT = bytes([Control.CREDIT])
 #: so many heartbeats may wait for a receiver
 _GATHERED = 16
 
@@ -38,20 +39,22 @@ class Controls(Losses):
         """Control frames on a send-only socket, and its peer's end."""
         stream = peer.stream
         try:
-            while (frames := stream.receive()) is not None:
-                if not frames[0].flags & Flag.CONTROL:
-                    raise ProtocolError(
-                        "flags", f"data for a {self.pattern.socket_type.name}, which only sends"
-                    )
-                self.on_control(stream, frames[0])
+            with peer.reading:
+                while (frames := stream.receive()) is not None:
+                    if not frames[0].flags & Flag.CONTROL:
+                        raise ProtocolError(
+                            "flags", f"data for a {self.pattern.socket_type.name}, which only sends"
+                        )
+                    self.on_control(stream, frames[0])
         except (Broken, ProtocolError) as error:
             self.lost(stream, error)
 
     def _read_beside(self, peer: Peer, events: int) -> None:
         """The connection beside a foreign stream: control frames, and the peer's end."""
         try:
-            for frame in peer.stream.beside_ready():
-                self.on_control(peer.stream, frame)
+            with peer.reading:
+                for frame in peer.stream.beside_ready():
+                    self.on_control(peer.stream, frame)
         except (Broken, ProtocolError) as error:
             self.lost(peer.stream, error)
 
@@ -86,13 +89,14 @@ class Controls(Losses):
     def on_control(self, stream: Any, frame: Any) -> None:
         """A control frame arrived. Raises ProtocolError for one that makes no sense."""
         data = bytes(frame.data)
+        if data[:1] == _CREDIT and stream.peer is not None:  # a lost peer's too, which is not settled yet
+            self.on_credit(stream.peer, data)
+            return
         peer = self.peers.get(stream)
         if peer is None or not data:
             return
         kind = data[0]
-        if kind == Control.CREDIT:
-            self.on_credit(peer, data)
-        elif kind in (Control.SUBSCRIBE, Control.UNSUBSCRIBE, Control.SUBSCRIBED):
+        if kind in (Control.SUBSCRIBE, Control.UNSUBSCRIBE, Control.SUBSCRIBED):
             self._on_subscription(peer, data)
         elif kind == Control.REFUSED:
             reason = data[1:65].decode("ascii", "replace")

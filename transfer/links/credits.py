@@ -1,13 +1,15 @@
-"""Credits that arrive while no call receives."""
+"""Credits: what they say, and those that arrive while no call receives."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 from transfer import draining
 from transfer.links.no_peer import NoPeer
-from transfer.peer import PeerInfo
-from transports.errors import Again, Broken, Closed
+from transfer.peer import Peer, PeerInfo
+from transports.errors import Again, Broken, Closed, ProtocolError
+from transports.wire import CREDIT, Control
 
 #: seconds until the first look for credits, and the longest pause between two that find nothing
 _FIRST, _LONGEST = 0.02, 0.16
@@ -42,6 +44,19 @@ class Credits(NoPeer):
         self._pause = _FIRST if confirmed != self._confirmed else min(2 * self._pause, _LONGEST)
         self._confirmed = confirmed
         self._later("credits", self._pause, self._look_for_credits)
+
+    def _credited(self, peer: Peer, frame: Any) -> None:
+        if frame.data[:1] == bytes([Control.CREDIT]):
+            self.on_credit(peer, bytes(frame.data))
+
+    def on_credit(self, peer: Peer, data: bytes) -> None:
+        """The peer tells how many messages it consumed. Raises ProtocolError."""
+        if len(data) != CREDIT.size:
+            raise ProtocolError("control", f"a credit of {len(data)} bytes")
+        consumed = CREDIT.unpack(data)[1]
+        if consumed > peer.stream.sent:
+            raise ProtocolError("control", f"a credit for {consumed} messages of {peer.stream.sent}")
+        peer.confirm(consumed)
 
     def read_credits(self) -> None:
         """Never waits; does nothing while another thread receives."""

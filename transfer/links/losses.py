@@ -20,7 +20,7 @@ from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transfer.tracker import Tracker
 from transports.errors import Again, Broken, Closed, ProtocolError
-from transports.wire import CREDIT, Control, Flag, SocketType
+from transports.wire import Flag, SocketType
 
 if TYPE_CHECKING:
     from patterns.base import OutFrame
@@ -30,6 +30,8 @@ logger = logging.getLogger("transfer")
 
 _Left = TypeVar("_Left")
 
+#: seconds that another thread may take to count what it has read of a lost peer
+_READING = 1.0
 #: seconds until messages of a lost peer that nobody had room for are offered again
 _RETRY = 0.01
 
@@ -94,11 +96,16 @@ class Losses(Credits):
 
     def _left_by(self, peer: Peer, take: Callable[[], _Left]) -> _Left | None:
         """What a lost peer left. None: it cannot be had, and the connection ends all the same."""
+        # Another thread may have read a credit and not counted it yet: its messages would seem lost.
+        [held] = map(peer.reading.acquire, (True,), (_READING,))  # no signal's handler runs before `try`
         try:
             return take()
         except Exception:
             logger.exception("what the connection to %s left is lost", peer.address)
             return None
+        finally:
+            if held:
+                peer.reading.release()
 
     def _rescue(self, peer: Peer, error: BaseException) -> Remnant | None:
         """Reads what the peer sent before its end: the end may have been found by a send."""
@@ -155,42 +162,30 @@ class Losses(Credits):
         pattern = self.pattern
         return not isinstance(pattern, Requester) or remnant.holds(pattern.waiting)
 
-    def _credited(self, peer: Peer, frame: Any) -> None:
-        if frame.data[:1] == bytes([Control.CREDIT]):
-            self.on_credit(peer, bytes(frame.data))
-
-    def on_credit(self, peer: Peer, data: bytes) -> None:
-        """The peer tells how many messages it consumed. Raises ProtocolError."""
-        if len(data) != CREDIT.size:
-            raise ProtocolError("control", f"a credit of {len(data)} bytes")
-        consumed = CREDIT.unpack(data)[1]
-        if consumed > peer.stream.sent:
-            raise ProtocolError("control", f"a credit for {consumed} messages of {peer.stream.sent}")
-        peer.confirm(consumed)
-
     def _settle(self, peer: Peer, unsent: list[list[OutFrame]], count: int, error: BaseException) -> None:
         """Decides about every message that the lost peer had not confirmed.
 
         The last `count` of the stream were not sent: `unsent`, or what goes to no other peer.
         """
         first = peer.stream.sent - count + 1
-        peer.settle(first)
-        trackers = dict(peer.trackers)
-        left = []
-        kept = self.pattern.send_mode is SendMode.ROUND_ROBIN
+        kept = self.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self.pattern, Requester)
+        left: list[Orphan] = []
+        with self._lock:  # whoever notes a message afterwards finds it among those that moved
+            peer.settle(first)
+            trackers = dict(peer.trackers)
+            if kept:
+                left = [
+                    Orphan(frames, trackers.pop(n, None), peer, n) for n, frames in peer.retained if n < first
+                ]
+                self._count("resent", len(left))
+                moved = [
+                    Orphan(frames, trackers.pop(n, None), peer, n) for n, frames in enumerate(unsent, first)
+                ]
+                peer.moved = {orphan.number: orphan for orphan in moved if orphan.tracker is None}
+                self._count("redistributed", len(moved))
+                self.orphans.extendleft(reversed(left + moved))  # they are older than those that wait
         if isinstance(self.pattern, Requester):
             self._settle_request(self.pattern, peer, unsent, error)
-            kept = False
-        elif kept and peer.retained:
-            numbered = sorted(peer.retained, key=lambda kept: kept[0])  # noted by several threads
-            left = [Orphan(frames, trackers.pop(n, None), peer, n) for n, frames in numbered if n < first]
-            self._count("resent", len(left))
-        if kept:
-            waiting = enumerate(unsent, first)
-            left += [Orphan(frames, trackers.pop(n, None), peer, n) for n, frames in waiting]
-            self._count("redistributed", len(unsent))
-            with self._lock:  # a stream has older messages than those that wait for one
-                self.orphans.extendleft(reversed(left))
         dropped = count - len(unsent)
         if dropped and not isinstance(self.pattern, Requester):
             self.pattern.drop("peer_gone", dropped)
@@ -342,7 +337,7 @@ class Losses(Credits):
             orphan = self.orphans[0]
             losses = self._losses
         # Memory of our own: whoever sent it was told long ago that he may change his.
-        taken = partial(self.note, orphan.frames, orphan.tracker, again=True)
+        taken = partial(self._given, orphan)
         try:
             stream = socket._send_frames(
                 orphan.frames, 0, hold=True, taken=taken, first=True, again=not orphan.fresh
@@ -357,6 +352,13 @@ class Losses(Credits):
         if isinstance(self.pattern, Requester):
             self.pattern.peer = stream
         return True
+
+    def _given(self, orphan: Orphan, stream: Any, number: int) -> None:
+        with self._lock:
+            orphan.taken = stream, number
+            frames, tracker = orphan.frames, orphan.tracker
+            orphan.frames = []
+        self.note(frames, tracker, stream, number, again=True)
 
     def send_newest(self, frames: Sequence[OutFrame], released: Any, taken: Any) -> Any:
         """Conflate: sends now, or keeps this message in the place of the one that was kept before.
@@ -381,34 +383,50 @@ class Losses(Credits):
 
     def note(
         self,
-        frames: Sequence[OutFrame],
+        frames: Sequence[OutFrame] | None,
         tracker: Tracker | None,
         stream: Any,
         number: int,
         again: bool = False,
     ) -> None:
         """A message went to this stream: remembers who wants to know what becomes of it. number: the
-        message's in the stream. `again`: the stream is not the first one that had it."""
+        message's in the stream. `again`: the stream is not the first one that had it. frames None: the
+        message is noted already, but for its tracker."""
         peer = stream.peer
         if tracker is not None and not again:
             tracker._taken(1)
-        told = peer.confirms or peer.pending or isinstance(self.pattern, Requester)
+        confirmable = peer.confirms or peer.pending or isinstance(self.pattern, Requester)
         socket = self._socket()
-        resends = socket is not None and socket.resend
-        if peer.note(number, tracker if told else None, list(frames) if resends else None):
-            if tracker is not None and not told:
+        resend = frames is not None and socket is not None and socket.resend
+        if peer.note(number, tracker if confirmable else None, list(frames or ()) if resend else None):
+            if tracker is not None and not confirmable:
                 tracker._not_confirmable()
             if peer.confirms:
                 self.await_credits()
             peer.confirm(stream.confirmed)  # its credit may have come before this was noted
-        elif not (resends and self._goes_again(frames, tracker, peer, number)) and tracker is not None:
+        elif self._follow(tracker, peer, number) or (
+            resend and self._resend(frames or (), tracker, peer, number)
+        ):
+            return
+        elif tracker is not None:
             tracker._fail(Broken("the peer went at once"))
 
-    def _goes_again(
-        self, frames: Sequence[OutFrame], tracker: Tracker | None, peer: Peer, number: int
-    ) -> bool:
-        """The peer was lost between the send and its note. What it had was offered to others already, and
-        this message is now, unless it had not left: then it was among those."""
+    def _follow(self, tracker: Tracker | None, peer: Peer, number: int) -> bool:
+        """The peer was lost between the send and its note. If the message had not left for it, the tracker
+        goes with the message to another peer: True."""
+        with self._lock:
+            orphan = peer.moved.pop(number, None)
+            if orphan is None:
+                return False
+            orphan.tracker = tracker
+            taken = orphan.taken
+        if taken is not None and tracker is not None:
+            self.note(None, tracker, *taken, again=True)
+        return True
+
+    def _resend(self, frames: Sequence[OutFrame], tracker: Tracker | None, peer: Peer, number: int) -> bool:
+        """The peer was lost between the send and its note, when its other messages had been offered to other
+        peers already: offers this one too. False: it had not left, and was among those."""
         kept = self.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self.pattern, Requester)
         if peer.settled is None or number >= peer.settled or not kept:
             return False

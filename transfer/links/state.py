@@ -42,13 +42,14 @@ def control(data: bytes) -> list[OutFrame]:
 @dataclass(slots=True, eq=False)
 class Orphan:
     """A message that a lost peer was to have. number: the message's in that peer's stream. fresh: no stream
-    has had it, so that it is not counted as sent."""
+    has had it, so that it is not counted as sent. taken: the stream that took it, and its number there."""
 
     frames: list[OutFrame]
     tracker: Tracker | None
     lost: Peer | None = None
     number: int = 0
     fresh: bool = False
+    taken: tuple[Any, int] | None = None
 
 
 class LinkState:

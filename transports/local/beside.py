@@ -33,6 +33,8 @@ SEGMENT, DROP = 1, 2
 BLOCK, RELEASED, FORGET = 3, 4, 5
 _WITH_DESCRIPTOR = (SEGMENT, BLOCK)
 
+_call: Callable[[Callable[[], object]], object] = operator.call
+
 #: seconds until a full socket is tried again
 AGAIN = 0.005
 
@@ -120,7 +122,8 @@ class Beside:
                 connection = self._socket
                 while waiting and connection is not None:
                     send = functools.partial(connection.send, waiting[0])
-                    [_, _] = map(operator.call, (send, waiting.popleft))
+                    steps: tuple[Callable[[], object], ...] = (send, waiting.popleft)
+                    [_, _] = map(_call, steps)
                 if connection is None:
                     waiting.clear()
             except BlockingIOError:

@@ -126,6 +126,8 @@ cdef class Large(Outgoing):
         self.large_hold = None
         lease = room_for(self.pool, self.large_size)   # if it raises, the stream is lost
         copy_bytes(lease.pointer, self.large_data, self.large_done)
+        if self.link.closed:  # by another thread during the copy: `drop_unread` did not see this frame
+            return 0
         frame.data = lease
         self.large_data = lease.pointer
         self.large = frame

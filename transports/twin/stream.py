@@ -176,6 +176,8 @@ class Stream(Subscribable, Outgoing):
             self._decoder.unplace()
         except ProtocolError as error:  # there is no memory for it
             self._end(error.with_traceback(None))
+        if self._closed:  # by another thread, which could not drop what was read here
+            self._drop_unread()
 
     def _read(self, body: memoryview | None) -> bool:
         """One read, decoded. False: nothing is there, or the end (see `_failure`). A stream that is closed

@@ -57,7 +57,7 @@ class OwnQueue:
         self._sent: deque[tuple[int, int, int, Tracker]] = deque()  # offset, attempt, bytes
         self._waiting = 0  # bytes of what was sent
         self._paused = False
-        self._behind = False  # what a lost connection left goes first: no more until the next look
+        self._behind = False  # what the socket still has goes first: no more until the next look
         self._joined = False
         self._due: asyncio.TimerHandle | None = None
         self.socket = context.socket(transfer.PUSH)
@@ -114,15 +114,16 @@ class OwnQueue:
     def _look(self) -> None:
         """Who is there, and what was taken."""
         self._due = self._loop.call_later(_LOOK, self._look)
-        self._behind = False
-        self._take_stock()
         there = self.socket.has_peers
+        self._behind = not there
+        self._take_stock()
         try:
             if there and not self._joined:
                 self._served = self._hub.groups.claimed(self._topic, GROUP)
                 self._joined = True
                 self._hub.groups.join(self, self._served, _WINDOW, paused=self._paused)
-            elif self._joined and not there:
+            elif self._joined and not there and not self._sent:
+                # Not before: what the socket still has goes to the next PULL, and would come from here too.
                 self._joined = False
                 self._hub.groups.leave(self, self._served)
         except (LogFull, UsageError) as error:
