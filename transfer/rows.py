@@ -152,12 +152,13 @@ def check(arrays: Mapping[str, Array], layouts: Sequence[Layout], rows: int) -> 
 
 
 def column_names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The columns that were asked for. Raises OptionError: one name, whose letters would be names too."""
-    return None if columns is None else names("columns", columns)
+    """The columns that were asked for; None: all. Raises as `list_of_names`."""
+    return None if columns is None else list_of_names("columns", columns)
 
 
-def names(option: str, given: Sequence[str]) -> tuple[str, ...]:
-    """Several names. Raises OptionError, as above, and ArgumentError."""
+def list_of_names(option: str, given: Sequence[str]) -> tuple[str, ...]:
+    """The names that an option lists. Raises OptionError for one text, whose letters would be names too, and
+    ArgumentError."""
     if isinstance(given, (str, bytes)):
         raise OptionError(f"{option} is a list of names, not {given!r}", hint=f"One: {option}=[{given!r}].")
     return tuple(text(name, f"a name of {option}") for name in sequence(given, option, "names"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 import transfer
-from tests.arguments.test_data import check
+from tests.arguments.test_data import assert_refused
 from tests.arguments.wrong import Case
 from tests.broker.running import FREE, running
 from transfer.broker.settings import AbtpEndpoints
@@ -38,7 +38,7 @@ def test_how_clients_are_made(broker):
     names = (*ENDLESS, *TAKEN, "tenant: text")
     sessions = ("consumer_id: text", "capabilities: None", "session_id: None text", "heartbeat: huge")
     ttp = ("name: text", "heartbeat: huge", "largest: huge")
-    check(
+    assert_refused(
         Case("own", BrokerClient, {"endpoint": own, "timeout": 0.5}, (*TAKEN, *ENDLESS, "reconnect")),
         Case("ttp", TtpClient, {**at, "port": broker.ports["ttp"]}, (*ports, *ttp)),
         Case("pybroker", PyBrokerClient, {**at, "port": broker.ports["pybroker"]}, ports),
@@ -59,7 +59,7 @@ NAMES = ("topic: text", "group: text", "pattern: text", "wait", "meta: None", "t
 def test_calls_of_the_own_client(broker):
     array = memoryview(b"x")
     with BrokerClient(broker.endpoints["requests"]) as own:
-        check(
+        assert_refused(
             Case("publish", lambda topic, x: own.publish(topic, x), {"topic": "t", "x": b"x"}, NAMES),
             Case("publish_many", own.publish_many, {"topic": "t", "payloads": [b"x"]}, NAMES),
             Case("publish_tensor", own.publish_tensor, {"topic": "t", "tensor": array}, NAMES),
@@ -80,7 +80,7 @@ def test_calls_of_other_clients(broker):
     ):
         some = ("payload: text None -1 huge", "headers: None", "message_id: text", "compress")
         good = {"topic": "t", "payload": b"x", "wait": False}
-        check(
+        assert_refused(
             Case("ttp.publish", ttp.publish, {"topic": "t", "data": b"x"}, NAMES),
             Case("ttp.publish_tensor", ttp.publish_tensor, {"topic": "t", "array": array}, NAMES),
             Case("ttp.subscribe", ttp.subscribe, {"pattern": "t"}, NAMES),
@@ -114,7 +114,7 @@ def test_calls_of_consumers(broker):
         nowhere = {"endpoint": "tcp://127.0.0.1:1", "prefixes": ["x"]}
         nothing = {"topic": "nothing", "offset": 0, "interval": 0.1, "timeout": 0.1}
         endless = ("timeout: None huge", "most: huge")
-        check(
+        assert_refused(
             Case("recv", consumer.recv, {"timeout": 1}, endless),
             Case("recv_many", consumer.recv_many, {"most": 1, "timeout": 1}, endless),
             Case("ack", lambda message: consumer.ack(message), {"message": first}),
@@ -155,7 +155,7 @@ def test_after_close(broker):
 def test_the_rest(tmp_path):
     authority = Authority(tmp_path)
     with transfer.Context() as context:
-        check(
+        assert_refused(
             Case(
                 "Authority",
                 Authority,
@@ -185,7 +185,7 @@ def test_mooncakes_interface():
         interface.initialize()
         at = {"socket_id": interface.create_socket("PUSH")}
         option = {**at, "option": "LINGER"}
-        check(
+        assert_refused(
             Case("initialize", ZmqInterface().initialize, {"config": None}, ("config: None",)),
             Case("create_socket", interface.create_socket, {"type": "PUSH"}),
             Case("bind", interface.bind, {**at, "endpoint": "x"}),

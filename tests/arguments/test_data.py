@@ -28,7 +28,7 @@ TAKEN = (
 )  # fmt: skip
 
 
-def check(*cases):
+def assert_refused(*cases):
     """Each ends with an error of ours, in time."""
     found = []
     for case in cases:
@@ -49,7 +49,7 @@ def spool(tmp_path):
 def test_options_of_data_sets():
     run = {"url": NOWHERE, **READING, "seat": None, "source": None}
     sharded = {"url": NOWHERE, **READING, "mesh": None, "mesh_dim": None}
-    check(
+    assert_refused(
         Case("RunDataset", RunDataset, run, TAKEN),
         Case("StreamDataset", StreamDataset, {"endpoint": NOWHERE, **READING, "seat": None}, TAKEN),
         Case(
@@ -65,7 +65,7 @@ def test_options_of_data_sets():
 
 def test_options_of_streams_and_clients(spool):
     more = {"worker": 0, "workers": 1, "lease": None}
-    check(
+    assert_refused(
         Case(
             "RowStream",
             RowStream,
@@ -84,12 +84,12 @@ def test_options_of_a_spool(tmp_path):
     }  # fmt: skip
     takes = ("folder: text", "rows_endpoint: None", "retention_bytes: None huge", "retention_age: None huge",
              "ages: None", "metrics_port: None", "security: None")  # fmt: skip
-    check(Case("Spool", Spool, good, takes))
+    assert_refused(Case("Spool", Spool, good, takes))
 
 
 def test_methods(spool):
     with RowStream(spool.url("one"), 4, timeout=5) as stream:
-        check(
+        assert_refused(
             Case("seek", stream.seek, {"epoch": 0}, ("epoch: huge",)),
             Case(
                 "one_epoch",
@@ -101,7 +101,7 @@ def test_methods(spool):
             Case("load_state_dict", stream.load_state_dict, {"state": stream.state_dict()}),
         )
     with SpoolAdmin(spool.url(), timeout=5) as admin:
-        check(
+        assert_refused(
             Case("inspect", admin.inspect, {"run": "one"}),
             Case("delete", admin.delete, {"run": "none"}, ("force", "run_id: text")),
             Case("groups", admin.groups, {"run": "one"}),
@@ -110,7 +110,7 @@ def test_methods(spool):
             Case("step", admin.step, {"run": "one", "group": "default", "number": 0}),
         )
     dataset = RunDataset(spool.url("one"), 4, timeout=5)
-    check(
+    assert_refused(
         Case("set_epoch", dataset.set_epoch, {"epoch": 0}),
         Case("load_state_dict", dataset.load_state_dict, {"state": {}}),
         Case("acknowledge", dataset.acknowledge, {"state": None}, ("state: None",)),

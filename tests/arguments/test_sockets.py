@@ -104,7 +104,7 @@ def the_rest(socket):
     ]
 
 
-def check(*cases):
+def assert_refused(*cases):
     lines = [line for case in cases for line in refused(case)]
     assert not lines, "\n".join(["not refused as they should be:", *lines])
 
@@ -112,7 +112,7 @@ def check(*cases):
 def test_a_sending_socket(context):  # noqa: F811
     pull, push = pair_of(context, PULL, PUSH, sndhwm=0, rcvhwm=0)
     cases = [*ways_to_send(push), *waits(push)]
-    check(*cases)
+    assert_refused(*cases)
     assert push.send_multipart([b"good"]) is None
     pull.rcvtimeo = 5000
     while pull.recv_multipart() != [b"good"]:
@@ -125,14 +125,14 @@ def test_a_receiving_socket(context):  # noqa: F811
         push.send(b"x")
     assert pull.poll(5000)
     cases = [*ways_to_receive(pull), *waits(pull)]
-    check(*cases)
+    assert_refused(*cases)
     assert [pull.recv() for _ in range(3)] == [b"x"] * 3, "a wrong call takes no message"
 
 
 def test_endpoints_and_all_else(context):  # noqa: F811
     before = len(os.listdir("/proc/self/fd"))
     socket = context.socket(SUB, linger=0)
-    check(*the_rest(socket))
+    assert_refused(*the_rest(socket))
     context.destroy(0)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -153,7 +153,7 @@ def test_types_with_calls_of_their_own(context):  # noqa: F811
         Case("recv_tensors_from", router.recv_tensors_from, {"flags": 1}, ("like: None",)),
         Case("Monitor.recv", publisher.get_monitor().recv, {"timeout": 0}, ("timeout: None -1 huge",)),
     ]
-    check(*cases)
+    assert_refused(*cases)
 
 
 def test_pollers(context):  # noqa: F811
@@ -165,7 +165,7 @@ def test_pollers(context):  # noqa: F811
         Case("poll", poller.poll, {"timeout": 0}, ("timeout: None -1 huge",)),
         Case("unregister", poller.unregister, {"socket": 1}),
     ]
-    check(*cases)
+    assert_refused(*cases)
     assert len(poller.sockets) == 1
     assert not missing("Poller", poller, cases, set())
 
@@ -193,7 +193,7 @@ def test_contexts(core):  # noqa: F811
             Case("register", context.register, {"tensor": WEIGHTS}),
             Case("destroy", context.destroy, {"linger": 0}, ("linger: None -1 huge",)),
         ]
-        check(*cases)
+        assert_refused(*cases)
         assert not missing(
             "Context", context, cases, {"check", "start", "term", "instance", "is_shared", "log_once"}
         )
@@ -205,7 +205,7 @@ def test_security():
     texts = ("certificate", "key", "authority", "server_name", "token_file")
     takes = tuple(f"{name}: text" for name in texts)
     case = Case("Security", transfer.Security, {}, (*takes, "connections: huge", "unfinished: huge"))
-    check(case)
+    assert_refused(case)
 
 
 def test_every_public_call_of_a_socket_is_here(context):  # noqa: F811
@@ -255,4 +255,4 @@ def test_coroutines(core):  # noqa: F811
                 *ways_to_receive(pull),
                 Case("close", push.close, {"linger": 0}, ("linger: None -1 huge",)),
             ]
-            check(*awaited(cases))
+            assert_refused(*awaited(cases))

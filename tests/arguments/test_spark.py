@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from tests.arguments.test_data import check
+from tests.arguments.test_data import assert_refused
 from tests.arguments.wrong import Case, outcome
 from transfer.spark import local_session, register, write
 from transports.errors import UsageError
@@ -23,7 +23,7 @@ class NoRows:
 
 def test_writes():
     words = ("if_complete: None", "run: None text", "ragged: None text", "nulls: None", "delivery: None")
-    check(Case("write", write, {"df": NoRows(), "endpoint": NOWHERE}, ("columns: None", *words)))
+    assert_refused(Case("write", write, {"df": NoRows(), "endpoint": NOWHERE}, ("columns: None", *words)))
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_sessions(wrong):
 
 
 def test_sessions_that_are_none():
-    check(Case("register", register, {"spark": None}))
+    assert_refused(Case("register", register, {"spark": None}))

@@ -120,7 +120,7 @@ def test_tasks(run):
         addresses = {f"worker{n}_5557": port for n, port in enumerate(ports, 1)}
         code = program("tasks", **addresses, **{"0.0.0.0_5557": ports[0]})
         after = run(code, Task=Task, tasks=map(Task, range(9)))
-        first = [done.get(timeout=10) for _ in range(9)]  # to those that were there already
+        first = [done.get(timeout=10) for _ in range(9)]  # to the workers that were connected by then
         push = after["push"]
         push._of(1)._socket.wait_for_peers(3, 10)
         for number in range(9):

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from hypothesis import given, strategies as st
 
-from transports.accepting import LEAST, MOST, FairShare, has_spoken, share_of
+from transports.accepting import MAX_SECONDS, MIN_SECONDS, FairShare, has_spoken, share_of
 from transports.address import parse
 from transports.connection import Owner, serve
 from transports.errors import HandshakeError
@@ -35,7 +35,7 @@ def test_listeners_have_as_long_as_all_else_took(turns):
         now += each
         while not share.is_over():
             now += each
-        allowed = min(max(others, LEAST), MOST)
+        allowed = min(max(others, MIN_SECONDS), MAX_SECONDS)
         assert allowed - 1e-9 <= now - begun <= max(allowed, each) + each + 1e-9
 
 

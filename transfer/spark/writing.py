@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from transfer.rows import names
+from transfer.rows import list_of_names
 from transfer.runs import Winner
 from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
 from transfer.spark.options import parse_options
@@ -100,9 +100,9 @@ def write(
     words = {"delivery": delivery, "run": run, "nulls": nulls, "if_complete": if_complete}
     given |= {name: text(word, name) for name, word in words.items() if word is not None}
     if columns is not None:
-        given["columns"] = json.dumps(names("columns", columns))
+        given["columns"] = json.dumps(list_of_names("columns", columns))
     if ragged is not None:
-        given["ragged"] = ragged if isinstance(ragged, str) else json.dumps(names("ragged", ragged))
+        given["ragged"] = ragged if isinstance(ragged, str) else json.dumps(list_of_names("ragged", ragged))
     if not hasattr(df, "schema"):
         raise wrong("df", df, "a DataFrame of Spark")
     parsed = parse_options(given)

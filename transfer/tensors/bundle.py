@@ -77,7 +77,16 @@ def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) ->
             f"send_tensors takes a dict of tensors by name, not {type(tensors).__name__}",
             hint='send_tensor(x) sends one tensor, send_tensors({"x": x}) several',
         )
-    exported = [_exported(name, tensor) for name, tensor in tensors.items()]
+    exported: list[Exported] = []
+    try:
+        for name, tensor in tensors.items():  # noqa: B007 - the error names it
+            exported.append(export(tensor))
+    except NotATensor as error:
+        reason = str(error).partition("\n")[0]
+        raise NotATensor(
+            f"{name!r} of a dict of tensors: {reason}",
+            hint="send_json() sends other dicts; beside tensors, other values travel as meta=",
+        ) from error
     headers = [header for _, header, _ in exported]
     key = (*tensors, *headers)
     layout = _layouts.get(key)
@@ -99,14 +108,6 @@ def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) ->
         data = _first_data(index + described if where else described, compress(buffers, packed))
     first: OutFrame = (EXTENDED_FLAGS, 0, topic, header, data)
     return [first, *[(flags, 0, None, single, buffer) for flags, single, buffer in compress(exported, own)]]
-
-
-def _exported(name: str, tensor: Any) -> Exported:
-    try:
-        return export(tensor)
-    except NotATensor as error:
-        what = f"{name!r} of a dict of tensors: {str(error).partition(chr(10))[0]}"
-        raise NotATensor(what, hint="send_json() sends other dicts, metadata travel as meta=") from error
 
 
 def _lay_out(names: list[str], exported: Sequence[Exported]) -> _Layout:
