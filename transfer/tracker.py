@@ -91,7 +91,7 @@ class Tracker:
         """The connection ended, but the message may go to another peer, out of memory of our own. That
         the first stream gave it up is no loss then: from now on only `_fail` tells of one."""
         with self._state:
-            self._rescued = True
+            self._rescued, self._error = True, None
 
     def _confirm(self) -> None:
         with self._state:

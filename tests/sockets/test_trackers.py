@@ -84,11 +84,13 @@ def test_a_peer_that_dies_while_a_message_is_noted_fails_the_tracker(context, mo
         tracker.wait_confirmed(10)
 
 
-def test_a_tracker_that_is_noted_late_follows_its_message_to_another_peer(by_tcp, monkeypatch):
+@pytest.mark.parametrize("size", [8, 1_000_000])
+def test_a_tracker_that_is_noted_late_follows_its_message_to_another_peer(by_tcp, monkeypatch, size):
     """It was told that the message had arrived nowhere, and the message came."""
     pull, push = pair_of(by_tcp, PULL, PUSH, sndhwm_bytes=0)
     for _ in range(40):
         push.send(bytes(1_000_000))  # more than the kernel takes
+    memory = b"the last".rjust(size)
     links = push._links
     note = links.note
 
@@ -99,10 +101,10 @@ def test_a_tracker_that_is_noted_late_follows_its_message_to_another_peer(by_tcp
         note(frames, tracker, stream, *arguments, **others)
 
     monkeypatch.setattr(links, "note", late)
-    tracker = push.send(b"the last", track=True)
+    tracker = push.send(memory, copy=False, track=True)
     with by_tcp.socket(PULL, rcvtimeo=10000) as other:
         other.bind(pull.last_endpoint)
-        while other.recv() != b"the last":
+        while other.recv() != memory:
             assert not tracker.confirmed
         tracker.wait_confirmed(10)
 

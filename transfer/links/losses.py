@@ -418,6 +418,8 @@ class Losses(Credits):
             orphan = peer.moved.pop(number, None)
             if orphan is None:
                 return False
+            if tracker is not None:
+                tracker._rescue()
             orphan.tracker = tracker
             taken = orphan.taken
         if taken is not None and tracker is not None:

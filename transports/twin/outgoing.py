@@ -375,7 +375,7 @@ class Outgoing:
                 if not borrowed:
                     back = self.carrier.take_back if self.carrier is not None else lambda frames: frames
                     result = [back(message.frames) for message in taken]
-                    self._drop(taken, None)
+                    self._drop(taken)
                     break
             for message in borrowed:  # its sender still waits, or is not told yet that he may change it
                 self._own(message)
@@ -385,13 +385,13 @@ class Outgoing:
     def drop_unsent(self) -> int:
         """As `take_unsent`, for what goes to no other peer: how many messages. Nothing is copied."""
         with self._lock:
-            dropped = [m for m in self._queue if not m.begun and not m.control]
-            self._drop(dropped, self.broken or Broken("taken back before it was sent"))
+            self._drop(dropped := [m for m in self._queue if not m.begun and not m.control])
         self._settle()
         return len(dropped)
 
-    def _drop(self, taken: list[Message], error: BaseException | None) -> None:
+    def _drop(self, taken: list[Message]) -> None:
         self._queue = deque(m for m in self._queue if m.begun or m.control)
+        error = self.broken or Broken("taken back before it was sent")
         for message in taken:
             self._leave(message, error)
 
