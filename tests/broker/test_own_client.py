@@ -11,7 +11,7 @@ from tests.broker.own_peers import receive, wait_for
 from tests.broker.running import running
 from transfer.broker.fronts.own import OwnSettings
 from transfer.clients.own import BrokerClient
-from transports.errors import Again, Broken, Closed, TransferError
+from transports.errors import Again, ArgumentError, Broken, Closed, TransferError
 
 FREE = "tcp://127.0.0.1:0"
 
@@ -137,3 +137,32 @@ def test_an_acknowledgement_that_comes_too_late_is_raised(client):
     consumer.ack(again, wait=True)
     consumer.ack(again, wait=True)  # a repeated one is as good as the first
     assert list(consumer.stale) == [(0, 1), (0, 1)]
+
+
+def test_a_message_of_another_consumer_is_not_acknowledged(client):
+    """Its offset was told to this one's group, which never processed the message that stands there."""
+    client.publish("t", b"ours")
+    client.publish("u", b"theirs")
+    ours, theirs, group = (
+        client.consume(topic, name, begin="old") for topic, name in (("t", "g"), ("u", "g"), ("t", "h"))
+    )
+    mine = ours.recv()
+    for consumer in (theirs, group):
+        for call in (consumer.ack, consumer.nack):
+            with pytest.raises(ArgumentError, match=r"none of '[tu]' for '[gh]'"):
+                call(mine)
+        assert consumer.recv(5).group == ("g" if consumer is theirs else "h")
+    ours.ack(mine, wait=True)
+
+
+@pytest.mark.parametrize("changed", [{"offset": -1}, {"offset": "x"}, {"attempt": 0}, {"attempt": None}])
+def test_what_nobody_received_is_not_acknowledged(client, changed):
+    """It was counted before it could not be told, and every later `flush` waited for it."""
+    client.publish("t", b"one")
+    consumer = client.consume("t", "g", begin="old")
+    message = consumer.recv()
+    for call in (consumer.ack, consumer.nack):
+        with pytest.raises(ArgumentError):
+            call(message._replace(**changed))
+    consumer.ack(message, wait=True)
+    consumer.flush()

@@ -19,6 +19,7 @@ from transfer.clients.ttp import TtpClient
 from transfer.protocols.ttp import EOF, LZ4, WANTED, Kind, encode_error, encode_head
 from transports.errors import (
     Again,
+    ArgumentError,
     Broken,
     Closed,
     NotATensor,
@@ -146,6 +147,20 @@ def test_a_stream_whose_source_fails_was_never_there(tmp_path):
         client.publish("t", b"next", wait=True)
         assert client.recv().data == b"next"
         assert not broker.front.shared.used
+
+
+@pytest.mark.parametrize(
+    ("chunks", "nbytes"),
+    [([b"one", None], None), ([None], None), ([b"one", 5], None), ([b"one"], 4), ([], 1)],
+)
+def test_a_stream_of_what_cannot_be_sent_was_never_there(tmp_path, chunks, nbytes):
+    """A chunk that was None was passed over, and a stream that said more bytes than it had was published."""
+    with clients(tmp_path, 1) as (_, client):
+        client.subscribe("t")
+        with pytest.raises(ArgumentError):
+            client.stream("t", chunks, nbytes=nbytes, wait=True)
+        client.publish("t", b"next", wait=True)
+        assert client.recv().data == b"next"
 
 
 def test_what_the_broker_refuses_is_raised_or_kept(tmp_path):

@@ -57,8 +57,8 @@ ALLOWED = {
     ("transfer/clients/tunnel.py", "self._thread.join()"): _ENDING,
     ("transfer/interface/channel.py", "sock.poll(None if left < 0 else left)"): _WISH,
     (
-        "transfer/interface/sending.py",
-        "self._answered.wait(self._reply_timeout if self._reply_timeout >= 0 else None)",
+        "transfer/interface/settings.py",
+        "self._exchange.acquire(timeout=self._reply_timeout if self._reply_timeout >= 0 else -1)",
     ): _WISH,
     ("transfer/log/journal.py", "self.lock.acquire()"): _LOCK,
     ("transfer/spark/source.py", "TaskContext.get()"): _NO_WAIT,

@@ -20,7 +20,7 @@ from transfer.protocols.own import (
     encode_nack,
 )
 from transports.arguments import instance, patience, text, whole
-from transports.errors import Again, Broken, Closed, ProtocolError, TransferError
+from transports.errors import Again, ArgumentError, Broken, Closed, ProtocolError, TransferError
 
 if TYPE_CHECKING:
     from transfer.clients.own import BrokerClient
@@ -39,6 +39,7 @@ class Received(NamedTuple):
     offset: int
     attempt: int
     parts: list[Frame]
+    group: str = ""
 
     def tensor(self, part: int = 0) -> Any:
         """A part that was sent as a tensor: a numpy array, writable. Raises TensorMismatch, ProtocolError."""
@@ -126,13 +127,16 @@ class Consumer:
                     self._messages.appendleft(offered)
                     self._offered += 1
             raise
-        return Received(self.topic, offered.offset, offered.attempt, offered.frames())
+        return self._received(offered.offset, offered.attempt, offered.frames())
+
+    def _received(self, offset: int, attempt: int, parts: list[Frame]) -> Received:
+        return Received(self.topic, offset, attempt, parts, self._join.group)
 
     def ack(self, *messages: Received, wait: bool = False) -> None:
         """These are processed. wait: returns when that is on the broker's disk, and they never come again;
         raises as `flush`, of what came too late of them. Without it, `stale` has that, and `flush` raises it.
         """
-        deliveries = [instance(one, Received, "message")[1:3] for one in messages]
+        deliveries = [self._delivery(one) for one in messages]
         self._acknowledge([(*one, 0) for one in deliveries])
         if wait:
             self._flush(None, {*deliveries})
@@ -140,9 +144,19 @@ class Consumer:
     def nack(self, message: Received, reason: str = "", *, retry: bool = True) -> None:
         """It could not be processed. retry: it comes again, to one of the group, behind a pause; else, and
         after the last attempt, it becomes a dead letter with this reason."""
-        delivery = instance(message, Received, "message")[1:3]
-        body = encode_nack(delivery, text(reason, "reason"), retry=retry)
+        body = encode_nack(self._delivery(message), text(reason, "reason"), retry=retry)
         self._client.say(lambda: encode(Op.NACK, self._number, body))
+
+    def _delivery(self, message: Received) -> tuple[int, int]:
+        """What is told to the broker of it. Another group's offset would be one of ours there."""
+        of = instance(message, Received, "message")
+        if (of.topic, of.group) != (self.topic, self._join.group):
+            raise ArgumentError(
+                f"a message of topic {of.topic!r} for group {of.group!r} is none of {self.topic!r} for "
+                f"{self._join.group!r}",
+                hint="acknowledge it with the consumer that received it",
+            )
+        return whole(of.offset, "offset", 0), whole(of.attempt, "attempt", 1, 2**32 - 1)
 
     def flush(self, timeout: float | None = None) -> None:
         """Returns when all acknowledgements are on the broker's disk.
@@ -255,7 +269,7 @@ class Consumer:
             if at + parts > len(frames):
                 raise ProtocolError("parts", "fewer parts came than were announced")
             if parts:
-                self._messages.append(Received(self.topic, offset, attempt, frames[at : at + parts]))
+                self._messages.append(self._received(offset, attempt, frames[at : at + parts]))
             else:
                 gone.append((offset, attempt, 0))  # retention or damage took it
             at += parts

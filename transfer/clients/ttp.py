@@ -20,6 +20,7 @@ from transfer.clients.ttp_reading import MOST_META, Assembly, Frame, Received
 from transfer.protocols.names import MAX_TOPIC, encode_topic
 from transfer.protocols.ttp import (
     EOF,
+    LZ4,
     PORT,
     WANTED,
     Kind,
@@ -174,12 +175,15 @@ class TtpClient:
         if wait:
             self._link.expect(number)
         try:
-            last: Any = None
+            last, sent = NOTHING, 0
             for chunk in chunks:
-                if last is not None:
+                following = _flat(chunk)
+                if sent:
                     self._send_chunk(last, flags, number)
-                last = chunk
-            self._send_chunk(b"" if last is None else last, flags | EOF, number)
+                last, sent = following, sent + len(following)
+            if nbytes is not None and sent != nbytes and not flags & LZ4:
+                raise ArgumentError(f"nbytes={nbytes}, and chunks of {sent} bytes", hint="None if unknown")
+            self._send_chunk(last, flags | EOF, number)
         except BaseException:
             self._link.forget(number)
             if self._link.usable:
@@ -248,8 +252,7 @@ class TtpClient:
         finally:
             self._link.forget(number)
 
-    def _send_chunk(self, chunk: Any, flags: int, number: int) -> None:
-        view = _flat(chunk)
+    def _send_chunk(self, view: memoryview, flags: int, number: int) -> None:
         self._link.send(encode_head(Kind.CHUNK, b"", b"", len(view), flags, number), view)
 
 

@@ -14,8 +14,9 @@ from transfer.interface.message import Incoming
 from transfer.tensors.arrival import receive_bundle, receive_one
 from transfer.tensors.build import NUMPY
 from transfer.tensors.header import KIND_BUNDLE, kind_of
-from transports.errors import Again, ProtocolError
-from transports.wire import Flag, SocketType
+from transports.arguments import octets, wrong
+from transports.errors import Again, ArgumentError, ProtocolError
+from transports.wire import MAX_TOPIC, Flag, SocketType
 
 #: bytes that are no UTF-8 stay in a topic as escapes, so that nothing of it is lost
 _ERRORS = "surrogateescape"
@@ -55,7 +56,13 @@ class Channel:
     def _topic(self, topic: str | bytes | None) -> bytes | None:
         if topic is None:
             return self._no_topic
-        return topic.encode("utf-8", _ERRORS) if isinstance(topic, str) else bytes(topic)
+        try:
+            found = topic.encode("utf-8", _ERRORS) if isinstance(topic, str) else octets(topic, "topic")
+        except UnicodeEncodeError:
+            raise wrong("topic", topic, "text that UTF-8 can say") from None
+        if len(found) > MAX_TOPIC:
+            raise ArgumentError(f"a topic of {len(found)} bytes, it has {MAX_TOPIC} at most")
+        return found
 
     # -- in ------------------------------------------------------------------------------------
 

@@ -44,6 +44,8 @@ class Dispatcher:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
+        #: a callback runs: in the thread of before, where that is still in its last one
+        self._calling = threading.Lock()
 
     @property
     def running(self) -> bool:
@@ -107,7 +109,8 @@ class Dispatcher:
                 self._failed("%s: cannot receive: %s", self._name, error)
                 stop.wait(TICK)
                 continue
-            self._deliver(message)
+            with self._calling:
+                self._deliver(message)
 
     def _deliver(self, message: Incoming) -> None:
         chosen = choose(message, self._callbacks)
@@ -118,7 +121,7 @@ class Dispatcher:
         callback, form = chosen
         try:
             callback(read(message, form))
-        except Exception as error:  # noqa: BLE001 - logged with its traceback by `_failed`
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - logged with its traceback by `_failed`
             # A service goes on with the next message whatever the user's code did with this one.
             self._failed("%s: the %s callback failed", self._name, form.value, error=error)
             self._source.abandon()

@@ -21,6 +21,7 @@ from transfer.interface.types import (
     as_config,
     as_socket_type,
 )
+from transports.arguments import wrong
 from transports.errors import Closed, UsageError
 
 Kind = ZmqSocketType | int | str
@@ -107,17 +108,19 @@ class ZmqInterface:
     def close_socket(self, socket_id: int) -> bool:
         """Closes a socket. False if there is none of this id."""
         with self._lock:
-            sock = self._sockets.pop(socket_id, None)
+            sock = self._sockets.pop(socket_id, None) if isinstance(socket_id, int) else None
         return sock is not None and sock.close()
 
     def _of(self, socket_id: int) -> ZmqSocket:
-        sock = self._sockets.get(socket_id)
+        sock = self._sockets.get(socket_id) if isinstance(socket_id, int) else None
         if sock is None:
             raise UsageError(f"there is no socket {socket_id!r}", hint="create_socket returns the id")
         return sock
 
     def _submit(self, loop: Loop, call: Callable[..., Any], *args: Any) -> Future[Any]:
         """Runs the call in a thread of the pool; a future of the loop."""
+        if not isinstance(loop, asyncio.AbstractEventLoop | None):
+            raise wrong("loop", loop, "an event loop of asyncio, or None for the running one")
         with self._lock:
             if self._context is None:
                 raise Closed("the interface is shut down")

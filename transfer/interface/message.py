@@ -14,7 +14,8 @@ from enum import Enum
 from typing import Any
 
 from transfer.config import pickle_allowed
-from transports.errors import NotATensor, PickleRefused, UsageError
+from transports.arguments import octets, text, wrong
+from transports.errors import ArgumentError, NotATensor, PickleRefused, UsageError
 
 
 class Form(Enum):
@@ -54,16 +55,22 @@ class Incoming:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it travels with dtype and shape: what has DLPack, on whatever device, and a dict of tensors."""
-    return isinstance(value, Mapping) or hasattr(value, "__dlpack__")
+    """Whether it travels with dtype and shape: what has DLPack, on whatever device, numpy's numbers, and a
+    dict of tensors."""
+    return isinstance(value, Mapping) or hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
 
 
 def encode_data(value: Any) -> Any:
-    """Bytes, or any object that exports a buffer; text travels as UTF-8. Raises TypeError."""
+    """Bytes, or what exports a buffer in one piece; text travels as UTF-8. Raises ArgumentError."""
     if isinstance(value, str):
-        return value.encode()
-    memoryview(value).release()
-    return value
+        return octets(value, "data")
+    try:
+        with memoryview(value) as view:
+            if view.contiguous:
+                return value
+    except (TypeError, ValueError, BufferError):
+        raise wrong("data", value, "bytes, text, a buffer, a tensor, or a dict of tensors") from None
+    raise ArgumentError("data of a buffer that is not in one piece", hint="send bytes(data), or a copy of it")
 
 
 def encode_json(value: Any) -> bytes:
@@ -72,10 +79,8 @@ def encode_json(value: Any) -> bytes:
 
 
 def encode_string(value: str) -> bytes:
-    """UTF-8. Raises TypeError for anything but text."""
-    if not isinstance(value, str):
-        raise TypeError(f"text is wanted, not {type(value).__name__}")
-    return value.encode()
+    """UTF-8. Raises ArgumentError for anything but text."""
+    return text(value, "text").encode()
 
 
 def encode_pyobj(value: Any) -> bytes:

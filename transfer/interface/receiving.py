@@ -11,6 +11,7 @@ from transfer.interface.dispatch import Callback, Dispatcher
 from transfer.interface.message import Form, Incoming, read, require_pickle
 from transfer.interface.settings import Settings
 from transfer.interface.types import ZmqSocketType
+from transports.arguments import flags_of
 from transports.errors import Again, Broken, NotSupported, StateError
 
 _ONLY_SEND = frozenset({ZmqSocketType.PUB, ZmqSocketType.PUSH})
@@ -128,9 +129,15 @@ class Receiving(Settings):
             self._unread = None
             return got
 
+    def _take_unread(self) -> Incoming | None:
+        """What `recv...` received and could not read."""
+        with self._receiving:
+            message, self._unread = self._unread, None
+            return message
+
     def _patience(self, flags: int) -> float:
         """Seconds to wait, negative: endless."""
-        if flags & DONTWAIT:
+        if flags_of(flags) & DONTWAIT:
             return 0.0
         if self.kind is ZmqSocketType.REQ:
             return self._reply_timeout
@@ -154,7 +161,7 @@ class Receiving(Settings):
                 raise Broken(f"no reply was given within {self._config.timeout_seconds} s")
             raise Again("it is not this socket's turn")
         try:
-            message = self._receive(timeout)
+            message = self._take_unread() or self._receive(timeout)
         except Again:
             if self.kind is ZmqSocketType.REQ and self._overdue(self._reply_timeout):
                 self._settle()
@@ -179,4 +186,4 @@ class Receiving(Settings):
         """A REQ has its reply, or never will: the next request may go."""
         if self.kind is ZmqSocketType.REQ:
             self._turn.clear()
-            self._answered.set()
+            self._end_exchange()

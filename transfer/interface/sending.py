@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from asyncio import Future
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from transfer.interface.message import (
 )
 from transfer.interface.settings import Loop, Settings, Topic
 from transfer.interface.types import ZmqSocketType
+from transports.arguments import sequence
 from transports.errors import Again, Broken, PeerError
 
 logger = logging.getLogger("transfer.interface")
@@ -34,8 +34,6 @@ class Sending(Settings):
     """
 
     _dispatcher: Dispatcher
-    #: a request and its reply belong together, whoever else uses this socket
-    _exchange: threading.Lock
 
     def request(self, data: Any) -> Any:
         """Sends a request and returns the reply: bytes, or what was answered with: a tensor, a dict of them.
@@ -76,7 +74,7 @@ class Sending(Settings):
 
     def send_multipart(self, frames: Sequence[Any], topic: Topic = None) -> Any:
         """Sends several parts as one message."""
-        parts = [encode_data(frame) for frame in frames]
+        parts = [encode_data(frame) for frame in sequence(frames, "frames", "parts: bytes, text, buffers")]
         return self._send(lambda: self._channel.send_parts(parts, topic), Form.MULTIPART)
 
     def send_json(self, obj: Any, topic: Topic = None) -> Any:
@@ -131,9 +129,12 @@ class Sending(Settings):
         return code
 
     def _ask(self, send: Callable[[], None], form: Form) -> Any:
-        with self._exchange:
+        self._begin_exchange()
+        try:
             send()
             reply = self._channel.receive(self._reply_timeout)
+        finally:
+            self._end_exchange()
         if reply.is_tensor:
             return reply.tensor
         if form is Form.TENSOR:
@@ -143,11 +144,12 @@ class Sending(Settings):
 
     def _ask_for_callback(self, send: Callable[[], None]) -> int:
         """The reply goes to a callback; requests in quick succession wait for each other's."""
-        self._answered.wait(self._reply_timeout if self._reply_timeout >= 0 else None)
-        self._answered.clear()
+        code = self._code(self._begin_exchange)
+        if code:
+            return code
         code = self._code(send)
         if code:
-            self._answered.set()
+            self._end_exchange()
         else:
             self._since = time.monotonic()
             self._turn.set()

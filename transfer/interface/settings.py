@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from transfer.interface.channel import Channel
 from transfer.interface.endpoints import complete
 from transfer.interface.types import ZmqConfig, ZmqSocketOption, ZmqSocketType, as_option
-from transports.errors import NotSupported, StateError
+from transports.errors import Again, NotSupported, StateError
 
 #: runs a call in another thread: (loop or None, function, arguments...) -> a future of the loop
 Submit = Callable[..., "Future[Any]"]
@@ -54,9 +55,8 @@ class Settings:
         self._turn = threading.Event()
         if kind is not ZmqSocketType.REQ:
             self._turn.set()
-        #: a REQ awaits no reply for a callback
-        self._answered = threading.Event()
-        self._answered.set()
+        #: held by the request whose reply is awaited: one at a time, whoever else uses this socket
+        self._exchange = threading.Lock()
         self._configure(config)
 
     def _configure(self, config: ZmqConfig) -> None:
@@ -161,6 +161,16 @@ class Settings:
     def get_routing_id(self) -> str | bytes:
         """What was set, empty if nothing was."""
         return self._routing_id
+
+    def _begin_exchange(self) -> None:
+        """Before a request is sent. Raises Again if that of another thread is open all the time."""
+        if not self._exchange.acquire(timeout=self._reply_timeout if self._reply_timeout >= 0 else -1):
+            raise Again("an earlier request of this socket still waits for its reply")
+
+    def _end_exchange(self) -> None:
+        """The reply came, or never will: the next request may go. Idempotent."""
+        with suppress(RuntimeError):
+            self._exchange.release()
 
     def _only(self, kind: ZmqSocketType) -> None:
         if self.kind is not kind:

@@ -22,7 +22,6 @@ class ZmqSocket(Sending, Receiving):
         self, number: int, kind: ZmqSocketType, socket: Any, config: ZmqConfig, submit: Submit
     ) -> None:
         super().__init__(number, kind, socket, config, submit)
-        self._exchange = threading.Lock()
         self._receiving = threading.Lock()
         self._dispatcher = Dispatcher(self, f"transfer-{kind.name.lower()}-{number}")
 
@@ -31,7 +30,7 @@ class ZmqSocket(Sending, Receiving):
         self._dispatcher.ask_to_stop()
         self._socket.close()
         self._turn.set()
-        self._answered.set()
+        self._end_exchange()
         self._dispatcher.stop()
         return True
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
-from transports.arguments import wrong
+from transports.arguments import seconds, whole, wrong
 from transports.errors import OptionError
 
 
@@ -62,11 +62,11 @@ class ZmqConfig:
 
 
 def as_config(given: ZmqConfig | Mapping[str, Any] | None) -> ZmqConfig:
-    """The configuration that `initialize` was given, whichever way. Raises OptionError."""
+    """The configuration that `initialize` was given, whichever way. Raises OptionError, ArgumentError."""
     if given is None:
         return ZmqConfig()
     if isinstance(given, ZmqConfig):
-        return given
+        return _checked(given)
     if not isinstance(given, Mapping):
         raise wrong("config", given, "a ZmqConfig, a dict of its settings, or None")
     known = {field.name for field in fields(ZmqConfig)}
@@ -75,12 +75,39 @@ def as_config(given: ZmqConfig | Mapping[str, Any] | None) -> ZmqConfig:
         raise OptionError(
             f"unknown setting {', '.join(map(repr, unknown))}", hint="one of " + ", ".join(sorted(known))
         )
-    return ZmqConfig(**given)
+    return _checked(ZmqConfig(**given))
+
+
+#: settings that are whole numbers: the lowest value of each; -1 is one without end
+_LOWEST = {
+    "thread_count": 1,
+    "pool_size": 0,
+    "high_water_mark": 0,
+    "rcv_timeout_ms": -1,
+    "snd_timeout_ms": -1,
+    "linger_ms": -1,
+    "reconnect_interval_ms": 0,
+    "rcv_buffer_size": 0,
+    "snd_buffer_size": 0,
+}
+
+
+def _checked(config: ZmqConfig) -> ZmqConfig:
+    """Raises ArgumentError before there is a socket that it would break."""
+    for name, lowest in _LOWEST.items():
+        whole(getattr(config, name), name, lowest, 2**31 - 1)
+    if seconds(config.timeout_seconds, "timeout_seconds") is None:
+        raise wrong("timeout_seconds", config.timeout_seconds, "a number of seconds; -1 waits without end")
+    if not isinstance(config.enable_rdma, bool):
+        raise wrong("enable_rdma", config.enable_rdma, "True or False")
+    return config
 
 
 def as_socket_type(given: ZmqSocketType | int | str) -> ZmqSocketType:
     """A socket type given as enum, number or name. Raises OptionError."""
     try:
+        if isinstance(given, bool | float):  # 1 == True == 1.0
+            raise ValueError
         return ZmqSocketType[given.upper()] if isinstance(given, str) else ZmqSocketType(given)
     except (KeyError, ValueError):
         names = ", ".join(kind.name for kind in ZmqSocketType)
@@ -90,6 +117,8 @@ def as_socket_type(given: ZmqSocketType | int | str) -> ZmqSocketType:
 def as_option(given: ZmqSocketOption | int | str) -> ZmqSocketOption:
     """An option given as enum, number or name. Raises OptionError."""
     try:
+        if isinstance(given, bool | float):
+            raise ValueError
         return ZmqSocketOption[given.upper()] if isinstance(given, str) else ZmqSocketOption(given)
     except (KeyError, ValueError):
         names = ", ".join(option.name for option in ZmqSocketOption)

@@ -2,12 +2,15 @@
 
     python consumer.py logs offset.txt
 
-Started again with the same file it goes on where it was.
+Started again with the same file it goes on where it was, and so it does when the broker is started again.
 """
 
+import os
 import sys
+import time
 from pathlib import Path
 
+from transfer import Broken
 from transfer.clients.pybroker import PyBrokerClient
 
 
@@ -15,13 +18,34 @@ def main(
     topic: str = "logs", remembered: str = "offset.txt", host: str = "127.0.0.1", port: str = "9099"
 ) -> None:
     place = Path(remembered)
-    offset = int(place.read_text()) if place.exists() else 0
-    with PyBrokerClient(host, int(port)) as broker:
-        for data in broker.follow(topic, offset, timeout=float("inf")):
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-            offset += len(data)
-            place.write_text(str(offset))
+    offset = came_to(place)
+    while True:
+        try:
+            with PyBrokerClient(host, int(port)) as broker:
+                for data in broker.follow(topic, offset, timeout=float("inf")):
+                    sys.stdout.buffer.write(data)
+                    sys.stdout.buffer.flush()
+                    offset += len(data)
+                    remember(place, offset)
+        except Broken as error:
+            print(f"{error}; it is tried again", file=sys.stderr)
+            time.sleep(1)
+
+
+def came_to(place: Path) -> int:
+    try:
+        return int(place.read_text())
+    except FileNotFoundError:
+        return 0
+    except ValueError:
+        sys.exit(f"{place} holds no offset: write one into it, or remove it to begin at the beginning")
+
+
+def remember(place: Path, offset: int) -> None:
+    """In one step: whoever ends this program meanwhile leaves the old offset or the new one."""
+    written = place.with_suffix(".new")
+    written.write_text(str(offset))
+    written.replace(place)
 
 
 if __name__ == "__main__":
@@ -29,3 +53,5 @@ if __name__ == "__main__":
         main(*sys.argv[1:])
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
