@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.sockets.helpers import eventually
-from transports.errors import Again, NotATensor, TransferError
+from transports.errors import Again, ArgumentError, NotATensor, TransferError
 
 from .conftest import Inbox
 
@@ -121,3 +121,35 @@ def test_what_was_polled_in_the_wrong_form_comes_to_the_callback(zi, link):
     zi.set_polling_mode(pull, False)
     zi.push(push, b"another")
     assert [seen.get(), seen.get()] == [b"no tensor", b"another"]
+
+
+def test_an_answer_that_comes_too_late_is_not_somebody_elses(make):
+    """A program that answers from threads of its own, one of which needs longer than a request is open."""
+    zi = make({"timeout_seconds": 0.5})
+    rep, one, other = (zi.create_socket(kind) for kind in ("REP", "REQ", "REQ"))
+    zi.bind(rep, "127.0.0.1:0")
+    for req in (one, other):
+        zi.connect(req, zi.get_bound_endpoint(rep))
+    asked, codes = Inbox(), Inbox()
+    zi.set_receive_callback(rep, asked)
+    timely = Inbox()
+
+    def asks_in_vain():
+        with pytest.raises(Again):
+            zi.request(one, b"late")
+
+    late = threading.Thread(target=asks_in_vain)
+    late.start()
+    first = asked.get()
+    late.join(10)
+    asking = threading.Thread(target=lambda: timely(zi.request(other, b"timely")))
+    asking.start()
+    second = asked.get()
+    codes(zi.reply(rep, b"to the first", request=first["request"]))
+    codes(zi.reply(rep, b"to the second", request=second["request"]))
+    codes(zi.reply(rep, b"to the second again", second["request"]))
+    asking.join(10)
+    assert timely.get() == b"to the second"
+    assert codes.get() < 0 == codes.get() and codes.get() < 0
+    with pytest.raises(ArgumentError, match="request"):
+        zi.reply(rep, b"x", request="first")

@@ -185,11 +185,11 @@ class ZmqInterface:
     def request_async(self, socket_id: int, data: Any, loop: Loop = None) -> Future[Any]:
         return self._of(socket_id).request_async(data, loop)
 
-    def reply(self, socket_id: int, data: Any) -> int:
-        return self._of(socket_id).reply(data)
+    def reply(self, socket_id: int, data: Any, request: int | None = None) -> int:
+        return self._of(socket_id).reply(data, request)
 
-    def reply_tensor(self, socket_id: int, tensor: Any) -> int:
-        return self._of(socket_id).reply_tensor(tensor)
+    def reply_tensor(self, socket_id: int, tensor: Any, request: int | None = None) -> int:
+        return self._of(socket_id).reply_tensor(tensor, request)
 
     def publish(self, socket_id: int, topic: Topic, data: Any) -> int:
         return self._of(socket_id).publish(topic, data)

@@ -35,7 +35,7 @@ class Incoming:
 
     source: where the peer is. topic: empty if there is none. parts: bytes; a topic of the header is
     none of them. tensor: the tensor or the dict of tensors, and `is_tensor` tells an absent one from any
-    value. split: how many of the parts are topic and not data.
+    value. split: how many of the parts are topic and not data. request: a REP's number for it, else 0.
     """
 
     source: str
@@ -44,6 +44,7 @@ class Incoming:
     tensor: Any = None
     is_tensor: bool = False
     split: int = 0
+    request: int = 0
 
     @property
     def data(self) -> bytes:
@@ -149,7 +150,10 @@ def read(message: Incoming, form: Form) -> dict[str, Any]:
     PickleRefused, and ValueError (UnicodeDecodeError, JSONDecodeError) for bytes of another form.
     """
     if message.is_tensor and form is Form.DATA:
-        return as_tensor(message)
+        form = Form.TENSOR
     if message.is_tensor and form is not Form.TENSOR:
         raise UsageError("a tensor arrived", hint="receive it with recv_tensor; it is still unread")
-    return READERS[form](message)
+    got = READERS[form](message)
+    if message.request:
+        got["request"] = message.request
+    return got

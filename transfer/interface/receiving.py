@@ -148,6 +148,7 @@ class Receiving(Settings):
         message = self._channel.receive(timeout)
         if self.kind is ZmqSocketType.REP:
             self._since = time.monotonic()
+            self._request = message.request = next(self._requests)
             self._turn.clear()
         return message
 
@@ -175,9 +176,11 @@ class Receiving(Settings):
 
     def abandon(self) -> None:
         """A REP gives up its open request; the requester will run into its time-out."""
-        if self.kind is ZmqSocketType.REP and not self._turn.is_set():
-            self._channel.abandon()
-            self._turn.set()
+        with self._answering:
+            if self.kind is ZmqSocketType.REP and not self._turn.is_set():
+                self._request = 0
+                self._channel.abandon()
+                self._turn.set()
 
     def _overdue(self, seconds: float) -> bool:
         return 0 <= seconds < time.monotonic() - self._since

@@ -21,8 +21,8 @@ from transfer.interface.message import (
 )
 from transfer.interface.settings import Loop, Settings, Topic
 from transfer.interface.types import ZmqSocketType
-from transports.arguments import sequence
-from transports.errors import Again, Broken, PeerError
+from transports.arguments import sequence, whole
+from transports.errors import EFSM, Again, Broken, PeerError
 
 logger = logging.getLogger("transfer.interface")
 
@@ -44,15 +44,17 @@ class Sending(Settings):
         self._only(ZmqSocketType.REQ)
         return self._ask(*self._sender(data))
 
-    def reply(self, data: Any) -> int:
-        """Answers the request that was received last."""
+    def reply(self, data: Any, request: int | None = None) -> int:
+        """Answers the open request. request: the number that came with it (`message["request"]`), for those
+        who answer from other threads: where another one is open by now, nothing is sent, and the number of
+        an error returned."""
         self._only(ZmqSocketType.REP)
-        return self._answer(self._sender(data)[0])
+        return self._answer(self._sender(data)[0], request)
 
-    def reply_tensor(self, tensor: Any) -> int:
-        """Answers with a tensor, or a dict of them."""
+    def reply_tensor(self, tensor: Any, request: int | None = None) -> int:
+        """Answers with a tensor, or a dict of them: as `reply`."""
         self._only(ZmqSocketType.REP)
-        return self._answer(self._tensor_sender(tensor))
+        return self._answer(self._tensor_sender(tensor), request)
 
     def publish(self, topic: Topic, data: Any) -> int:
         """Sends to every peer that subscribed a prefix of the topic; never waits for slow ones."""
@@ -122,10 +124,17 @@ class Sending(Settings):
             return -(error.errno or 1)
         return 0
 
-    def _answer(self, send: Callable[[], None]) -> int:
-        code = self._code(send)
-        if code == 0:
-            self._turn.set()
+    def _answer(self, send: Callable[[], None], request: int | None = None) -> int:
+        if request is not None:
+            whole(request, "request", 1)
+        with self._answering:
+            if request is not None and request != self._request:
+                logger.warning("REP socket %d: no answer to request %d: it is not open", self.id, request)
+                return -EFSM
+            code = self._code(send)
+            if code == 0:
+                self._request = 0
+                self._turn.set()
         return code
 
     def _ask(self, send: Callable[[], None], form: Form) -> Any:

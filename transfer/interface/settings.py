@@ -6,6 +6,7 @@ import threading
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 from transfer.interface.channel import Channel
@@ -51,6 +52,10 @@ class Settings:
         self._reply_timeout = float(config.timeout_seconds)
         #: when the open request of a REP came, or that of a REQ went whose reply a callback gets
         self._since = 0.0
+        #: of a REP: the number of its open request, 0 if there is none; of an answer, one at a time
+        self._request = 0
+        self._requests = count(1)
+        self._answering = threading.Lock()
         #: whether the thread of the callbacks may receive now: a REP owes no reply, a REQ awaits one
         self._turn = threading.Event()
         if kind is not ZmqSocketType.REQ:
