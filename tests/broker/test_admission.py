@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.engine.admission import Admission, Limit, Limits, Outcome
+from transfer.broker.engine.admission import MOST_TENANTS, OTHER, Admission, Limit, Limits, Outcome
 from transports.errors import OptionError
 
 
@@ -95,3 +95,48 @@ def test_limits_hold_whatever_comes(wishes):
 def test_limits_that_make_no_sense(wrong):
     with pytest.raises(OptionError):
         Limits(**wrong)
+
+
+def test_messages_are_counted_by_tenant():
+    admission = Admission(Limits(tenant_quota=2))
+    for tenant in ("a", "a", "b"):
+        assert admission.refuses(tenant, "d", "t") is None
+        admission.began(tenant)
+    assert admission.refuses("a", "d", "t") is Limit.TENANT
+    admission.finished("b")
+    assert (admission.accepted, admission.refused) == ({"a": 2, "b": 1}, {"a": 1})
+    assert dict(admission.unfinished_by_tenant()) == {"a": 2}
+
+
+def test_what_was_there_before_a_restart_was_accepted_before():
+    admission = Admission()
+    admission.began("a", again=True)
+    assert admission.accepted["a"] == 0 and dict(admission.unfinished_by_tenant()) == {"a": 1}
+
+
+def test_tenants_without_end_take_no_memory_without_end():
+    admission = Admission()
+    for number in range(5000):
+        admission.began(f"tenant {number}")
+        admission.finished(f"tenant {number}")
+    assert len(admission.accepted) <= MOST_TENANTS + 1
+    assert sum(admission.accepted.values()) == 5000 and admission.accepted[OTHER] > 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "tenants", "share"),
+    [
+        (Limits(), [], 0.0),
+        (Limits(max_global_ingress=10, tenant_quota=10), ["a", "b"], 0.2),
+        (Limits(max_global_ingress=10, tenant_quota=4), ["a", "a", "b"], 0.5),
+        (Limits(max_global_ingress=10, tenant_quotas={"a": 0}), ["a"], 1.0),
+    ],
+)
+def test_the_share_of_what_may_be_unfinished(limits, tenants, share):
+    admission = Admission(limits)
+    for tenant in tenants:
+        admission.began(tenant)
+    assert admission.share == share
+    for tenant in tenants:
+        admission.finished(tenant)
+    assert admission.share == 0.0

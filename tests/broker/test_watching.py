@@ -9,12 +9,16 @@ import pytest
 
 import transfer
 from tests.broker.asking import ask, look, number_of, until
-from tests.broker.running import running
+from tests.broker.running import FREE, running
+from transfer.broker.engine.admission import Limits
 from transfer.broker.engine.grammar import Kind, pattern
+from transfer.broker.settings import AbtpEndpoints
 from transfer.broker.watching import EVENTS, FAMILIES, Names
+from transfer.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.clients.own import BrokerClient
 from transfer.clients.pybroker import PyBrokerClient
 from transfer.clients.rqueue import RqueueClient
+from transports.errors import Again
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(transfer_broker_\w+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$", re.MULTILINE)
@@ -209,3 +213,29 @@ def test_the_page_of_each_protocol_tells_its_events(front):
     page = (DOCUMENT.parent / "protocols" / f"{front}.md").read_text()
     events = page[page.index("transfer_broker_front_events_total") :].partition("\n\n")[0]
     assert len(counted) > 5 and {event for event in counted if f"`{event}`" not in events} == set()
+
+
+def test_tenants_and_pressure_are_seen(tmp_path):
+    ends, limits = (
+        AbtpEndpoints(FREE, FREE),
+        Limits(max_inflight_per_consumer=1, max_per_topic_queue=2, max_queued_direct=4),
+    )
+    with running(tmp_path, http=0, abtp=ends, direct=limits) as broker:
+        http, router = broker.ports["http"], broker.endpoints["abtp router"]
+        assert number_of(http, 'transfer_broker_pressure{part="queue"}') == 0
+        with AbtpConsumer("worker", ("orders.*",), router) as worker, AbtpProducer(router) as maker:
+            maker.publish("orders.one", b"1")
+            worker.ack(worker.recv(10), confirm=True)
+        assert number_of(http, 'transfer_broker_tenant_accepted_total{tenant=""}') == 1
+        assert number_of(http, 'transfer_broker_tenant_messages{tenant=""}') == 0
+        with AbtpConsumer("slow", ("late.*",), router) as slow, AbtpProducer(router) as maker:
+            for number in range(3):  # one is held, two wait for it
+                maker.publish("late.one", b"%d" % number)
+            assert number_of(http, 'transfer_broker_pressure{part="queue"}') == 0.5
+            assert number_of(http, 'transfer_broker_tenant_messages{tenant=""}') == 3
+            with pytest.raises(Again):
+                maker.publish("late.one", b"3")
+            assert slow.recv(10).payload == b"0"
+        assert number_of(http, 'transfer_broker_tenant_refused_total{tenant=""}') == 1
+        for part in ("admission", "disk", "loop"):
+            assert 0 <= number_of(http, f'transfer_broker_pressure{{part="{part}"}}') <= 1

@@ -160,6 +160,11 @@ class Durability:
             self._paused.append(publisher)
 
     @property
+    def share(self) -> float:
+        """Of the bytes that may wait for a sync, how many do."""
+        return self._unsynced / _UNSYNCED
+
+    @property
     def unsynced(self) -> int:
         """Bytes of payloads that are not on the disk yet."""
         return self._unsynced

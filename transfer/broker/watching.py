@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from transfer import __version__
 from transfer.broker.engine.admission import Outcome
 from transfer.broker.fronts.own import OwnFront
+from transfer.broker.pressure import pressure_of
 from transfer.families import Family
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from transfer.broker.state.chain import Json
     from transfer.broker.topic import Topic
 
-#: topics, and groups, that have their own names in metrics; each name costs memory in Prometheus
+#: topics, groups, and tenants, that have their own names in metrics; each name costs memory in Prometheus
 MOST_NAMES: Final = 100
 _OTHER = "other"
 
@@ -56,6 +57,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "transfer_broker_log_full": Family("gauge", "1: the log is full, and publishers wait."),
     "transfer_broker_unsynced_bytes": Family("gauge", "Payload bytes that are not on the disk yet."),
     "transfer_broker_loop_late_seconds": Family("gauge", "By how much the loop was behind at its last look."),
+    "transfer_broker_pressure": Family("gauge", "How near it is to a limit: 1, it is reached.", ("part",)),
+    "transfer_broker_tenant_messages": Family("gauge", "Messages of abtp that are unfinished.", ("tenant",)),
+    "transfer_broker_tenant_accepted_total": Family("counter", "Messages of abtp taken.", ("tenant",)),
+    "transfer_broker_tenant_refused_total": Family("counter", "Those that a limit kept out.", ("tenant",)),
     "transfer_broker_ready": Family("gauge", "1: it takes work, as /readyz says."),
 }
 
@@ -107,6 +112,7 @@ class Names:
         self._most = most
         self._topics: set[str] = set()
         self._groups: set[tuple[str, str]] = set()
+        self._tenants: set[str] = set()
 
     def topics(self, known: Mapping[str, Topic]) -> Iterator[Topic]:
         """Those of them that are there and have names."""
@@ -123,6 +129,14 @@ class Names:
                 return _OTHER, _OTHER
             self._groups.add(labels)
         return labels
+
+    def tenant(self, name: str) -> str:
+        """Its label."""
+        if name not in self._tenants:
+            if len(self._tenants) >= self._most:
+                return _OTHER
+            self._tenants.add(name)
+        return name
 
 
 def numbers_of(broker: Broker, names: Names, *, ready: bool, dead_letters: int) -> dict[Key, float]:
@@ -177,6 +191,16 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
     yield "log_full", (), hub.is_full
     yield "unsynced_bytes", (), hub.durability.unsynced
     yield "loop_late_seconds", (), broker.late
+    for part, share in pressure_of(broker).items():
+        yield "pressure", (part,), share
+    admission = broker.direct.desk.admission
+    for tenant, count in admission.accepted.items():
+        yield "tenant_accepted_total", (names.tenant(tenant),), count
+        yield "tenant_messages", (names.tenant(tenant),), 0  # they stay when all is done
+    for tenant, count in admission.refused.items():
+        yield "tenant_refused_total", (names.tenant(tenant),), count
+    for tenant, count in admission.unfinished_by_tenant():
+        yield "tenant_messages", (names.tenant(tenant),), count
 
 
 # -- tables ----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
@@ -11,6 +11,10 @@ from typing import TypeVar
 from transports.errors import OptionError
 
 K = TypeVar("K")
+
+#: tenants, about, whose messages are counted by name; those of all others together are OTHER's
+MOST_TENANTS = 1000
+OTHER = "other"
 
 
 class Outcome(StrEnum):
@@ -87,7 +91,8 @@ class Limits:
 class Admission:
     """Counts what waits and what is unfinished. Not thread-safe.
 
-    counts: of each outcome. reached: of each limit, how often it decided.
+    counts: of each outcome. reached: of each limit, how often it decided. accepted, refused: messages by
+    tenant, of those that came first.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -96,6 +101,8 @@ class Admission:
         self.waiting = 0
         self.counts: Counter[Outcome] = Counter()
         self.reached: Counter[Limit] = Counter()
+        self.accepted: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
         self._tenants: Counter[str] = Counter()
         self._topics: Counter[tuple[str, str, str]] = Counter()
 
@@ -104,6 +111,7 @@ class Admission:
         limit = self._over(tenant, destination, topic)
         if limit is not None:
             self.count(limit)
+            self.refused[self._named(tenant)] += 1
         return limit
 
     def count(self, limit: Limit) -> None:
@@ -115,6 +123,17 @@ class Admission:
         """A message waits because its consumer is not there."""
         self.counts[Outcome.DEFERRED] += 1
 
+    @property
+    def share(self) -> float:
+        """Of what may be unfinished, how much is: of all, or of the tenant that is nearest to its quota."""
+        limits = self.limits
+        shares = (count / (limits.quota(tenant) or count) for tenant, count in self._tenants.items())
+        return max(self.unfinished / limits.max_global_ingress, *shares, 0.0)
+
+    def unfinished_by_tenant(self) -> Iterable[tuple[str, int]]:
+        """Of tenants that have some."""
+        return self._tenants.items()
+
     def of_tenant(self, tenant: str) -> int:
         """Messages of this tenant that are not finished."""
         return self._tenants[tenant]
@@ -125,7 +144,9 @@ class Admission:
 
     # -- the desk tells what happens -----------------------------------------------------------------------
 
-    def began(self, tenant: str) -> None:
+    def began(self, tenant: str, *, again: bool = False) -> None:
+        """again: it was unfinished when the broker ended."""
+        self.accepted[self._named(tenant)] += not again
         self.unfinished += 1
         self._tenants[tenant] += 1
 
@@ -140,6 +161,11 @@ class Admission:
     def waited(self, tenant: str, destination: str, topic: str) -> None:
         self.waiting -= 1
         _less(self._topics, (tenant, destination, topic))
+
+    def _named(self, tenant: str) -> str:
+        """Where it is counted: anybody may come as a new tenant."""
+        known = tenant in self.accepted or tenant in self.refused
+        return tenant if known or len(self.accepted) + len(self.refused) < MOST_TENANTS else OTHER
 
     def _over(self, tenant: str, destination: str, topic: str) -> Limit | None:
         limits = self.limits

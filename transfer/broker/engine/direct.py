@@ -195,7 +195,7 @@ class DirectDesk(Dealing):
         again at once, its attempts counted."""
         self.books = books
         for parcel in list(books.parcels.values()):
-            self.admission.began(parcel.facts.tenant)
+            self.admission.began(parcel.facts.tenant, again=True)
             if parcel.session_id and self.rules.retry.exhausted(parcel.attempt):
                 self._bury(parcel, "exhausted", "the broker ended while it was in flight")
                 continue
