@@ -14,13 +14,16 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 import transfer
-from tests.sockets.helpers import eventually
+from tests.sockets.conftest import KeepingContext
+from tests.sockets.helpers import binds, eventually
 from transports import probe
+from transports.errors import Again, Broken
 from transports.local.carrier import LocalCarrier
 
 _FOLDERS = tuple(os.sep + name + os.sep for name in ("transfer", "transports", "patterns"))
@@ -293,6 +296,47 @@ def test_a_send_of_shared_memory_is_whole_or_not_at_all(context, endpoint, lent)
         pull.close(0)
 
     at_every_point(begin, send, check)
+
+
+@pytest.mark.parametrize("core", ["native"], indirect=True)  # the twin may send twice
+@pytest.mark.parametrize(("endpoint", "sends"), [("tcp", False), ("local", True)], indirect=["endpoint"])
+def test_the_end_of_a_connection_is_handled_whole(context, endpoint, sends, core):
+    """Whoever was interrupted in the middle of it never connected again. Here the main thread finds it, since
+    the reactor is busy."""
+    kinds = (transfer.PULL, transfer.PUSH) if sends else (transfer.PUSH, transfer.PULL)
+    pairs = []
+
+    def begin(_):
+        with KeepingContext(core=core) as others:
+            other, mine = others.socket(kinds[0]), context.socket(kinds[1], reconnect_ivl=10)
+            other.bind(endpoint)
+            mine.connect(other.last_endpoint)
+            mine.wait_for_peers(1, 10)
+            pairs.append((other.last_endpoint, mine))
+            context.reactor.call_soon(time.sleep, 0.03)
+            other.close(0)
+
+    def finds():
+        mine = pairs[-1][1]
+        mine.sndtimeo = mine.rcvtimeo = 20
+        with suppress(Again, Broken):
+            mine.send(b"lost") if sends else mine.recv()
+        return True
+
+    def check(number, _):
+        place, mine = pairs.pop()
+        mine.sndtimeo = mine.rcvtimeo = 10000
+        with KeepingContext(core=core) as others:
+            other = others.socket(kinds[0], rcvtimeo=10000)
+            assert eventually(lambda: binds(other, place))
+            mine.wait_for_peers(1, 10)
+            sender, receiver = (mine, other) if sends else (other, mine)
+            sender.send(b"%d" % number)
+            got = receiver.recv()
+            is_part(number, receiver.recv() if got == b"lost" else got)
+        mine.close(0)
+
+    assert at_every_point(begin, finds, check) > 1
 
 
 @pytest.mark.parametrize("here", [transfer.REQ, transfer.DEALER])

@@ -20,6 +20,7 @@ from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transfer.tracker import Tracker
 from transports.errors import Again, Broken, Closed, ProtocolError
+from transports.uninterrupted import uninterrupted
 from transports.wire import Flag, SocketType
 
 if TYPE_CHECKING:
@@ -45,10 +46,13 @@ class Losses(Credits):
 
     def lost(self, stream: Any, error: BaseException) -> bool:
         """A stream ended. Any thread, any number of times. False: it was known already."""
-        with self._in_order():
-            return self._lost(stream, error)
+        return uninterrupted(self.context.reactor, partial(self._lost, stream, error), True)
 
     def _lost(self, stream: Any, error: BaseException) -> bool:
+        with self._in_order():
+            return self._lost_in_order(stream, error)
+
+    def _lost_in_order(self, stream: Any, error: BaseException) -> bool:
         with self._lock:
             if isinstance(stream, Remnant):
                 if isinstance(self.pattern, Requester):
@@ -296,29 +300,12 @@ class Losses(Credits):
         self._settle(queue, *self._take_unsent(queue), Broken("the queue was closed"))
         stream.close()
 
-    def _new_stream(self, socket: SocketMethods, fd: int, credits: bool = False, channel: Any = None) -> Any:
-        return self.context.core.Stream(
-            fd,
-            int(self.pattern.socket_type),
-            self.context.flusher,
-            self.context.pool,
-            send_high_water=1 if socket.conflate else socket.sndhwm,
-            send_high_water_bytes=socket.sndhwm_bytes,
-            max_message=socket.largest_message,
-            checksum=socket.checksum,
-            credits=credits,
-            channel=channel,
-        )
-
-    @staticmethod
-    def _limit(socket: SocketMethods, stream: Any) -> None:
-        """What the socket's options allow, for a stream that came with its connection."""
-        stream.send_high_water = 1 if socket.conflate else socket.sndhwm
-        stream.send_high_water_bytes = socket.sndhwm_bytes
-        stream.max_message = socket.largest_message
-
     def give_orphans(self) -> None:
         """Offers the messages of lost peers to whoever has room, in their order: one thread at a time."""
+        if self.orphans:
+            uninterrupted(self.context.reactor, self._give_orphans, None)
+
+    def _give_orphans(self) -> None:
         socket = self._socket()
         if socket is None or not self.orphans or not self._giving.acquire(blocking=False):
             return

@@ -157,6 +157,27 @@ class LinkState:
                     self.context.reactor.unregister(fd)
         return new
 
+    def _new_stream(self, socket: SocketMethods, fd: int, credits: bool = False, channel: Any = None) -> Any:
+        return self.context.core.Stream(
+            fd,
+            int(self.pattern.socket_type),
+            self.context.flusher,
+            self.context.pool,
+            send_high_water=1 if socket.conflate else socket.sndhwm,
+            send_high_water_bytes=socket.sndhwm_bytes,
+            max_message=socket.largest_message,
+            checksum=socket.checksum,
+            credits=credits,
+            channel=channel,
+        )
+
+    @staticmethod
+    def _limit(socket: SocketMethods, stream: Any) -> None:
+        """What the socket's options allow, for a stream that came with its connection."""
+        stream.send_high_water = 1 if socket.conflate else socket.sndhwm
+        stream.send_high_water_bytes = socket.sndhwm_bytes
+        stream.max_message = socket.largest_message
+
     def _notify(self) -> None:
         socket = self._socket()
         if socket is not None and not socket.closed:

@@ -25,6 +25,7 @@ from transports.local.lending import Lending, Parts
 from transports.local.mappings import MOST_BLOCKS, MOST_SEGMENTS, MappedBlock, MappedSegment
 from transports.local.segments import Arena, Segment
 from transports.reactor import READABLE
+from transports.uninterrupted import uninterrupted
 from transports.wire import BY_REFERENCE, REFERENCE, REFERENCE_SIZE
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ Released = Callable[[BaseException | None], None]
 THRESHOLD = 64 * 1024
 #: bytes of one connection's segments, and of the largest payload that is copied into them
 ARENA = 256 << 20
-
-#: seconds that the reactor may take to read what was announced
-_LOOK = 5.0
 
 #: how a reference is meant; a share's number stands in the bits above
 _SLOT, _SHARED, _PRIVATE = 0, 1, 2
@@ -250,7 +248,9 @@ class LocalCarrier:
 
     def _known(self, announced: dict[int, Any], number: int) -> Any:
         if number not in announced:
-            self._look_beside()
+            error = uninterrupted(self._reactor, self._pumped, None)  # an announcement is read once
+            if error is not None:
+                raise error
         found = announced.get(number)
         if found is None and self._closed:
             raise Broken("this end closed the stream")
@@ -284,22 +284,12 @@ class LocalCarrier:
                 self._on_failure(error)
         self.go_on()
 
-    def _look_beside(self) -> None:
-        """As `_pump`. In the main thread a signal's handler may raise between any two steps, and what was
-        read and not noted would be lost: there the reactor does it."""
-        if threading.current_thread() is not threading.main_thread() or self._reactor.in_loop():
+    def _pumped(self) -> TransferError | None:
+        try:
             self._pump()
-            return
-        looked = threading.Event()
-
-        def look() -> None:
-            try:
-                self._ready(READABLE)
-            finally:
-                looked.set()
-
-        self._reactor.call_soon(look, otherwise=looked.set)
-        looked.wait(_LOOK)
+        except TransferError as error:
+            return error
+        return None
 
     def _pump(self) -> None:
         """Reads all that was announced and given back. Raises ProtocolError, OutOfDescriptors."""

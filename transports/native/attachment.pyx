@@ -12,6 +12,9 @@ from transports.native.receiving cimport Receiving
 from transports.native.stream cimport Stream
 from transports.native.system cimport EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, epoll_ctl, epoll_event
 
+cdef extern from "pythread.h" nogil:
+    unsigned long PyThread_get_thread_ident()
+
 
 cdef class Attachments(Receiving):
     """Which streams a socket has, what it watches for them, and their order. The GIL guards the lists."""
@@ -146,8 +149,15 @@ cdef class Attachments(Receiving):
 
     cdef int lose(self, stream, error) except -1:
         self.losses += 1
+        if self.inside is stream and self.inside_thread == PyThread_get_thread_ident():
+            self.inside = None  # this thread reads it no more: whoever takes it out need not wait
         if type(stream) is Stream:
             (<Stream>stream).fail(error)
-        self._on_lost(stream, error)  # first: it sees that nobody overtakes what is left in the stream
-        self._detach(stream)
+        try:
+            self._on_lost(stream, error)  # first: it sees that nobody overtakes what is left in the stream
+        except BaseException:  # of a signal's handler, before it had begun: behind that it is known
+            self._on_lost(stream, error)
+            raise
+        finally:
+            self._detach(stream)
         return 0
