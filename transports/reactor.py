@@ -123,9 +123,8 @@ class Reactor:
         self._check_fork()
         with self._lock:
             self._start()
-            # First, as a signal's handler may raise behind it; the loop waits for the lock before it sleeps.
-            self._wake()
             self._ready.append((callback, arguments, otherwise))
+            self._wake()
 
     def call_later(self, delay: float, callback: Callable[..., object], *arguments: Any) -> Timer:
         """Runs the callback after `delay` seconds, unless the timer is cancelled before."""

@@ -1,7 +1,7 @@
 """Steps of which none may be missing, although a signal's handler may raise between any two of them.
 
-The interpreter runs handlers in the main thread only. So what is begun there is done by the reactor
-meanwhile, and an interruption ends the waiting for it, not the work.
+The interpreter runs handlers in the main thread only. So another thread does there what is to be done, and
+an interruption ends the waiting for it, not the work.
 """
 
 from __future__ import annotations
@@ -10,32 +10,22 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from transports.errors import Closed
-from transports.reactor import Reactor
-
 T = TypeVar("T")
 
-#: seconds that the reactor may take: it goes on with the work behind them, too
+#: seconds that it may take: it goes on behind them, too
 _PATIENCE = 5.0
 
 
-def uninterrupted(reactor: Reactor, call: Callable[[], T], otherwise: T) -> T:
-    """The call's result; `otherwise` if the reactor has not come to it in time. What it raises in the
-    reactor is logged there. Not for callers that hold a lock which the call wants."""
-    if threading.current_thread() is not threading.main_thread() or reactor.in_loop():
+def uninterrupted(call: Callable[[], T], otherwise: T) -> T:
+    """The call's result; `otherwise` if it takes too long. The call must not raise, nor want a lock that its
+    caller holds."""
+    if threading.current_thread() is not threading.main_thread():
         return call()
-    done = threading.Event()
     results: list[T] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        finally:
-            done.set()
-
+    thread = threading.Thread(target=lambda: results.append(call()), name="transfer-step", daemon=True)
     try:
-        reactor.call_soon(run, otherwise=done.set)
-    except Closed:  # the context has ended, and its thread with it
+        thread.start()
+    except RuntimeError:  # the interpreter ends, or the system has no more threads
         return call()
-    done.wait(_PATIENCE)
+    thread.join(_PATIENCE)
     return results[0] if results else otherwise

@@ -46,7 +46,7 @@ class Losses(Credits):
 
     def lost(self, stream: Any, error: BaseException) -> bool:
         """A stream ended. Any thread, any number of times. False: it was known already."""
-        return uninterrupted(self.context.reactor, partial(self._lost, stream, error), True)
+        return uninterrupted(partial(self._lost, stream, error), True)
 
     def _lost(self, stream: Any, error: BaseException) -> bool:
         with self._in_order():
@@ -303,7 +303,7 @@ class Losses(Credits):
     def give_orphans(self) -> None:
         """Offers the messages of lost peers to whoever has room, in their order: one thread at a time."""
         if self.orphans:
-            uninterrupted(self.context.reactor, self._give_orphans, None)
+            uninterrupted(self._give_orphans, None)
 
     def _give_orphans(self) -> None:
         socket = self._socket()

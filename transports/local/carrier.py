@@ -248,7 +248,7 @@ class LocalCarrier:
 
     def _known(self, announced: dict[int, Any], number: int) -> Any:
         if number not in announced:
-            error = uninterrupted(self._reactor, self._pumped, None)  # an announcement is read once
+            error = uninterrupted(self._pumped, None)  # an announcement is read once
             if error is not None:
                 raise error
         found = announced.get(number)
