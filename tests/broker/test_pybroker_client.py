@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -76,3 +78,14 @@ def test_closing_wakes_who_waits(silent):
         waiting.join(10)
     assert len(found) == 1
     pybroker.close()
+
+
+def test_importing_loads_the_standard_library_alone():
+    code = (
+        "import sys, transfer.clients.pybroker;"
+        "print(sorted({'numpy', 'lz4', 'asyncio', 'zmq'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == "[]\n"

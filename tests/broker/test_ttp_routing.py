@@ -10,8 +10,11 @@ import threading
 import pytest
 
 from tests.broker.alone import alone, ended
+from tests.broker.test_direct_delivery import eventually
 from tests.broker.ttp_peers import listening
+from transfer.broker import passage
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
+from transfer.broker.passage import MOST_GATHERED
 
 HEADER = struct.Struct(">IHBBQIIQ")
 SUBSCRIBE, PUBLISH, META, CHUNK, HEARTBEAT, ERROR = 2, 3, 4, 5, 7, 8
@@ -251,3 +254,48 @@ def test_other_protocols_get_what_fits_where_nothing_is_kept(started):
         assert [subscriber.hear()[0] for _ in range(2)] == [META, CHUNK]
     broker.until(lambda: recorder.heard == [("t", bytes(50_000))])
     assert recorder.dropped == 1 and broker.call(lambda: broker.front.shared.gathered) == 0
+
+
+def begun(publisher, subscriber, data):
+    """A publisher has sent the half of a payload, and the subscriber has begun to get it."""
+    head = HEADER.pack(0x544D5150, 2, PUBLISH, 0, 6, 1, 0, len(data))
+    publisher.socket.sendall(head + b"t" + data[: len(data) // 2])
+    assert subscriber.exactly(33) == head + b"t"
+
+
+def until_gathered(broker, nbytes):
+    eventually(lambda: broker.hub._passages.gathered == nbytes)
+
+
+@pytest.mark.parametrize("most", [MOST_GATHERED, 0])
+def test_large_payloads_of_two_publishers_arrive_where_nothing_is_kept(started, monkeypatch, most):
+    """While one was on its way to a subscriber, the other was dropped, although there was room for both."""
+    monkeypatch.setattr(passage, "MOST_GATHERED", most)
+    broker, first, second, subscriber = started(peers=3)
+    subscriber.subscribe(b"t")
+    one, other = os.urandom(200_000), os.urandom(300_000)
+    begun(first, subscriber, one)
+    second.say(PUBLISH, b"t", data=other)
+    second.say(HEARTBEAT)
+    assert second.hear()[0] == HEARTBEAT
+    first.socket.sendall(one[len(one) // 2 :])
+    assert subscriber.exactly(len(one)) == one
+    if most:
+        assert subscriber.hear()[3:] == (b"t", b"", other)
+    assert broker.hub.counts["dropped"] == (not most)
+    until_gathered(broker, 0)
+
+
+def test_what_was_gathered_of_a_payload_that_is_broken_off_is_forgotten(started):
+    broker, first, second, subscriber = started(peers=3)
+    subscriber.subscribe(b"t")
+    one = os.urandom(200_000)
+    begun(first, subscriber, one)
+    second.socket.sendall(HEADER.pack(0x544D5150, 2, PUBLISH, 0, 6, 1, 0, MIB) + b"t" + bytes(100_000))
+    until_gathered(broker, MIB)
+    second.socket.close()
+    until_gathered(broker, 0)
+    first.socket.sendall(one[len(one) // 2 :])
+    assert subscriber.exactly(len(one)) == one
+    first.say(PUBLISH, b"t", data=b"next")
+    assert subscriber.hear()[5] == b"next"

@@ -18,6 +18,7 @@ from transports.errors import LogDamaged
 if TYPE_CHECKING:
     from transfer.broker.engine.grammar import Pattern
     from transfer.broker.message import Message
+    from transfer.broker.passage import Passage
     from transfer.broker.store import Store
     from transfer.broker.topic import Topic
 
@@ -189,6 +190,15 @@ class Fanout:
         else:
             subscriber.dropped += 1
             self._counts["dropped"] += 1
+
+    def tell_late(self, passage: Passage) -> None:
+        """A message that came in pieces, and is not kept, to those who had no room when it began."""
+        message = passage.whole()
+        for subscriber in passage.left_out:
+            if message is None or subscriber.queued + message.nbytes > subscriber.limit:
+                self.left_out(subscriber, passage.topic, None)
+            elif not subscriber.idle and self._wants(subscriber, passage.topic):
+                subscriber.offer(message)
 
     def read_from_log(self, subscriber: Subscriber, topic: Topic, offset: int) -> None:
         """A subscriber is to read on at this message, which is kept."""

@@ -212,7 +212,7 @@ class Hub:
             announcement,
             revoke,
         )
-        passage.left_out = left_out
+        passage.leave_out(left_out)
         if writing is None and told is not None:
             told(None)
         return passage
@@ -331,14 +331,14 @@ class Hub:
 
     def _ended(self, passage: Passage) -> None:
         if passage.broken:
+            passage.whole()  # nobody gets what was gathered
             self.counts["broken_off"] += 1
             return
         for counted in (passage.topic, self.store):
             counted.messages += 1
             counted.nbytes += passage.nbytes
         if passage.writing is None:
-            for subscriber in passage.left_out:
-                self.fanout.left_out(subscriber, passage.topic, None)
+            self.fanout.tell_late(passage)
 
     def _written(self, passage: Passage, told: Told | None, error: TransferError | None) -> None:
         """All of a large payload is written: its record can be appended. Raises LogFull."""

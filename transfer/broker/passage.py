@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from transfer.broker.message import Message
 from transports.errors import UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.announced import Announcement
-    from transfer.broker.message import Buffer, Message
+    from transfer.broker.message import Buffer
     from transfer.broker.passages import Passages
     from transfer.broker.pipes import Poured
     from transfer.broker.subscriber import Subscriber
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: bytes that a payload has to bring in a second, if others wait for its share of what may be announced
 PACE = 64 << 10
+#: bytes of payloads that are kept nowhere and go to some receivers whole, of all publishers together
+MOST_GATHERED = 64 << 20
 
 
 class Publisher(Protocol):
@@ -43,6 +46,7 @@ class Passage:
     # a broker may have hundreds of thousands of them, as streams
     __slots__ = (
         "_announcement",
+        "_gathered",
         "_left",
         "_pace",
         "_passages",
@@ -80,6 +84,7 @@ class Passage:
         self.writing = writing
         #: who subscribed, but had no room when it began
         self.left_out: list[Subscriber] = []
+        self._gathered: list[bytes] | None = None
         self.ended = self.broken = False
         self.revoke = revoke
         self._announcement = announcement
@@ -96,11 +101,30 @@ class Passage:
         if announcement is not None:
             passages.announced[self] = None
 
+    def leave_out(self, subscribers: list[Subscriber]) -> None:
+        """They had no room when it began: another one was on its way to them, say. What the log does not
+        keep is gathered for them here, as far as there is memory for it."""
+        self.left_out = subscribers
+        if subscribers and self.writing is None and self._passages.gathered + self.nbytes <= MOST_GATHERED:
+            self._passages.gathered += self.nbytes
+            self._gathered = []
+
+    def whole(self) -> Message | None:
+        """The message with its payload, at the end, if it was gathered."""
+        gathered, self._gathered = self._gathered, None
+        if gathered is None:
+            return None
+        self._passages.gathered -= self.nbytes
+        begun = self.message
+        return Message(begun.topic, (b"".join(gathered),), begun.front, begun.head, begun.headers)
+
     def piece(self, data: Buffer) -> None:
         """The next bytes. Raises UsageError if they are more than were announced."""
         self._count(len(data))
         for receiver in tuple(self._receivers):  # one may go by it
             receiver.piece(data)
+        if self._gathered is not None:
+            self._gathered.append(bytes(data))
         if self.writing is not None:
             self.writing.write(data)
         self._look()
@@ -108,7 +132,8 @@ class Passage:
     @property
     def pours(self) -> bool:
         """The next bytes may come in a pipe: they need not be kept, and all receivers take them so."""
-        return self.writing is None and all(receiver.pours for receiver in self._receivers)
+        gathered = self._gathered is not None
+        return self.writing is None and not gathered and all(receiver.pours for receiver in self._receivers)
 
     def poured(self, data: Poured) -> None:
         """As `piece`, for bytes in a pipe."""

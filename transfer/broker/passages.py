@@ -14,7 +14,7 @@ class Passages:
     """All that are open. There may be hundreds of thousands: only what an operator asks walks all of them.
 
     slow: those whose publisher waits for a receiver. announced: those whose missing bytes count, the oldest
-    first.
+    first. gathered: bytes of those that go to some receivers whole at their end.
     """
 
     def __init__(self) -> None:
@@ -22,6 +22,7 @@ class Passages:
         self._received: dict[Subscriber, set[Passage]] = {}
         self.slow: set[Passage] = set()
         self.announced: dict[Passage, None] = {}
+        self.gathered = 0
 
     def __len__(self) -> int:
         return len(self._open)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -97,6 +97,9 @@ class Broker:
         return Measured(self.requests, self.ttp, self.pid, self.url, self.data)
 
 
+Truth = Annotated[Literal["true", "false"], typer.Option("--compress", help="Pack payloads with LZ4.")]
+
+
 @app.callback(invoke_without_command=True)
 @grouped
 def broker(
@@ -104,7 +107,7 @@ def broker(
     *,
     mode: Mode = "direct-ack",
     payload_class: PayloadClass = "small",
-    compress: Annotated[bool, typer.Option("--compress", help="Pack payloads with LZ4.")] = False,
+    compress: Truth = "false",
     load: Load,
     measured: Broker,
     shown: options.Shown,
@@ -117,7 +120,7 @@ def broker(
         return
     from transfer.cli.benching import bench
 
-    plan = load.plan(mode, payload_class, compress=compress)
+    plan = load.plan(mode, payload_class, compress=compress == "true")
     raise typer.Exit(bench([plan], measured.measured(), as_json=shown.json, quiet=shown.quiet))
 
 
@@ -125,7 +128,7 @@ def broker(
 @grouped
 def matrix(
     *,
-    compress: Annotated[bool, typer.Option("--compress", help="Each with LZ4 as well.")] = False,
+    compress: Truth = "false",
     load: Load,
     measured: Broker,
     shown: options.Shown,
@@ -134,5 +137,5 @@ def matrix(
     from transfer.broker.bench.plan import matrix as all_of
     from transfer.cli.benching import bench
 
-    plans = list(all_of(load.plan(), compress=compress))
+    plans = list(all_of(load.plan(), compress=compress == "true"))
     raise typer.Exit(bench(plans, measured.measured(), as_json=shown.json, quiet=shown.quiet))
