@@ -140,7 +140,7 @@ def test_an_acknowledgement_that_comes_too_late_is_raised(client):
 
 
 def test_a_message_of_another_consumer_is_not_acknowledged(client):
-    """Its offset was told to this one's group, which never processed the message that stands there."""
+    """It acknowledged the message at its offset in this consumer's own group, which was not processed."""
     client.publish("t", b"ours")
     client.publish("u", b"theirs")
     ours, theirs, group = (
@@ -157,7 +157,7 @@ def test_a_message_of_another_consumer_is_not_acknowledged(client):
 
 @pytest.mark.parametrize("changed", [{"offset": -1}, {"offset": "x"}, {"attempt": 0}, {"attempt": None}])
 def test_what_nobody_received_is_not_acknowledged(client, changed):
-    """It was counted before it could not be told, and every later `flush` waited for it."""
+    """It was counted as sent although encoding failed, and every later `flush` waited for its answer."""
     client.publish("t", b"one")
     consumer = client.consume("t", "g", begin="old")
     message = consumer.recv()

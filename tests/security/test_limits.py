@@ -28,6 +28,7 @@ from transfer.broker.fronts.rqueue import RqueueSettings
 from transfer.broker.fronts.ttp import TtpSettings
 from transfer.broker.http import heads, serving as http
 from transfer.broker.http.app import MAX_BODY
+from transfer.broker.passage import MOST_GATHERED
 from transfer.broker.settings import Settings
 from transfer.cli import app, health
 from transfer.cli.reaching import Reached
@@ -162,6 +163,7 @@ VALUES = {
     ),
     ("registry", "watches"): number(_REGISTRY.watchers),
     ("all fronts", "bytes"): f"{size(_ANNOUNCED.per_connection)}; {size(_ANNOUNCED.total)}",
+    ("all fronts", "bytes of large payloads"): size(MOST_GATHERED),
     ("all fronts", "topics"): number(Settings().most_topics),
     ("all fronts", "groups"): number(Settings().most_groups),
 }

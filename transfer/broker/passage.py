@@ -105,7 +105,8 @@ class Passage:
         """They had no room when it began: another one was on its way to them, say. What the log does not
         keep is gathered for them here, as far as there is memory for it."""
         self.left_out = subscribers
-        if subscribers and self.writing is None and self._passages.gathered + self.nbytes <= MOST_GATHERED:
+        free = any(one.queued + self.nbytes <= one.limit for one in subscribers)
+        if free and self.writing is None and self._passages.gathered + self.nbytes <= MOST_GATHERED:
             self._passages.gathered += self.nbytes
             self._gathered = []
 

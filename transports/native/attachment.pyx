@@ -150,7 +150,7 @@ cdef class Attachments(Receiving):
     cdef int lose(self, stream, error) except -1:
         self.losses += 1
         if self.inside is stream and self.inside_thread == PyThread_get_thread_ident():
-            self.inside = None  # this thread reads it no more: whoever takes it out need not wait
+            self.inside = None  # this thread reads it no more: the thread that detaches it need not wait
         if type(stream) is Stream:
             (<Stream>stream).fail(error)
         try:

@@ -42,7 +42,7 @@ def came_to(place: Path) -> int:
 
 
 def remember(place: Path, offset: int) -> None:
-    """In one step: whoever ends this program meanwhile leaves the old offset or the new one."""
+    """In one step: if the program is killed meanwhile, the file has the old offset or the new one."""
     written = place.with_suffix(".new")
     written.write_text(str(offset))
     written.replace(place)
@@ -53,5 +53,5 @@ if __name__ == "__main__":
         main(*sys.argv[1:])
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
