@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from tests.sockets.helpers import eventually
-from transports.errors import Again, ArgumentError, NotATensor, TransferError
+from transports.errors import Again, ArgumentError, Closed, NotATensor, TransferError, UsageError
 
 from .conftest import Inbox
 
@@ -153,3 +154,37 @@ def test_an_answer_that_comes_too_late_is_not_somebody_elses(make):
     assert codes.get() < 0 == codes.get() and codes.get() < 0
     with pytest.raises(ArgumentError, match="request"):
         zi.reply(rep, b"x", request="first")
+
+
+def test_a_request_that_cannot_be_sent_holds_up_no_other(zi, link):
+    """It kept its turn, and the next request waited for a reply that could not come."""
+    req, rep = link("REQ", "REP")
+    zi.set_receive_callback(rep, lambda message: zi.reply(rep, message["data"]))
+    replies = Inbox()
+    zi.set_receive_callback(req, lambda message: replies(message["data"]))
+    with pytest.raises(NotATensor):
+        zi.send(req, np.array([object()]))
+    assert zi.send(req, b"good") == 0
+    assert replies.get() == b"good"
+
+
+def test_closing_ends_all_requests_that_wait(zi, link):
+    req, rep = link("REQ", "REP")
+    zi.set_polling_mode(rep, True)
+    zi.set_receive_callback(req, lambda message: None)
+    assert zi.send(req, b"never answered") == 0
+    ends = Inbox()
+
+    def sends():
+        try:
+            ends(zi.send(req, b"waits"))
+        except TransferError as error:
+            ends(type(error))
+
+    threads = [threading.Thread(target=sends) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert eventually(lambda: zi.close_socket(req))
+    assert {ends.get() for _ in threads} <= {Closed, UsageError}
+    for thread in threads:
+        thread.join(10)

@@ -156,7 +156,11 @@ class Sending(Settings):
         code = self._code(self._begin_exchange)
         if code:
             return code
-        code = self._code(send)
+        try:
+            code = self._code(send)
+        except BaseException:  # a mistake of the caller, or the socket was closed
+            self._end_exchange()
+            raise
         if code:
             self._end_exchange()
         else:
