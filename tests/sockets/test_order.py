@@ -15,7 +15,10 @@ import pytest
 import transfer
 import transfer.asyncio
 from transfer import DEALER, DONTWAIT, PAIR, POLLOUT, PULL, PUSH, ROUTER
+from transfer.draining import unread
+from transfer.links.remnant import Remnant
 from transports.errors import Again, Broken
+from transports.wire import HEADER_SIZE
 
 from .helpers import PACE, Thread, eventually
 
@@ -259,6 +262,42 @@ def test_what_is_noted_after_the_loss_goes_behind_what_the_connection_had_before
             near.send(b"%d" % number)
         got = [far.recv() for _ in range(7)]
         assert got == [b"0", b"1", b"2", b"0", b"1", b"2", b"3"]
+
+
+def test_what_two_lost_connections_left_comes_in_their_order(core):
+    """The newer connection's end is found, and the next one is there, while the end of the older one's rest is
+    handled: by another thread, for whoever receives is in the middle of that."""
+    with cut_pair(core, DEALER, ROUTER, immediate=True) as (near, far, cutter):
+        far.rcvtimeo = 10_000
+        lost, numbers = far._links.lost, iter(range(9))
+
+        def come():
+            """Three more messages are there to be received."""
+            near.wait_for_peers(1, 10)
+            for number in itertools.islice(numbers, 3):
+                near.send(_NUMBER.pack(number))
+            assert eventually(lambda: [unread(peer.fd) for peer in far._links.peers.values()] == [3 * whole])
+
+        def cut():
+            before = list(far._links.peers)
+            cutter.cut()
+            assert eventually(lambda: near._links.peers and not set(before) & set(far._links.peers))
+
+        def late(stream, error):
+            if isinstance(stream, Remnant) and not ends:
+                ends.append(stream)
+                cut()
+                come()
+            return lost(stream, error)
+
+        near.wait_for_peers(1, 10)
+        whole, ends = HEADER_SIZE + _NUMBER.size, []
+        come()
+        cut()
+        come()
+        far._links.lost = late
+        assert [_NUMBER.unpack(far.recv_multipart()[1])[0] for _ in range(9)] == list(range(9))
+        assert len(ends) == 1
 
 
 def test_a_close_waits_for_what_a_lost_connection_left(core):

@@ -48,7 +48,7 @@ cdef class Reading(Sending):
             if message is not None:
                 return message
         prepare_reader(&self.reader)
-        if self.foreign_ins and (self.foreign_first or is_ended(self.foreign_ins[0])):
+        if self.foreign_ins and self.foreign_first:
             self.foreign_first = False
             message = self.next_foreign(sink)
             if message is not None:
@@ -62,7 +62,11 @@ cdef class Reading(Sending):
                 break
             if self.foreign_sinking is not None:
                 self.leave_sink()  # the sink's memory is for one message
-            message = self.next_of_current(as_bytes, sink)
+            # Right before the read: what a lost peer left may have come while the end of another was handled.
+            if self.foreign_ins and is_ended(self.foreign_ins[0]):
+                message = self.next_foreign(sink)
+            else:
+                message = self.next_of_current(as_bytes, sink)
             if message is not None:
                 return message
         return self.next_foreign(sink) if self.foreign_ins else None
