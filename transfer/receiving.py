@@ -250,10 +250,14 @@ class Receiving(Turns):
         elif self._requester is not None:
             raise error
 
-    def _recv_frames(self, flags: int = 0, sink: Sink | None = None) -> list[Any]:
+    def _recv_frames(self, flags: int = 0, sink: Sink | None = None, timeout: int | None = None) -> list[Any]:
         """One whole message by the pattern: frames as they arrived, and `bytes` before them that
-        the pattern added (ROUTER). Frames with the LZ4 flag are still compressed."""
-        timeout = 0 if flags != 0 and flags_of(flags) & DONTWAIT else self.receive_timeout
+        the pattern added (ROUTER). Frames with the LZ4 flag are still compressed. timeout: in place of
+        receive_timeout, ms."""
+        if flags != 0 and flags_of(flags) & DONTWAIT:
+            timeout = 0
+        elif timeout is None:
+            timeout = self.receive_timeout
         came = self._came
         came.by = None
         if not self._general_recv:  # the core may do it alone, as it does a plain receive

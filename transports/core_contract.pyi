@@ -411,6 +411,11 @@ class SocketBase:
         """One whole message of the next ready stream: (stream, frames). Raises Again, Closed.
         Control frames go to `_on_control` and are not returned. A receive that a signal's handler interrupts
         leaves the message to the next one."""
+    def _read_ahead(self, most: int) -> tuple[Any, list[bytes]] | None:
+        """Plain messages of one part that were read ahead of one stream, FAIR only: (stream, payloads),
+        `most` at the most. Never waits or reads. None: the next message is another, or is not here yet;
+        always in a core that reads nothing ahead. Not for the main thread: a handler of a signal would lose
+        them."""
     def _give_again(self, stream: Any, frames: list[Frame]) -> None:
         """The caller of `_recv_message` was interrupted: the next receive gives this message."""
     def _wait_writable(self, timeout: int) -> bool: ...  # until a send may succeed

@@ -15,6 +15,8 @@ MODULES = {
     "asyncio": "async_stream",
     "req_rep": "roundtrip",
     "req_rep_beside": "beside",
+    "interface_push": "interface",
+    "interface_request": "interface",
     "pub_fanout": "fanout",
     "tensors": "tensors",
     "burst_tail": "burst",

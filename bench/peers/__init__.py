@@ -21,6 +21,8 @@ PEERS: dict[str, tuple[str, str, dict[str, object]]] = {
     "transfer-local": ("ours", "Transfer", {"transport": "local"}),
     "transfer-ucx": ("ours", "Transfer", {"transport": "ucx"}),
     "transfer-rdma": ("ours", "Transfer", {"transport": "rdma"}),
+    "interface": ("interface", "Interface", {}),
+    "interface-batch": ("interface", "Interface", {"batch": True}),
     "ucxx-low": ("ucxx", "Low", {}),
     "shared_memory": ("shared", "Shared", {}),
 }

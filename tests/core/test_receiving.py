@@ -63,6 +63,35 @@ def test_other_shapes_are_delivered_by_the_hook(kit, frames):
     assert [frame.bytes for frame in got] == [frame.data for frame in frames]
 
 
+def test_what_was_read_ahead_is_plain_and_in_its_place(core, kit):
+    """With `_recv_message` it makes the order of the sender, whatever stands between plain messages."""
+    stream, far = kit.raw()
+    socket = kit.puller(stream)
+    kinds = [Raw(b"t", TOPIC, topic=b"t"), Raw(b"m", TENSOR, meta=META), Raw(b"l" * 70_000), Raw(b"")]
+    frames = []
+    for number in range(60):
+        frames += [Raw(b"%d" % (10 * number + n)) for n in range(number % 7)]
+        frames += [kinds[number % 4]] if number % 5 else [Raw(b"a", MORE), Raw(b"b")]
+    sender = threading.Thread(target=far.sendall, args=(b"".join(frame.encode() for frame in frames),))
+    sender.start()
+    got, ahead = [], 0
+    while len(got) < len(frames):
+        found = socket._read_ahead(5)
+        if found is None:
+            got += [frame.bytes for frame in socket._recv_message(10_000)[1]]
+        else:
+            assert found[0] is stream and 0 < len(found[1]) <= 5
+            ahead += len(found[1])
+            got += found[1]
+    sender.join()
+    assert got == [frame.data for frame in frames]
+    assert socket._read_ahead(5) is None
+    messages = len(frames) - sum(frame.flags == MORE for frame in frames)
+    assert socket.messages_received == stream.received == messages
+    assert socket.bytes_received == stream.received_bytes == sum(len(frame.data) for frame in frames)
+    assert ahead > 50 if core.__name__ == "transports.native" else ahead == 0
+
+
 def test_time_out_and_no_wait(kit):
     stream, far = kit.raw()
     socket = kit.puller(stream)

@@ -10,14 +10,18 @@ from typing import Any
 from patterns import Replier
 from transfer.compressing import decompressed
 from transfer.constants import DONTWAIT
-from transfer.interface.message import Incoming
+from transfer.interface.message import Incoming, Message
 from transfer.tensors.arrival import receive_bundle, receive_one
 from transfer.tensors.build import NUMPY
 from transfer.tensors.header import KIND_BUNDLE, kind_of
 from transports.arguments import octets, wrong
-from transports.errors import Again, ArgumentError, ProtocolError
+from transports.errors import Again, ArgumentError, Broken, Closed, ProtocolError
 from transports.wire import MAX_TOPIC, Flag, SocketType
 
+#: as a plain number: the other takes a microsecond more for each message
+_TENSOR = int(Flag.TENSOR)
+#: bytes of one batch, but for its last message
+_BATCH_BYTES = 16 << 20
 #: bytes that are no UTF-8 stay in a topic as escapes, so that nothing of it is lost
 _ERRORS = "surrogateescape"
 
@@ -35,6 +39,9 @@ class Channel:
     def send(self, parts: Sequence[Any], topic: str | bytes | None = None) -> None:
         """One message. A topic travels in the header, not as a part. Raises Again, Broken."""
         first, *rest = parts
+        if topic is None is self._no_topic and not rest and type(first) is bytes:
+            self.socket.send(first)  # the same message, and the core sends it alone
+            return
         frames = [(0, 0, self._topic(topic), None, first), *((0, 0, None, None, part) for part in rest)]
         self.socket._send_outframes(frames)
 
@@ -81,6 +88,32 @@ class Channel:
             except ProtocolError as error:
                 self.socket._refuse(stream, error)
 
+    def receive_many(self, timeout: float, most: int) -> list[Message]:
+        """What is there: `most` at the most, and no more than fills `_BATCH_BYTES`.
+
+        Waits for the first up to `timeout` seconds. Raises as `receive`, if there is none. For sockets that
+        know no turns.
+        """
+        found: list[Message] = [self.receive(timeout)]
+        room = _BATCH_BYTES
+        try:
+            while len(found) < most and room > 0:
+                ahead = self.socket._read_ahead(most - len(found))
+                if ahead is not None:
+                    source = _source(ahead[0])
+                    room -= sum(map(len, ahead[1]))
+                    found += [{"source": source, "data": data, "topic": ""} for data in ahead[1]]
+                    continue
+                stream, frames = self.socket._recv_message(0)
+                room -= sum(len(frame.data) for frame in frames)
+                try:
+                    found.append(self._understand(stream, frames))
+                except ProtocolError as error:
+                    self.socket._refuse(stream, error)
+        except (Again, Broken, Closed):  # whoever calls again hears of the end
+            pass
+        return found
+
     def _next(self, deadline: float | None) -> tuple[Any, Sequence[Any]]:
         sock = self.socket
         pattern = sock._pattern
@@ -88,7 +121,10 @@ class Channel:
             pattern.expect()
             message: tuple[Any, Sequence[Any]] = sock._recv_message(_milliseconds_until(deadline))
             return message
-        while True:
+        if pattern.may_receive():
+            frames = sock._sound(sock._recv_frames, 0, None, _milliseconds_until(deadline))
+            return pattern.peer, frames
+        while True:  # until it is this socket's turn
             left = _milliseconds_until(deadline)
             if not sock.poll(None if left < 0 else left):
                 raise Again("nothing arrived in time")
@@ -99,11 +135,12 @@ class Channel:
             return pattern.peer, frames
 
     def _understand(self, stream: Any, frames: Sequence[Any]) -> Incoming:
-        peer = getattr(stream, "peer", None)
-        source = getattr(peer, "address", "")
+        source = _source(stream)
         first = frames[0]
         topic = "" if first.topic is None else first.topic.decode("utf-8", _ERRORS)
-        if first.flags & Flag.TENSOR:
+        if not first.flags and len(frames) == 1:
+            return Incoming(source, topic, (first.bytes,))
+        if first.flags & _TENSOR:
             if kind_of(bytes(first.meta)) == KIND_BUNDLE:
                 tensors, _ = receive_bundle(_Held(frames), 0, NUMPY, None)
                 return Incoming(source, topic, (), tensors, True)
@@ -121,6 +158,11 @@ class Channel:
         pattern = self.socket._pattern
         if isinstance(pattern, Replier) and pattern.may_send():
             pattern.gone()
+
+
+def _source(stream: Any) -> str:
+    """Where the peer is."""
+    return getattr(getattr(stream, "peer", None), "address", "")
 
 
 def _milliseconds_until(deadline: float | None) -> int:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
-from transfer.interface.message import Form, Incoming, read
+from transfer.interface.message import Form, Incoming, Message, plainly, read
 from transports.arguments import callable_or_none
 from transports.errors import Again, Broken, Closed, TransferError
 
 logger = logging.getLogger("transfer.interface")
 
 Callback = Callable[[dict[str, Any]], object]
+BatchCallback = Callable[[list[dict[str, Any]]], object]
 
 #: how long the thread waits before it looks whether it should end, in seconds
 TICK = 0.2
@@ -24,6 +26,9 @@ class Source(Protocol):
 
     def next_message(self, timeout: float) -> Incoming:
         """Waits up to `timeout` seconds. Raises Again, Broken, Closed."""
+
+    def next_messages(self, timeout: float, most: int) -> list[Message]:
+        """The same of all that are there, at least one and `most` at the most."""
 
     def abandon(self) -> None:
         """The callback ended with an error: a REP must not wait for its reply for ever."""
@@ -41,6 +46,8 @@ class Dispatcher:
         self._source = source
         self._name = name
         self._callbacks: dict[Form, Callback] = {}
+        #: gets everything while it is set, and how many messages at once
+        self._batch: tuple[BatchCallback, int] | None = None
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -54,7 +61,7 @@ class Dispatcher:
     @property
     def wanted(self) -> bool:
         """Whether there is anything to call."""
-        return bool(self._callbacks)
+        return bool(self._callbacks) or self._batch is not None
 
     def set(self, form: Form, callback: Callback | None) -> None:
         """Sets or (None) removes the callback of one form; it applies from the next message on."""
@@ -63,6 +70,11 @@ class Dispatcher:
         if callback is not None:
             callbacks[form] = callback
         self._callbacks = callbacks
+
+    def set_batch(self, callback: BatchCallback | None, most: int) -> None:
+        """As `set`, for a callback that gets everything, many at once."""
+        callable_or_none(callback, "callback", "a list of messages")
+        self._batch = None if callback is None else (callback, most)
 
     def has(self, forms: Iterable[Form]) -> bool:
         """Whether a callback would get a message of one of these forms."""
@@ -97,7 +109,7 @@ class Dispatcher:
     def _run(self, stop: threading.Event) -> None:
         while not stop.is_set():
             try:
-                message = self._source.next_message(TICK)
+                messages = self._next()
             except Again:
                 continue
             except Closed:
@@ -110,7 +122,18 @@ class Dispatcher:
                 stop.wait(TICK)
                 continue
             with self._calling:
-                self._deliver(message)
+                batch = self._batch  # as it is by now
+                if batch is not None:
+                    self._call(partial(batch[0], list(map(_as_given, messages))), "batch")
+                else:
+                    for message in messages:
+                        self._deliver(_as_incoming(message))
+
+    def _next(self) -> list[Message]:
+        batch = self._batch
+        return (
+            [self._source.next_message(TICK)] if batch is None else self._source.next_messages(TICK, batch[1])
+        )
 
     def _deliver(self, message: Incoming) -> None:
         chosen = choose(message, self._callbacks)
@@ -119,16 +142,29 @@ class Dispatcher:
             self._source.abandon()
             return
         callback, form = chosen
+        self._call(lambda: callback(read(message, form)), form.value)
+
+    def _call(self, call: Callable[[], object], name: str) -> None:
         try:
-            callback(read(message, form))
+            call()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - logged with its traceback by `_failed`
             # A service goes on with the next message whatever the user's code did with this one.
-            self._failed("%s: the %s callback failed", self._name, form.value, error=error)
+            self._failed("%s: the %s callback failed", self._name, name, error=error)
             self._source.abandon()
 
     def _failed(self, text: str, *values: object, error: BaseException | None = None) -> None:
         self.errors += 1
         logger.error(text, *values, exc_info=error)
+
+
+def _as_given(message: Message) -> dict[str, Any]:
+    return plainly(message) if isinstance(message, Incoming) else message
+
+
+def _as_incoming(message: Message) -> Incoming:
+    if isinstance(message, Incoming):
+        return message
+    return Incoming(message["source"], message["topic"], (message["data"],))
 
 
 def choose(message: Incoming, callbacks: dict[Form, Callback]) -> tuple[Callback, Form] | None:
@@ -138,6 +174,8 @@ def choose(message: Incoming, callbacks: dict[Form, Callback]) -> tuple[Callback
     multipart one. Where several of the others are set, the first that can read the bytes gets them:
     objects, JSON, text, data. One alone gets everything, readable or not.
     """
+    if len(callbacks) == 1 and Form.DATA in callbacks:
+        return callbacks[Form.DATA], Form.DATA
     if message.is_tensor:
         return _one(callbacks, Form.TENSOR) or _one(callbacks, Form.DATA)
     if len(message.parts) > 1 and Form.MULTIPART in callbacks:

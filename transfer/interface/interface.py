@@ -11,7 +11,7 @@ from typing import Any
 
 from transfer.constants import PAIR, PUB, PULL, PUSH, REP, REQ, SUB
 from transfer.context import Context
-from transfer.interface.dispatch import Callback
+from transfer.interface.dispatch import BatchCallback, Callback
 from transfer.interface.settings import Loop, Topic
 from transfer.interface.socket import ZmqSocket
 from transfer.interface.types import (
@@ -245,6 +245,11 @@ class ZmqInterface:
 
     def set_pull_callback(self, socket_id: int, callback: Callback | None) -> None:
         self._of(socket_id).set_pull_callback(callback)
+
+    def set_batch_receive_callback(
+        self, socket_id: int, callback: BatchCallback | None, most: int = 1000
+    ) -> None:
+        self._of(socket_id).set_batch_receive_callback(callback, most)
 
     def set_tensor_receive_callback(self, socket_id: int, callback: Callback | None) -> None:
         self._of(socket_id).set_tensor_receive_callback(callback)

@@ -10,7 +10,7 @@ import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from transfer.config import pickle_allowed
@@ -18,7 +18,7 @@ from transports.arguments import octets, text, wrong
 from transports.errors import ArgumentError, NotATensor, PickleRefused, UsageError
 
 
-class Form(Enum):
+class Form(StrEnum):
     """The forms that a message can be received in."""
 
     DATA = "data"
@@ -50,6 +50,10 @@ class Incoming:
     def data(self) -> bytes:
         """All parts behind the topic as one piece of bytes."""
         return b"".join(self.parts[self.split :])
+
+
+#: one that arrived, or of a plain one at once what `recv` gives: {source, data, topic}
+Message = Incoming | dict[str, Any]
 
 
 # --- out --------------------------------------------------------------------------------------
@@ -140,6 +144,11 @@ READERS: dict[Form, Callable[[Incoming], dict[str, Any]]] = {
     Form.MULTIPART: as_multipart,
     Form.TENSOR: as_tensor,
 }
+
+
+def plainly(message: Incoming) -> dict[str, Any]:
+    """{source, data, topic}, or {source, tensor, topic} of what is a tensor."""
+    return as_tensor(message) if message.is_tensor else as_data(message)
 
 
 def read(message: Incoming, form: Form) -> dict[str, Any]:

@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 from transfer.constants import DONTWAIT
-from transfer.interface.dispatch import Callback, Dispatcher
-from transfer.interface.message import Form, Incoming, read, require_pickle
+from transfer.interface.dispatch import BatchCallback, Callback, Dispatcher
+from transfer.interface.message import Form, Incoming, Message, read, require_pickle
 from transfer.interface.settings import Settings
 from transfer.interface.types import ZmqSocketType
-from transports.arguments import flags_of
+from transports.arguments import flags_of, whole
 from transports.errors import Again, Broken, NotSupported, StateError
 
 _ONLY_SEND = frozenset({ZmqSocketType.PUB, ZmqSocketType.PUSH})
@@ -46,6 +46,18 @@ class Receiving(Settings):
 
     set_subscribe_callback = set_pull_callback = set_receive_callback
 
+    def set_batch_receive_callback(self, callback: BatchCallback | None, most: int = 1000) -> None:
+        """Called with a list of what the callback of `set_receive_callback` gets, in their order: all that is
+        there at the moment, at least one, `most` at the most (1 to 100,000), or some 16 MiB of them. For
+        millions of small messages. While it is set it gets everything. Raises NotSupported for REQ and REP,
+        which know turns.
+        """
+        if self.kind in (ZmqSocketType.REQ, ZmqSocketType.REP):
+            raise NotSupported(f"a {self.kind.name} has one message at a time", hint="set_receive_callback")
+        self._receives()
+        self._dispatcher.set_batch(callback, whole(most, "most", 1, 100_000))
+        self._run_callbacks()
+
     def set_tensor_receive_callback(self, callback: Callback | None) -> None:
         """Called with {source, tensor, topic}: a tensor, or a dict of them."""
         self._set_callback(Form.TENSOR, callback)
@@ -72,9 +84,12 @@ class Receiving(Settings):
         """Callbacks that raised, and messages that no callback could read."""
         return self._dispatcher.errors
 
-    def _set_callback(self, form: Form, callback: Callback | None) -> None:
+    def _receives(self) -> None:
         if self.kind in _ONLY_SEND:
             raise NotSupported(f"a {self.kind.name} receives nothing")
+
+    def _set_callback(self, form: Form, callback: Callback | None) -> None:
+        self._receives()
         self._dispatcher.set(form, callback)
         self._run_callbacks()
 
@@ -173,6 +188,11 @@ class Receiving(Settings):
             raise
         self._settle()
         return message
+
+    def next_messages(self, timeout: float, most: int) -> list[Message]:
+        """As `next_message`, all that are there."""
+        unread = self._take_unread()
+        return [unread] if unread is not None else self._channel.receive_many(timeout, most)
 
     def abandon(self) -> None:
         """A REP gives up its open request; the requester will run into its time-out."""

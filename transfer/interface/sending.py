@@ -22,9 +22,13 @@ from transfer.interface.message import (
 from transfer.interface.settings import Loop, Settings, Topic
 from transfer.interface.types import ZmqSocketType
 from transports.arguments import sequence, whole
-from transports.errors import EFSM, Again, Broken, PeerError
+from transports.errors import EFSM, Again, Broken, PeerError, TransferError
 
 logger = logging.getLogger("transfer.interface")
+
+_PUSH = ZmqSocketType.PUSH
+#: what the world did, which a number tells
+_NOT_SENT = (Again, Broken, PeerError)
 
 
 class Sending(Settings):
@@ -63,7 +67,13 @@ class Sending(Settings):
 
     def push(self, data: Any) -> int:
         """Gives one task to one of the peers, in turn."""
-        self._only(ZmqSocketType.PUSH)
+        if type(data) is bytes and self.kind is _PUSH:  # millions of small ones
+            try:
+                self._socket.send(data)
+            except _NOT_SENT as error:
+                return self._not_sent(error)
+            return 0
+        self._only(_PUSH)
         return self._code(self._sender(data)[0])
 
     def send(self, data: Any, topic: Topic = None) -> Any:
@@ -96,9 +106,10 @@ class Sending(Settings):
 
     def _sender(self, data: Any, topic: Topic = None) -> tuple[Callable[[], None], Form]:
         """What sends it, and the form of a reply to it. Raises TypeError."""
-        if is_tensor(data):
+        if type(data) is not bytes and is_tensor(data):
             return self._tensor_sender(data, topic), Form.TENSOR
-        return partial(self._channel.send, [encode_data(data)], topic), Form.DATA
+        payload = data if type(data) is bytes else encode_data(data)
+        return partial(self._channel.send, (payload,), topic), Form.DATA
 
     def _tensor_sender(self, tensor: Any, topic: Topic = None) -> Callable[[], None]:
         send = self._channel.send_tensors if isinstance(tensor, Mapping) else self._channel.send_tensor
@@ -119,10 +130,13 @@ class Sending(Settings):
         """0, or the negative error number of what the world did; mistakes of the caller raise."""
         try:
             send()
-        except (Again, Broken, PeerError) as error:
-            logger.warning("%s socket %d: not sent: %s", self.kind.name, self.id, error)
-            return -(error.errno or 1)
+        except _NOT_SENT as error:
+            return self._not_sent(error)
         return 0
+
+    def _not_sent(self, error: TransferError) -> int:
+        logger.warning("%s socket %d: not sent: %s", self.kind.name, self.id, error)
+        return -(error.errno or 1)
 
     def _answer(self, send: Callable[[], None], request: int | None = None) -> int:
         if request is not None:

@@ -196,42 +196,49 @@ cdef class SocketBase(Attachments):
     def recv(self, flags=0, bint copy=True, bint track=False):
         """Receives one part: bytes, or a Frame if not `copy`. Raises Again after receive_timeout
         (at once with DONTWAIT), Closed, StateError. Any thread may call."""
-        cdef Stream stream = self.current
+        cdef Stream stream
         cdef header_t* header
-        cdef size_t available
-        cdef size_t size
+        cdef Py_ssize_t size = plain_size(self)
         cdef size_t start
         cdef uint64_t number
         cdef bytes data
         cdef int bits = bits_of(flags)
-        if (stream is not None and not self.receiving and not self._general_recv and self.stash is None
-                and self.again is None
-                and self.receive_mode == FAIR and not self.closed and not self.foreign_ins
-                and self.generation == native_link.fork_generation):
-            available = self.reader.end - self.reader.start
-            if available >= HEADER and stream.parts is None and stream.large is None:
-                header = <header_t*>(self.reader.data + self.reader.start)
-                size = header.data_length
-                if (header.flags == 0 and size <= available - HEADER and header.magic == MAGIC
-                        and header.version == VERSION and header.topic_length == 0
-                        and header.socket_type <= 8 and size <= stream.link.max_message):
-                    data = PyBytes_FromStringAndSize(self.reader.data + self.reader.start + HEADER, size)
-                    number = self.messages_received
-                    start = self.reader.start
-                    # A signal's handler that raises here finds the message unread. One that does not may have
-                    # received on this socket, or let other threads do so.
-                    PyErr_CheckSignals()
-                    if (self.messages_received == number and self.reader.start == start
-                            and self.current is stream and not self.receiving and not self.closed):
-                        self.reader.start += HEADER + size
-                        stream.expect_size = 0
-                        count_one(self, stream, size)
-                        if self.exposed:
-                            self.signal()
-                        if copy:
-                            return data
-                        return plain_frame(data, header)
+        if size >= 0:
+            stream = self.current
+            header = <header_t*>(self.reader.data + self.reader.start)
+            data = PyBytes_FromStringAndSize(self.reader.data + self.reader.start + HEADER, size)
+            number = self.messages_received
+            start = self.reader.start
+            # A signal's handler that raises here finds the message unread. One that does not may have
+            # received on this socket, or let other threads do so.
+            PyErr_CheckSignals()
+            if (self.messages_received == number and self.reader.start == start
+                    and self.current is stream and not self.receiving and not self.closed):
+                self.reader.start += HEADER + size
+                stream.expect_size = 0
+                count_one(self, stream, size)
+                if self.exposed:
+                    self.signal()
+                if copy:
+                    return data
+                return plain_frame(data, header)
         return self.recv_slowly(bits, copy, track)
+
+    def _read_ahead(self, Py_ssize_t most):
+        """Plain messages of one part that were read ahead: (their stream, payloads), `most` at the most. None:
+        the next one is no such message, or has yet to be read."""
+        cdef list payloads = []
+        cdef Stream stream = self.current
+        cdef Py_ssize_t size = plain_size(self)
+        while size >= 0 and len(payloads) < most:
+            payloads.append(PyBytes_FromStringAndSize(self.reader.data + self.reader.start + HEADER, size))
+            self.reader.start += HEADER + size
+            stream.expect_size = 0
+            count_one(self, stream, size)
+            size = plain_size(self)
+        if self.exposed and payloads:
+            self.signal()
+        return (stream, payloads) if payloads else None
 
     cdef object recv_slowly(self, int flags, bint copy, bint track):
         cdef tuple message
@@ -386,6 +393,26 @@ cdef class SocketBase(Attachments):
 
     def _on_lost(self, stream, error):
         pass
+
+
+cdef inline Py_ssize_t plain_size(SocketBase self) noexcept:
+    """The length of the plain message of one part that comes next and was read ahead; -1: it is none, or
+    somebody else has a say."""
+    cdef Stream stream = self.current
+    cdef header_t* header
+    cdef size_t available
+    if (stream is None or self.receiving or self._general_recv or self.stash is not None
+            or self.again is not None or self.receive_mode != FAIR or self.closed or self.foreign_ins
+            or self.generation != native_link.fork_generation
+            or stream.parts is not None or stream.large is not None):
+        return -1
+    available = self.reader.end - self.reader.start
+    header = <header_t*>(self.reader.data + self.reader.start)
+    if (available < HEADER or header.flags != 0 or header.data_length > available - HEADER
+            or header.magic != MAGIC or header.version != VERSION or header.topic_length != 0
+            or header.socket_type > 8 or header.data_length > stream.link.max_message):
+        return -1
+    return header.data_length
 
 
 cdef inline void count_one(SocketBase self, Stream stream, size_t size) noexcept:

@@ -101,6 +101,10 @@ class Receiving(Attachments):
             raise
         return found[0], found[1]
 
+    def _read_ahead(self, most: int) -> tuple[Any, list[bytes]] | None:
+        """See the contract: what this core has decoded is received one by one."""
+        return None
+
     def _receive(self, deadline: float, timeout: int, sink: Sink | None) -> Found:
         """The next message, counted. It is the unread one until nothing is left that a signal interrupts."""
         while True:
