@@ -225,8 +225,8 @@ cdef class SocketBase(Attachments):
         return self.recv_slowly(bits, copy, track)
 
     def _read_ahead(self, Py_ssize_t most):
-        """Plain messages of one part that were read ahead: (their stream, payloads), `most` at the most. None:
-        the next one is no such message, or has yet to be read."""
+        """Plain messages of one part that were read ahead: (their stream, payloads), `most` at the most.
+        None: the next one is no such message, or has yet to be read."""
         cdef list payloads = []
         cdef Stream stream = self.current
         cdef Py_ssize_t size = plain_size(self)
