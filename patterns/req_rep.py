@@ -43,8 +43,6 @@ class Requester(Pattern):
         super().__init__()
         #: the core takes the common turn by itself and writes here what it did
         self.turn: Turn = Turn()
-        self._relaxed = False
-        self._correlate = False
         self._next = 0
 
     @property
@@ -78,22 +76,20 @@ class Requester(Pattern):
     @property
     def relaxed(self) -> bool:
         """A new request may replace one that was never answered."""
-        return self._relaxed
+        return self.turn.relaxed
 
     @relaxed.setter
     def relaxed(self, value: bool) -> None:
-        self._relaxed = value
-        self.turn.simple = not (self._relaxed or self._correlate)
+        self.turn.relaxed = value
 
     @property
     def correlate(self) -> bool:
         """The number is shown in a ROUTER's envelope."""
-        return self._correlate
+        return self.turn.mark == CORRELATED
 
     @correlate.setter
     def correlate(self, value: bool) -> None:
-        self._correlate = value
-        self.turn.simple = not (self._relaxed or self._correlate)
+        self.turn.mark = CORRELATED if value else 0
 
     def may_send(self) -> bool:
         return not self.waiting or self.relaxed
@@ -103,14 +99,14 @@ class Requester(Pattern):
 
     def begin(self) -> int:
         """The number of the request about to be sent. Raises StateError while one waits."""
-        if self.turn.number and not self._relaxed:
+        if self.turn.number and not self.turn.relaxed:
             raise StateError(
                 "this REQ waits for the reply to its last request",
                 hint="receive the reply first; req_relaxed = True lets a new request replace it",
             )
         last = self.turn.last + 1
         self.turn.last = last
-        self._next = last | CORRELATED if self._correlate else last
+        self._next = last | self.turn.mark
         self.turn.pending = self._next
         return self._next
 

@@ -194,9 +194,8 @@ class Receiving(Turns):
         return admitted
 
     def _sound(self, receive: Callable[..., T], *arguments: Any) -> T:
-        """The next message that makes sense. What only shows after a message was read (compressed
-        data, the parts of a dict) ends its connection as any other bad frame does. Where a signal's
-        handler raises, the message is the next receive's."""
+        """The next message that makes sense. What shows only after it was read (compressed data, dicts)
+        ends its connection as any bad frame does. If a signal's handler raises, the next receive has it."""
         came = self._came
         came.given = None
         while True:
@@ -250,14 +249,11 @@ class Receiving(Turns):
         elif self._requester is not None:
             raise error
 
-    def _recv_frames(self, flags: int = 0, sink: Sink | None = None, timeout: int | None = None) -> list[Any]:
-        """One whole message by the pattern: frames as they arrived, and `bytes` before them that
-        the pattern added (ROUTER). Frames with the LZ4 flag are still compressed. timeout: in place of
-        receive_timeout, ms."""
-        if flags != 0 and flags_of(flags) & DONTWAIT:
-            timeout = 0
-        elif timeout is None:
-            timeout = self.receive_timeout
+    def _recv_frames(self, flags: int = 0, sink: Sink | None = None, wait: int | None = None) -> list[Any]:
+        """One whole message by the pattern: frames as they arrived, and `bytes` before them that the pattern
+        added (ROUTER). Frames with the LZ4 flag are still compressed. wait: ms, not receive_timeout."""
+        waits = flags == 0 or not flags_of(flags) & DONTWAIT
+        timeout = 0 if not waits else self.receive_timeout if wait is None else wait
         came = self._came
         came.by = None
         if not self._general_recv:  # the core may do it alone, as it does a plain receive

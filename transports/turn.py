@@ -17,8 +17,9 @@ class Turn:
 
     `number`: the open request, 0 is none. `stream`: who has it (REQ) or who asked (REP).
     `pending`: the request that is being sent. `open`: REP owes a reply. `failure`: why no reply can come.
-    `last`: number of the newest request.
-    `simple`: the common case applies (no correlation, no relaxed order, no envelope).
+    `last`: number of the newest request. `mark`: bits that its number has on the wire besides. `relaxed`: a
+    new request may replace one that is open.
+    `simple`: REP: the request had no envelope.
     `asked`: time.monotonic_ns() of the open request. `counts`, `total_ns`: round trips of a REQ, in the
     buckets of `BOUNDS`.
     """
@@ -28,9 +29,11 @@ class Turn:
         "counts",
         "failure",
         "last",
+        "mark",
         "number",
         "open",
         "pending",
+        "relaxed",
         "simple",
         "stream",
         "total_ns",
@@ -42,6 +45,8 @@ class Turn:
     def __init__(self) -> None:
         self.number = 0
         self.last = 0
+        self.mark = 0
+        self.relaxed = False
         self.pending = 0
         self.stream: Any = None
         self.failure: BaseException | None = None

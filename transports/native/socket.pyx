@@ -135,7 +135,7 @@ cdef class SocketBase(Attachments):
     cdef bint send_in_turn(self, bytes data) except -1:
         """The common send of a REQ or REP; False: the pattern has to look."""
         cdef Turn turn = self._turn
-        if not turn.simple or not turn.take(SENDING):
+        if not turn.take(SENDING):
             return False
         try:
             return self.ask(turn, data) if self.socket_type == REQ else self.reply(turn, data)
@@ -144,21 +144,22 @@ cdef class SocketBase(Attachments):
 
     cdef bint ask(self, Turn turn, bytes data) except -1:
         cdef Stream stream
-        if turn.number or turn.failure is not None:
+        cdef uint64_t number = (turn.last + 1) | turn.mark
+        if (turn.number and not turn.relaxed) or turn.failure is not None:
             return False
-        turn.pending = turn.last + 1
-        stream = self.push_one(data, turn.pending)
+        turn.pending = number
+        stream = self.push_one(data, number)
         if stream is None:
             return False
         turn.last += 1
-        turn.asks(stream, turn.last, now_ns())
+        turn.asks(stream, number, now_ns())
         if turn.number and stream.socket != <void*>self:  # it went meanwhile: nobody else will say so
             turn.failure = Broken("the peer went before it could answer")
         return True
 
     cdef bint reply(self, Turn turn, bytes data) except -1:
         cdef Stream stream
-        if not turn.open or type(turn.stream) is not Stream:
+        if not turn.open or not turn.simple or type(turn.stream) is not Stream:
             return False
         stream = <Stream>turn.stream
         if stream.socket != <void*>self or self.push(stream, data, turn.number) != OK:
@@ -301,7 +302,7 @@ cdef class SocketBase(Attachments):
         cdef object admitted
         cdef object data
         if self.socket_type == REQ:
-            if (turn.number and turn.simple and turn.failure is None
+            if (turn.number and turn.failure is None
                     and not 0 <= self.receive_timeout <= LOOK_MS):
                 try:
                     message = self.next_message(LOOK_MS, copy, None)

@@ -12,10 +12,12 @@ cdef enum:
 cdef class Turn:
     cdef public uint64_t number
     cdef public uint64_t last
+    cdef public uint64_t mark
     cdef public uint64_t pending
     cdef public object stream
     cdef public object failure
     cdef public bint open
+    cdef public bint relaxed
     cdef public bint simple
     cdef readonly uint64_t total_ns
     cdef uint64_t buckets[BUCKETS]
