@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from transfer.context import Context as Context
     from transfer.interface import (
+        MessageCodec as MessageCodec,
         ZmqConfig as ZmqConfig,
         ZmqInterface as ZmqInterface,
         ZmqSocketOption as ZmqSocketOption,
@@ -68,7 +69,7 @@ _HOMES = {
     "transfer.tracker": "Tracker",
     "transfer.peer": "PeerInfo",
     "transfer.monitor": "Monitor Event EventKind",
-    "transfer.interface": "ZmqInterface ZmqConfig ZmqSocketType ZmqSocketOption",
+    "transfer.interface": "MessageCodec ZmqInterface ZmqConfig ZmqSocketType ZmqSocketOption",
     "transports.security.settings": "Security",
     "transports.wire": "SocketType",
     "transports.errors": (

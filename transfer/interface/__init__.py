@@ -4,8 +4,19 @@ Programs written for `mooncake.engine` run unchanged; the peers may be sockets o
 anybody who speaks plain frames of version 1.
 """
 
+from transfer.interface.codec import DecodedMessage, DecodedTensor, MessageCodec, MessageHeader
 from transfer.interface.interface import ZmqInterface
 from transfer.interface.socket import ZmqSocket
 from transfer.interface.types import ZmqConfig, ZmqSocketOption, ZmqSocketType
 
-__all__ = ["ZmqConfig", "ZmqInterface", "ZmqSocket", "ZmqSocketOption", "ZmqSocketType"]
+__all__ = [
+    "DecodedMessage",
+    "DecodedTensor",
+    "MessageCodec",
+    "MessageHeader",
+    "ZmqConfig",
+    "ZmqInterface",
+    "ZmqSocket",
+    "ZmqSocketOption",
+    "ZmqSocketType",
+]
