@@ -300,6 +300,39 @@ def test_what_two_lost_connections_left_comes_in_their_order(core):
         assert len(ends) == 1
 
 
+@pytest.mark.parametrize(("sender", "receiver"), [(DEALER, ROUTER), (PUSH, PULL), (PAIR, PAIR)])
+def test_what_is_left_comes_first_also_if_another_thread_finds_the_end(core, sender, receiver):
+    """It takes its time to read what the connection left; the peer's next one is there long before."""
+    with cut_pair(core, sender, receiver, immediate=True) as (near, far, cutter):
+        near.wait_for_peers(1, 10)
+        far.wait_for_peers(1, 10)
+        links, got, begun, old = far._links, [], threading.Event(), set(near._links.peers)
+        [earlier] = links.peers
+        rescue = links._rescue
+
+        def slow(peer, error):
+            begun.set()
+            eventually(lambda: got, 0.5 / PACE)  # what the next connection brings would come now
+            return rescue(peer, error)
+
+        for number in range(5):
+            near.send(_NUMBER.pack(number))
+        assert eventually(lambda: unread(earlier.peer.fd) == 5 * (HEADER_SIZE + _NUMBER.size))
+        links._rescue = slow
+        finder = Thread(lambda: links.lost(earlier, Broken("found by a send")))
+        assert begun.wait(10)
+        cutter.cut()
+        assert eventually(lambda: near.peers() and not old & set(near._links.peers))
+        near.sndtimeo = 10_000
+        later = Thread(lambda: [near.send(_NUMBER.pack(number)) for number in range(5, 10)])
+        far.rcvtimeo = 10_000
+        for _ in range(10):
+            got.append(_NUMBER.unpack(far.recv_multipart()[-1])[0])
+        for thread in (finder, later):
+            thread.join()
+        assert got == list(range(10))
+
+
 def test_a_close_waits_for_what_a_lost_connection_left(core):
     """While it is taken from there it is in no list, and the peer is gone already."""
     with cut_pair(core, PUSH, PULL, immediate=True, sndhwm=20) as (push, pull, cutter):

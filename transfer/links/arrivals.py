@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
+#: seconds that a new connection waits for what the one before left
+_LEAVING = 5.0
+
 
 class Arrivals(Controls):
     """The beginning of a connection, in the reactor's thread."""
@@ -92,15 +95,18 @@ class Arrivals(Controls):
     def _end_earlier(self, peer: Peer) -> None:
         """The other side has given up the connection that this one follows: what came by it is received
         before what comes by this one."""
+
+        def is_earlier(other: Peer) -> bool:
+            if other is peer or other.pending or other.source is not peer.source:
+                return False
+            return peer.source.outgoing or _are_same(other, peer)
+
         with self._lock:
-            earlier = [
-                other.stream
-                for other in self.peers.values()
-                if other is not peer and not other.pending and other.source is peer.source
-                and (peer.source.outgoing or _are_same(other, peer))
-            ]  # fmt: skip
+            earlier = [other.stream for other in self.peers.values() if is_earlier(other)]
         for stream in earlier:
             self.lost(stream, Broken("the peer came back by a new connection"))
+        with self._lock:  # another thread may have found its end, and be about to leave what came by it
+            self.changed.wait_for(lambda: not any(map(is_earlier, self._leaving)), _LEAVING)
 
     def _settled(self, socket: SocketMethods, peer: Peer) -> None:
         """Messages can reach the peer: whoever waits for that is told."""

@@ -61,18 +61,16 @@ class Losses(Credits):
             if self.closing or stream not in self.peers:  # `close` takes care of what is there
                 return False
             peer = self.peers.pop(stream)
+            self._leaving.append(peer)
             self._losses += 1
             self._unwatch(peer)
         socket = self._socket()
-        if socket is not None:
-            socket._detach(stream)
-        remnant = self._left_by(peer, lambda: self._rescue(peer, error))
-        with self._lock:
-            if remnant is not None and self._matters(remnant):
-                self.pattern.inherit(remnant, stream)
-            self.pattern.detach(stream)
-        if remnant is not None and socket is not None:
-            self._attach(socket, remnant, sends=False)
+        try:
+            self._leave_rest_of(socket, peer, error)
+        finally:
+            with self._lock:
+                self._leaving.remove(peer)
+                self.changed.notify_all()
         unsent, count = self._take_unsent(peer)
         unconfirmed = max(0, stream.sent - count - stream.confirmed) if peer.confirms else 0
         stream.close()
@@ -97,6 +95,19 @@ class Losses(Credits):
                 self.context.reactor.call_soon(self._notify)
         self._announce(peer, error, unconfirmed, len(unsent))
         return True
+
+    def _leave_rest_of(self, socket: SocketMethods | None, peer: Peer, error: BaseException) -> None:
+        """What the lost peer had sent takes the place of its stream."""
+        stream = peer.stream
+        if socket is not None:
+            socket._detach(stream)
+        remnant = self._left_by(peer, lambda: self._rescue(peer, error))
+        with self._lock:
+            if remnant is not None and self._matters(remnant):
+                self.pattern.inherit(remnant, stream)
+            self.pattern.detach(stream)
+        if remnant is not None and socket is not None:
+            self._attach(socket, remnant, sends=False)
 
     def _left_by(self, peer: Peer, take: Callable[[], _Left]) -> _Left | None:
         """What a lost peer left. None: it cannot be had, and the connection ends all the same."""
