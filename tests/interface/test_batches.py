@@ -144,6 +144,61 @@ def test_what_polling_could_not_read_comes_first(zi, link):
     assert [message["data"] for message in got.messages(2)] == [b"no JSON", b"later"]
 
 
+def test_what_nobody_wants_by_then_is_there_for_the_next(zi, link):
+    """The callback is taken back while its thread has messages in hand."""
+    push, pull = link("PUSH", "PULL")
+    begun, go_on, got = threading.Event(), threading.Event(), Batches()
+
+    def late(batch):
+        got(batch)
+        begun.set()
+        assert go_on.wait(PATIENCE)
+
+    zi.set_batch_receive_callback(pull, late, 10)
+    source = zi._of(pull)
+    next_messages = source.next_messages
+
+    def taken_back(timeout, most):
+        messages = next_messages(timeout, most)
+        source._dispatcher.set_batch(None, most)
+        return messages
+
+    zi.push(push, b"0")
+    assert begun.wait(PATIENCE)
+    for number in range(1, 30):
+        zi.push(push, b"%d" % number)
+    source.next_messages = taken_back
+    go_on.set()
+    while not source._unread:
+        threading.Event().wait(0.01)
+    zi.set_batch_receive_callback(pull, None)
+    assert [message["data"] for message in got.get()] == [b"0"]
+    assert got.empty()
+    zi.set_polling_mode(pull, True)
+    assert [zi.recv(pull)["data"] for _ in range(29)] == [b"%d" % number for number in range(1, 30)]
+
+
+def test_a_tensor_that_cannot_be_made_here_takes_none_with_it(zi, link, monkeypatch, caplog):
+    push, pull = link("PUSH", "PULL")
+    got = Batches()
+    channel = zi._of(pull)._channel
+    understand = channel._understand
+
+    def fail(stream, frames):
+        if frames[0].flags:
+            raise NotSupported("no such type here")
+        return understand(stream, frames)
+
+    monkeypatch.setattr(channel, "_understand", fail)
+    for number in range(5):
+        zi.push(push, b"%d" % number)
+    zi.push(push, np.arange(3))
+    zi.push(push, b"5")
+    zi.set_batch_receive_callback(pull, got)
+    assert [message["data"] for message in got.messages(6)] == [b"%d" % number for number in range(6)]
+    assert "no such type here" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["REQ", "REP", "PUSH", "PUB"])
 def test_sockets_that_know_turns_or_receive_nothing_have_none(zi, kind):
     with pytest.raises(NotSupported):

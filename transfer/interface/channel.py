@@ -15,7 +15,7 @@ from transfer.tensors.arrival import receive_bundle, receive_one
 from transfer.tensors.build import NUMPY
 from transfer.tensors.header import KIND_BUNDLE, kind_of
 from transports.arguments import octets, wrong
-from transports.errors import Again, ArgumentError, Broken, Closed, ProtocolError
+from transports.errors import Again, ArgumentError, Broken, Closed, ProtocolError, TransferError
 from transports.wire import MAX_TOPIC, Flag, SocketType
 
 #: as a plain number: the other takes a microsecond more for each message
@@ -33,6 +33,8 @@ class Channel:
         self.socket = socket
         #: what a message without a topic is published under: nothing, which only "" subscribes
         self._no_topic = b"" if socket.type is SocketType.PUB else None
+        #: what was wrong with the message behind those that `receive_many` has returned
+        self._wrong: TransferError | None = None
 
     # -- out -----------------------------------------------------------------------------------
 
@@ -94,6 +96,9 @@ class Channel:
         Waits for the first up to `timeout` seconds. Raises as `receive`, if there is none. For sockets that
         know no turns.
         """
+        error, self._wrong = self._wrong, None
+        if error is not None:
+            raise error
         found: list[Message] = [self.receive(timeout)]
         room = _BATCH_BYTES
         try:
@@ -108,10 +113,12 @@ class Channel:
                 room -= sum(len(frame.data) for frame in frames)
                 try:
                     found.append(self._understand(stream, frames))
-                except ProtocolError as error:
-                    self.socket._refuse(stream, error)
+                except ProtocolError as broken:
+                    self.socket._refuse(stream, broken)
         except (Again, Broken, Closed):  # whoever calls again hears of the end
             pass
+        except TransferError as wrong:  # a tensor of a type that is not known here
+            self._wrong = wrong
         return found
 
     def _next(self, deadline: float | None) -> tuple[Any, Sequence[Any]]:

@@ -30,6 +30,9 @@ class Source(Protocol):
     def next_messages(self, timeout: float, most: int) -> list[Message]:
         """The same of all that are there, at least one and `most` at the most."""
 
+    def give_back(self, messages: list[Incoming]) -> None:
+        """Nobody wants them by now: who receives next has them."""
+
     def abandon(self) -> None:
         """The callback ended with an error: a REP must not wait for its reply for ever."""
 
@@ -123,7 +126,9 @@ class Dispatcher:
                 continue
             with self._calling:
                 batch = self._batch  # as it is by now
-                if batch is not None:
+                if not self.wanted:
+                    self._source.give_back(list(map(_as_incoming, messages)))
+                elif batch is not None:
                     self._call(partial(batch[0], list(map(_as_given, messages))), "batch")
                 else:
                     for message in messages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from typing import Any
 
 from transfer.constants import DONTWAIT
@@ -24,8 +25,8 @@ class Receiving(Settings):
     _dispatcher: Dispatcher
     #: one call of `recv...` at a time
     _receiving: threading.Lock
-    #: a message that the last `recv...` could not read in its form
-    _unread: Incoming | None = None
+    #: what the last `recv...` could not read in its form, and those whose callback is gone: the oldest first
+    _unread: deque[Incoming]
 
     def subscribe(self, topic: str | bytes = "") -> bool:
         """Asks for messages whose topic begins with this. True."""
@@ -138,17 +139,21 @@ class Receiving(Settings):
         if not self._polling:
             raise StateError("polling mode is off", hint="set_polling_mode(id, True), or set a callback")
         with self._receiving:
-            if self._unread is None:
-                self._unread = self._receive(self._patience(flags))
-            got = read(self._unread, form)  # what it raises leaves the message unread
-            self._unread = None
+            if not self._unread:
+                self._unread.append(self._receive(self._patience(flags)))
+            got = read(self._unread[0], form)  # what it raises leaves the message unread
+            self._unread.popleft()
             return got
 
-    def _take_unread(self) -> Incoming | None:
-        """What `recv...` received and could not read."""
+    def _take_unread(self, most: int = 1) -> list[Incoming]:
+        """What was received and nobody has had."""
         with self._receiving:
-            message, self._unread = self._unread, None
-            return message
+            return [self._unread.popleft() for _ in range(min(most, len(self._unread)))]
+
+    def give_back(self, messages: list[Incoming]) -> None:
+        """Nobody wants them by now: who receives next has them."""
+        with self._receiving:
+            self._unread.extendleft(reversed(messages))  # they are older than those
 
     def _patience(self, flags: int) -> float:
         """Seconds to wait, negative: endless."""
@@ -177,7 +182,7 @@ class Receiving(Settings):
                 raise Broken(f"no reply was given within {self._config.timeout_seconds} s")
             raise Again("it is not this socket's turn")
         try:
-            message = self._take_unread() or self._receive(timeout)
+            [message] = self._take_unread() or [self._receive(timeout)]
         except Again:
             if self.kind is ZmqSocketType.REQ and self._overdue(self._reply_timeout):
                 self._settle()
@@ -191,8 +196,7 @@ class Receiving(Settings):
 
     def next_messages(self, timeout: float, most: int) -> list[Message]:
         """As `next_message`, all that are there."""
-        unread = self._take_unread()
-        return [unread] if unread is not None else self._channel.receive_many(timeout, most)
+        return list(self._take_unread(most)) or self._channel.receive_many(timeout, most)
 
     def abandon(self) -> None:
         """A REP gives up its open request; the requester will run into its time-out."""

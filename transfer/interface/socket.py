@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Any
 
 from transfer.interface.dispatch import Dispatcher
@@ -23,6 +24,7 @@ class ZmqSocket(Sending, Receiving):
     ) -> None:
         super().__init__(number, kind, socket, config, submit)
         self._receiving = threading.Lock()
+        self._unread = deque()
         self._dispatcher = Dispatcher(self, f"transfer-{kind.name.lower()}-{number}")
 
     def close(self) -> bool:
