@@ -57,6 +57,12 @@ class Command:
         """The first line of standard output, as soon as it is there; "" if it ended without one."""
         return self._first.get(timeout=PATIENCE).decode()
 
+    def error_line(self) -> str:
+        """The next line of standard error, as soon as it is there."""
+        line = self._errors.get(timeout=PATIENCE)
+        self._said += line
+        return line.decode()
+
     def bound(self) -> str:
         """The endpoint that it says it is bound to."""
         while True:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import struct
 
 import pytest
 
 from tests.broker.running import running
 from transfer import cli
 from transfer.broker.bench.plan import CLASSES, Mode
+from transfer.clients.rqueue import RqueueClient
 
 
 def test_help(capsys):
@@ -65,3 +67,57 @@ def test_ctrl_c_shows_what_there_is(start, tmp_path):
     assert first["plan"]["mode"] == Mode.DIRECT_ACK and first["plan"]["payload_class"] == next(iter(CLASSES))
     assert 1 <= len(output.splitlines()) < 9
     assert list(tmp_path.iterdir()) == []
+
+
+def rqueue_of(broker):
+    return ["--rqueue", f"127.0.0.1:{broker.ports['rqueue']}"]
+
+
+def test_a_sink_counts_what_a_pusher_publishes(start, capsys, tmp_path):
+    with running(tmp_path) as broker:
+        sink = start("bench", "broker", "sink", *rqueue_of(broker), "--count", "500", "--json")
+        assert "now the pusher" in sink.error_line()
+        assert (
+            cli.run(["bench", "broker", "pusher", *rqueue_of(broker), "--count", "500", "--size", "1KiB"])
+            == 0
+        )
+        assert capsys.readouterr().out.startswith("500 messages in ")
+        code, output, _ = sink.end()
+    told = json.loads(output)
+    assert code == 0
+    assert (told["messages"], told["bytes"], told["missing"]) == (500, 500 * 1024, 0)
+    assert told["messages_per_second"] > 0
+
+
+def test_a_sink_tells_what_is_missing(start, tmp_path, monkeypatch):
+    with running(tmp_path) as broker:
+        sink = start("bench", "broker", "sink", *rqueue_of(broker), "--count", "3")
+        assert "now the pusher" in sink.error_line()
+        with RqueueClient("127.0.0.1", broker.ports["rqueue"]) as client:
+            for number in (0, 1, 4):
+                client.publish("bench", struct.pack("<Q", number))
+            code, output, _ = sink.end()
+    assert code == 1
+    assert b"2 missing" in output and output.startswith(b"3 messages")
+
+
+def test_a_sink_for_which_nothing_comes(capsys, tmp_path):
+    with running(tmp_path) as broker:
+        assert (
+            cli.run(["bench", "broker", "sink", *rqueue_of(broker), "--timeout", "0.2s"]) == cli.EXIT_TIMEOUT
+        )
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("sink", "--rqueue", "nowhere"),
+        ("pusher", "--size", "7"),
+        ("pusher", "--count", "0"),
+        ("sink", "--rqueue", "h:0"),
+    ],
+)
+def test_wrong_usage_of_sink_and_pusher(wrong, capsys):
+    assert cli.run(["bench", "broker", *wrong]) == 2
+    assert capsys.readouterr().err

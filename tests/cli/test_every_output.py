@@ -28,7 +28,7 @@ NOWHERE = "127.0.0.1:1"
 #: they run until they are ended: as processes, below
 SERVICES = {"serve", "broker", "doctor --serve"}
 #: a whole measurement takes seconds: `test_bench.py` reads what they print
-MEASURED = {"bench broker", "bench broker matrix"}
+MEASURED = {"bench broker", "bench broker matrix", "bench broker sink", "bench broker pusher"}
 
 
 def commands():

@@ -1,4 +1,5 @@
-"""`transfer bench broker`: its options, and those of its matrix. What they do stands in `benching.py`."""
+"""`transfer bench broker`: its options, and those of its matrix, which `benching.py` does; and of rqueue's
+sink and pusher, in `rqueueing.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from transfer.cli import options
-from transfer.cli.options import grouped, parse_age
+from transfer.cli.options import grouped, parse_age, parse_size
 
 if TYPE_CHECKING:
     from transfer.broker.bench.plan import Plan
@@ -139,3 +140,51 @@ def matrix(
 
     plans = list(all_of(load.plan(), compress=compress == "true"))
     raise typer.Exit(bench(plans, measured.measured(), as_json=shown.json, quiet=shown.quiet))
+
+
+Rqueue = Annotated[
+    str, typer.Option("--rqueue", metavar="HOST:PORT", help="Of a broker that runs: where rqueue connects.")
+]
+BenchTopic = Annotated[str, typer.Option("--topic", help="The same for both.")]
+Count = Annotated[int, typer.Option(min=1, help="Messages.")]
+RQUEUE = "127.0.0.1:6567"
+
+
+@app.command()
+@grouped
+def sink(
+    *,
+    rqueue: Rqueue = RQUEUE,
+    topic: BenchTopic = "bench",
+    count: Count = 100_000,
+    timeout: Annotated[
+        float | None,
+        typer.Option(parser=parse_age, metavar="TIME", help="Wait so long for the first message. [30s]"),
+    ] = None,
+    shown: options.Shown,
+) -> None:
+    """Count what a pusher publishes by rqueue's protocol. Exit code 1: some are missing; 3: none came."""
+    from transfer.cli import rqueueing
+
+    patience = 30.0 if timeout is None else timeout
+    code = rqueueing.sink(rqueue, topic, count, patience, as_json=shown.json, quiet=shown.quiet)
+    raise typer.Exit(code)
+
+
+@app.command()
+@grouped
+def pusher(
+    *,
+    rqueue: Rqueue = RQUEUE,
+    topic: BenchTopic = "bench",
+    count: Count = 100_000,
+    size: Annotated[
+        int | None,
+        typer.Option(parser=parse_size, metavar="SIZE", help="Bytes of a message, 8 or more. [64B]"),
+    ] = None,
+    shown: options.Shown,
+) -> None:
+    """Publish numbered messages by rqueue's protocol, for a sink that waits for them."""
+    from transfer.cli import rqueueing
+
+    raise typer.Exit(rqueueing.pusher(rqueue, topic, count, 64 if size is None else size, as_json=shown.json))
