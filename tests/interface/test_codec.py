@@ -96,6 +96,12 @@ def test_damaged_bytes_are_refused_or_read(data, at, value):
                 pass
 
 
+def test_a_buffer_in_another_order_is_sent_as_it_lies():
+    array = np.arange(6, dtype=np.uint8).reshape(2, 3).T
+    got = MessageCodec.decode_message(MessageCodec.encode_data_message("PUSH", array))
+    assert bytes(got.data) == bytes(range(6))
+
+
 def test_a_wrong_checksum_is_refused():
     message = bytearray(MessageCodec.encode_data_message("PUSH", b"data", checksum=True))
     message[-1] ^= 1
@@ -124,6 +130,7 @@ def test_what_only_sockets_read_is_refused(flags):
         (NotATensor, lambda: MessageCodec.encode_tensor_message("PUSH", "text")),
         (ArgumentError, lambda: MessageCodec.decode_header("text")),
         (ArgumentError, lambda: MessageCodec.decode_message(None)),
+        (ArgumentError, lambda: MessageCodec.decode_message(np.zeros(4, dtype="M8[s]"))),
         (
             NotATensor,
             lambda: MessageCodec.decode_tensor_message(bytes(MessageCodec.encode_data_message(0, b""))),

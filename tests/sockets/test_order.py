@@ -7,8 +7,11 @@ import contextlib
 import itertools
 import socket as sockets
 import struct
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -349,3 +352,46 @@ def test_a_close_waits_for_what_a_lost_connection_left(core):
         cutter.close()
         assert begun.wait(20)
         assert push.close(0) > 0
+
+
+_SENDERS = """
+import contextlib, os, random, sys, threading, time
+sys.path.insert(0, "tests")
+import transports.native as native
+from transfer import PULL, PUSH
+from sockets.test_order import cut_pair
+
+def send(push, number):
+    chance = random.Random(number)
+    while True:
+        if chance.random() < 0.2:
+            push.send_multipart([b"x" * 16, b"y" * chance.choice([6, 120_000])])
+        else:
+            push.send(b"x" * chance.choice([16, 26, 116]))
+
+def receive(pull):
+    with contextlib.suppress(Exception):
+        while True:
+            pull.recv_multipart()
+
+with cut_pair(native, PUSH, PULL, immediate=False) as (push, pull, cutter):
+    for number in range(4):
+        threading.Thread(target=send, args=(push, number), daemon=True).start()
+    threading.Thread(target=receive, args=(pull,), daemon=True).start()
+    for _ in range(int(sys.argv[1])):
+        time.sleep(random.uniform(0.005, 0.05))
+        cutter.cut()
+    print("held", flush=True)
+    os._exit(0)
+"""
+
+
+def test_senders_and_a_new_connection_do_not_wait_for_each_other():
+    """One that has a stream's mutex waits for the GIL; the reactor, which gives the stream its descriptor,
+    must not have that while it waits for the mutex. The whole process stood still then: 1 of 3 runs of 400
+    cuts."""
+    run = subprocess.run(
+        [sys.executable, "-c", _SENDERS, "150"],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=50 * PACE, check=False,
+    )  # fmt: skip
+    assert run.stdout == "held\n", run.stderr

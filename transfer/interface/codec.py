@@ -162,13 +162,15 @@ def _encode(
 
 def _flat(data: Any) -> memoryview:
     view = memoryview(data)
-    return view.cast("B") if view.nbytes else memoryview(b"")  # nothing with an empty axis can be cast
+    if not view.nbytes:  # nothing with an empty axis can be cast
+        return memoryview(b"")
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes("A"))
 
 
 def _view(data: Any) -> memoryview:
     try:
         return _flat(data)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ArgumentError("bytes to decode have the buffer protocol, in one piece") from error
 
 

@@ -19,7 +19,6 @@ from transports.native.incoming cimport STEP_US, STEPS, Incoming, group, prepare
 from transports.native.link cimport F_CONTROL, flusher_t, link_bury, segment_t
 from transports.native.pool cimport Frame
 from transports.native.system cimport SHUT_RDWR, pthread_mutex_lock, pthread_mutex_unlock, shutdown
-from transports.native.tls cimport tls_t
 
 
 cdef class Stream(Incoming):
@@ -27,17 +26,16 @@ cdef class Stream(Incoming):
 
     def open(self, int fd, TlsChannel channel=None):
         """Gives a stream that was made without one its descriptor; what is queued goes out."""
-        cdef tls_t* tls = NULL
-        self.check_process()
-        if self.link.fd >= 0 or self.link.closed:
-            raise InternalError("this stream was opened before")
-        if channel is not None:
-            tls = channel.give()
-        # With the GIL held, so that no thread closes it meanwhile. Who sees the one sees the other.
-        pthread_mutex_lock(&self.link.mutex)
-        self.link.tls = tls
-        self.link.fd = fd
-        pthread_mutex_unlock(&self.link.mutex)
+        # Not with the GIL held: who has the mutex may wait for that. Behind it nobody closes the stream.
+        self.take_mutex()
+        try:
+            if self.link.fd >= 0 or self.link.closed:
+                raise InternalError("this stream was opened before")
+            if channel is not None:
+                self.link.tls = channel.give()
+            self.link.fd = fd  # who sees it sees the other
+        finally:
+            pthread_mutex_unlock(&self.link.mutex)
         if self.opened is not None:
             self.opened(self)
         self.write_out(True)
