@@ -1,15 +1,14 @@
-"""`ZmqInterface` beside the sockets that it is made of: push to a callback, and request to a callback."""
+"""`ZmqInterface` compared with the sockets that it uses: push to a callback, and request to a callback."""
 
 from __future__ import annotations
 
-from time import perf_counter_ns
 from typing import Any
 
 from bench.cases import roundtrip, stream
 from bench.cases.timing import expect, sending_side, throughput
 from bench.peers import Role, peer_named
 from bench.scene import Clock, Link, Outcome, play
-from bench.work import MEDIAN_MICROSECONDS, Case, Metric, Sample, Work
+from bench.work import Case, Sample, Work
 
 #: a callback for each message, and one for many at once
 INTERFACES = ("interface", "interface-batch")
@@ -53,40 +52,8 @@ def replier(peer: str, work: Work, links: list[Link]) -> Outcome:
     return clock.stop()
 
 
-def requester(peer: str, work: Work, link: Link) -> Outcome:
-    if peer not in INTERFACES:
-        return roundtrip.requester(peer, work, link)
-    channel = peer_named(peer).open(Role.REQ, work, link.hear())
-    channel.ready(1)
-    payload = bytes(work.size)
-    requests(channel.send, payload, work.warmup)
-    expect(link, "warm")
-    clock = Clock()
-    took = requests(channel.send, payload, work.count)
-    outcome = clock.stop()
-    link.tell("over")
-    return {"took": took, **outcome}
-
-
-def requests(request: Any, payload: bytes, count: int) -> list[int]:
-    """Nanoseconds of each of `count` round trips, one call each."""
-    took = [0] * count
-    for index in range(count):
-        begin = perf_counter_ns()
-        request(payload)
-        took[index] = perf_counter_ns() - begin
-    return took
-
-
 def measure_request(work: Work, peer: str) -> Sample:
-    replied, asked = play(replier, requester, peer, work)
-    cpu = replied["cpu"] + asked[0]["cpu"]
-    return {
-        **roundtrip.latencies(asked[0]["took"]),
-        "seconds": asked[0]["seconds"],
-        "cpu_s": cpu,
-        "cpu_s_per_m": cpu / work.count * 1e6,
-    }
+    return roundtrip.sample_of(work, *play(replier, roundtrip.requester, peer, work))
 
 
 def push_works(quick: bool) -> list[Work]:
@@ -100,10 +67,6 @@ def request_works(quick: bool) -> list[Work]:
     ]
 
 
-def median(_: Work) -> Metric:
-    return MEDIAN_MICROSECONDS
-
-
 CASES = {
     "interface_push": Case(
         "interface_push", "ZmqInterface: push to a callback", push_works, measure_push, any_transport=False
@@ -113,7 +76,7 @@ CASES = {
         "ZmqInterface: request to a callback",
         request_works,
         measure_request,
-        median,
+        roundtrip.metric,
         roundtrip.TAIL,
         any_transport=False,
     ),

@@ -66,7 +66,11 @@ def latencies(nanoseconds: list[int]) -> Sample:
 
 
 def measure(work: Work, peer: str) -> Sample:
-    replied, asked = play(replier, requester, peer, work)
+    return sample_of(work, *play(replier, requester, peer, work))
+
+
+def sample_of(work: Work, replied: Outcome, asked: list[Outcome]) -> Sample:
+    """Latencies of the requester; CPU seconds of both processes."""
     cpu = replied["cpu"] + asked[0]["cpu"]
     return {
         **latencies(asked[0]["took"]),

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any
 
-from bench.peers.base import Channel, Peer, Role, host_of, patience_of
+from bench.peers.base import Channel, Peer, Role, host_of, nothing, patience_of
 from bench.peers.ours import KINDS
 from bench.work import PATIENCE, Failed, Work
 
@@ -46,7 +46,7 @@ class Arrivals:
 
 class Interface(Peer):
     """batch: the receiver's callback gets lists of messages. A channel's `send` of a REQ is `request`, which
-    returns the reply; a REP answers by itself with what it gets; a PULL's `recv` is that of `Arrivals`."""
+    returns the reply. A REP answers in its callback. The `socket` of a PULL's channel is its `Arrivals`."""
 
     name = "interface"
 
@@ -67,6 +67,7 @@ class Interface(Peer):
             channel.socket = self._arrivals(socket)
         else:
             channel.send = socket.request if role is Role.REQ else socket.push
+            channel.recv = nothing  # `request` has returned the reply
         if address:
             socket.connect(address)
         else:

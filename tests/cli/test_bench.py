@@ -83,10 +83,10 @@ def test_a_sink_counts_what_a_pusher_publishes(start, capsys, tmp_path):
         )
         assert capsys.readouterr().out.startswith("500 messages in ")
         code, output, _ = sink.end()
-    told = json.loads(output)
+    result = json.loads(output)
     assert code == 0
-    assert (told["messages"], told["bytes"], told["missing"]) == (500, 500 * 1024, 0)
-    assert told["messages_per_second"] > 0
+    assert (result["messages"], result["bytes"], result["missing"]) == (500, 500 * 1024, 0)
+    assert result["messages_per_second"] > 0
 
 
 def test_a_sink_tells_what_is_missing(start, tmp_path, monkeypatch):

@@ -268,8 +268,8 @@ def test_what_is_noted_after_the_loss_goes_behind_what_the_connection_had_before
 
 
 def test_what_two_lost_connections_left_comes_in_their_order(core):
-    """The newer connection's end is found, and the next one is there, while the end of the older one's rest
-    is handled: by another thread, for whoever receives is in the middle of that."""
+    """The receiver handles the end of what connection 1 left. Meanwhile the reactor handles the end of
+    connection 2 and attaches connection 3."""
     with cut_pair(core, DEALER, ROUTER, immediate=True) as (near, far, cutter):
         far.rcvtimeo = 10_000
         lost, numbers = far._links.lost, iter(range(9))

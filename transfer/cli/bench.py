@@ -1,5 +1,5 @@
 """`transfer bench broker`: its options, and those of its matrix, which `benching.py` does; and of rqueue's
-sink and pusher, in `rqueueing.py`."""
+sink and pusher, in `rqueue_bench.py`."""
 
 from __future__ import annotations
 
@@ -143,10 +143,10 @@ def matrix(
 
 
 Rqueue = Annotated[
-    str, typer.Option("--rqueue", metavar="HOST:PORT", help="Of a broker that runs: where rqueue connects.")
+    str, typer.Option("--rqueue", metavar="HOST:PORT", help="Address of a running broker's rqueue listener.")
 ]
-BenchTopic = Annotated[str, typer.Option("--topic", help="The same for both.")]
-Count = Annotated[int, typer.Option(min=1, help="Messages.")]
+BenchTopic = Annotated[str, typer.Option("--topic", help="Topic; sink and pusher use the same one.")]
+Count = Annotated[int, typer.Option(min=1, help="Number of messages.")]
 RQUEUE = "127.0.0.1:6567"
 
 
@@ -164,10 +164,10 @@ def sink(
     shown: options.Shown,
 ) -> None:
     """Count what a pusher publishes by rqueue's protocol. Exit code 1: some are missing; 3: none came."""
-    from transfer.cli import rqueueing
+    from transfer.cli import rqueue_bench
 
     patience = 30.0 if timeout is None else timeout
-    code = rqueueing.sink(rqueue, topic, count, patience, as_json=shown.json, quiet=shown.quiet)
+    code = rqueue_bench.sink(rqueue, topic, count, patience, as_json=shown.json, quiet=shown.quiet)
     raise typer.Exit(code)
 
 
@@ -185,6 +185,8 @@ def pusher(
     shown: options.Shown,
 ) -> None:
     """Publish numbered messages by rqueue's protocol, for a sink that waits for them."""
-    from transfer.cli import rqueueing
+    from transfer.cli import rqueue_bench
 
-    raise typer.Exit(rqueueing.pusher(rqueue, topic, count, 64 if size is None else size, as_json=shown.json))
+    raise typer.Exit(
+        rqueue_bench.pusher(rqueue, topic, count, 64 if size is None else size, as_json=shown.json)
+    )

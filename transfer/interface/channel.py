@@ -33,8 +33,8 @@ class Channel:
         self.socket = socket
         #: what a message without a topic is published under: nothing, which only "" subscribes
         self._no_topic = b"" if socket.type is SocketType.PUB else None
-        #: what was wrong with the message behind those that `receive_many` has returned
-        self._wrong: TransferError | None = None
+        #: the error of the message that follows those `receive_many` has returned
+        self._pending_error: TransferError | None = None
 
     # -- out -----------------------------------------------------------------------------------
 
@@ -91,12 +91,11 @@ class Channel:
                 self.socket._refuse(stream, error)
 
     def receive_many(self, timeout: float, most: int) -> list[Message]:
-        """What is there: `most` at the most, and no more than fills `_BATCH_BYTES`.
+        """All messages that are available: at most `most`, and about `_BATCH_BYTES`.
 
-        Waits for the first up to `timeout` seconds. Raises as `receive`, if there is none. For sockets that
-        know no turns.
+        Waits up to `timeout` seconds for the first one. Raises as `receive`. Not for REQ and REP.
         """
-        error, self._wrong = self._wrong, None
+        error, self._pending_error = self._pending_error, None
         if error is not None:
             raise error
         found: list[Message] = [self.receive(timeout)]
@@ -115,10 +114,10 @@ class Channel:
                     found.append(self._understand(stream, frames))
                 except ProtocolError as broken:
                     self.socket._refuse(stream, broken)
-        except (Again, Broken, Closed):  # whoever calls again hears of the end
+        except (Again, Broken, Closed):  # the next call raises it
             pass
-        except TransferError as wrong:  # a tensor of a type that is not known here
-            self._wrong = wrong
+        except TransferError as unreadable:  # a tensor of an unknown dtype, for instance
+            self._pending_error = unreadable
         return found
 
     def _next(self, deadline: float | None) -> tuple[Any, Sequence[Any]]:

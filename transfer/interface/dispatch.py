@@ -31,7 +31,7 @@ class Source(Protocol):
         """The same of all that are there, at least one and `most` at the most."""
 
     def give_back(self, messages: list[Incoming]) -> None:
-        """Nobody wants them by now: who receives next has them."""
+        """Puts messages back that have no callback any more: the next receive returns them."""
 
     def abandon(self) -> None:
         """The callback ended with an error: a REP must not wait for its reply for ever."""
@@ -54,7 +54,7 @@ class Dispatcher:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        #: a callback runs: in the thread of before, where that is still in its last one
+        #: held by the thread that receives and calls: an earlier one may still be in its last callback
         self._calling = threading.Lock()
 
     @property
@@ -111,28 +111,39 @@ class Dispatcher:
 
     def _run(self, stop: threading.Event) -> None:
         while not stop.is_set():
+            # Held while it receives, too: an earlier thread delivers what it has received first.
+            if not self._calling.acquire(timeout=TICK):
+                continue
             try:
-                messages = self._next()
-            except Again:
-                continue
-            except Closed:
-                return
-            except Broken as error:  # the request that this REQ had open is lost
-                self._failed("%s: no message: %s", self._name, error)
-                continue
-            except TransferError as error:  # one bad message must not end the service
-                self._failed("%s: cannot receive: %s", self._name, error)
-                stop.wait(TICK)
-                continue
-            with self._calling:
-                batch = self._batch  # as it is by now
-                if not self.wanted:
-                    self._source.give_back(list(map(_as_incoming, messages)))
-                elif batch is not None:
-                    self._call(partial(batch[0], list(map(_as_given, messages))), "batch")
-                else:
-                    for message in messages:
-                        self._deliver(_as_incoming(message))
+                if stop.is_set() or not self._step(stop):
+                    return
+            finally:
+                self._calling.release()
+
+    def _step(self, stop: threading.Event) -> bool:
+        """Receives and delivers once. False: the socket is closed."""
+        try:
+            messages = self._next()
+        except Again:
+            return True
+        except Closed:
+            return False
+        except Broken as error:  # the request that this REQ had open is lost
+            self._failed("%s: no message: %s", self._name, error)
+            return True
+        except TransferError as error:  # one bad message must not end the service
+            self._failed("%s: cannot receive: %s", self._name, error)
+            stop.wait(TICK)
+            return True
+        batch = self._batch  # as it is by now
+        if not self.wanted:
+            self._source.give_back(list(map(_as_incoming, messages)))
+        elif batch is not None:
+            self._call(partial(batch[0], list(map(_as_given, messages))), "batch")
+        else:
+            for message in messages:
+                self._deliver(_as_incoming(message))
+        return True
 
     def _next(self) -> list[Message]:
         batch = self._batch

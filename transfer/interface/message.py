@@ -62,11 +62,15 @@ Message = Incoming | dict[str, Any]
 def is_tensor(value: Any) -> bool:
     """Whether it travels with dtype and shape: what has DLPack, on whatever device, numpy's numbers, and a
     dict of tensors."""
+    if type(value) is bytes:  # most messages
+        return False
     return isinstance(value, Mapping) or hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
 
 
 def encode_data(value: Any) -> Any:
     """Bytes, or what exports a buffer in one piece; text travels as UTF-8. Raises ArgumentError."""
+    if type(value) is bytes:
+        return value
     if isinstance(value, str):
         return octets(value, "data")
     try:

@@ -25,7 +25,7 @@ class Receiving(Settings):
     _dispatcher: Dispatcher
     #: one call of `recv...` at a time
     _receiving: threading.Lock
-    #: what the last `recv...` could not read in its form, and those whose callback is gone: the oldest first
+    #: received and not delivered (wrong form for `recv...`, or its callback was removed), the oldest first
     _unread: deque[Incoming]
 
     def subscribe(self, topic: str | bytes = "") -> bool:
@@ -146,12 +146,12 @@ class Receiving(Settings):
             return got
 
     def _take_unread(self, most: int = 1) -> list[Incoming]:
-        """What was received and nobody has had."""
+        """Messages that were received and not delivered, the oldest first."""
         with self._receiving:
             return [self._unread.popleft() for _ in range(min(most, len(self._unread)))]
 
     def give_back(self, messages: list[Incoming]) -> None:
-        """Nobody wants them by now: who receives next has them."""
+        """Puts messages back that have no callback any more: the next receive returns them."""
         with self._receiving:
             self._unread.extendleft(reversed(messages))  # they are older than those
 

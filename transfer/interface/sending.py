@@ -67,7 +67,7 @@ class Sending(Settings):
 
     def push(self, data: Any) -> int:
         """Gives one task to one of the peers, in turn."""
-        if type(data) is bytes and self.kind is _PUSH:  # millions of small ones
+        if type(data) is bytes and self.kind is _PUSH:  # the common case costs no second call
             try:
                 self._socket.send(data)
             except _NOT_SENT as error:
@@ -106,10 +106,9 @@ class Sending(Settings):
 
     def _sender(self, data: Any, topic: Topic = None) -> tuple[Callable[[], None], Form]:
         """What sends it, and the form of a reply to it. Raises TypeError."""
-        if type(data) is not bytes and is_tensor(data):
+        if is_tensor(data):
             return self._tensor_sender(data, topic), Form.TENSOR
-        payload = data if type(data) is bytes else encode_data(data)
-        return partial(self._channel.send, (payload,), topic), Form.DATA
+        return partial(self._channel.send, (encode_data(data),), topic), Form.DATA
 
     def _tensor_sender(self, tensor: Any, topic: Topic = None) -> Callable[[], None]:
         send = self._channel.send_tensors if isinstance(tensor, Mapping) else self._channel.send_tensor

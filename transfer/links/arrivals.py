@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
-#: seconds that a new connection waits for what the one before left
-_LEAVING = 5.0
+#: seconds that a new connection waits until the unread messages of the peer's previous one are in place
+_UNREAD_TIMEOUT = 5.0
 
 
 class Arrivals(Controls):
@@ -105,8 +105,8 @@ class Arrivals(Controls):
             earlier = [other.stream for other in self.peers.values() if is_earlier(other)]
         for stream in earlier:
             self.lost(stream, Broken("the peer came back by a new connection"))
-        with self._lock:  # another thread may have found its end, and be about to leave what came by it
-            self.changed.wait_for(lambda: not any(map(is_earlier, self._leaving)), _LEAVING)
+        with self._lock:  # another thread may be handling the end of the previous connection
+            self.changed.wait_for(lambda: not any(map(is_earlier, self._ending_peers)), _UNREAD_TIMEOUT)
 
     def _settled(self, socket: SocketMethods, peer: Peer) -> None:
         """Messages can reach the peer: whoever waits for that is told."""

@@ -61,15 +61,15 @@ class Losses(Credits):
             if self.closing or stream not in self.peers:  # `close` takes care of what is there
                 return False
             peer = self.peers.pop(stream)
-            self._leaving.append(peer)
+            self._ending_peers.append(peer)
             self._losses += 1
             self._unwatch(peer)
         socket = self._socket()
         try:
-            self._leave_rest_of(socket, peer, error)
+            self._keep_unread(socket, peer, error)
         finally:
             with self._lock:
-                self._leaving.remove(peer)
+                self._ending_peers.remove(peer)
                 self.changed.notify_all()
         unsent, count = self._take_unsent(peer)
         unconfirmed = max(0, stream.sent - count - stream.confirmed) if peer.confirms else 0
@@ -96,8 +96,8 @@ class Losses(Credits):
         self._announce(peer, error, unconfirmed, len(unsent))
         return True
 
-    def _leave_rest_of(self, socket: SocketMethods | None, peer: Peer, error: BaseException) -> None:
-        """What the lost peer had sent takes the place of its stream."""
+    def _keep_unread(self, socket: SocketMethods | None, peer: Peer, error: BaseException) -> None:
+        """The lost peer's unread messages (`Remnant`) take the place of its stream."""
         stream = peer.stream
         if socket is not None:
             socket._detach(stream)

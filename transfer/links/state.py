@@ -69,8 +69,8 @@ class LinkState:
         self._giving = threading.Lock()
         #: threads that take messages out of a stream and have not yet put them into another or into `orphans`
         self._moves = 0
-        #: lost ones, until what they left stands in their place
-        self._leaving: list[Peer] = []
+        #: lost peers whose unread messages are not yet in the place of their stream
+        self._ending_peers: list[Peer] = []
         #: connections that were lost
         self._losses = 0
         #: plain counters by a constant word, read by the metrics

@@ -62,7 +62,8 @@ cdef class Reading(Sending):
                 break
             if self.foreign_sinking is not None:
                 self.leave_sink()  # the sink's memory is for one message
-            # Right before the read: what a lost peer left may have come while the end of another was handled.
+            # Checked right before each read: another thread may have attached the unread messages of a lost
+            # peer since the last one.
             if self.foreign_ins and is_ended(self.foreign_ins[0]):
                 message = self.next_foreign(sink)
             else:

@@ -14,10 +14,10 @@ from transfer.clients.rqueue import RqueueClient
 from transfer.protocols.rqueue import PORT
 from transports.errors import AddressError, Again, OptionError
 
-#: where each payload has its number
+#: each payload begins with the number of its message
 NUMBER = struct.Struct("<Q")
-#: seconds of silence behind a message after which the pusher has ended
-SILENCE = 5.0
+#: seconds without a message after which the sink takes the pusher for finished
+IDLE_TIMEOUT = 5.0
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Flow:
     seconds: float = 0.0
     missing: int = 0
 
-    def say(self, *, as_json: bool) -> None:
+    def report(self, *, as_json: bool) -> None:
         rate = self.messages / self.seconds if self.seconds else 0.0
         if as_json:
             print_json({**asdict(self), "messages_per_second": rate})
@@ -42,8 +42,8 @@ class Flow:
 
 
 def sink(address: str, topic: str, count: int, timeout: float, *, as_json: bool, quiet: bool) -> int:
-    """Receives until `count` messages came, or none for `SILENCE`. 1: some are missing. Raises Again if the
-    first does not come within `timeout` seconds."""
+    """Receives until `count` messages came, or none for `IDLE_TIMEOUT`. 1: some are missing. Raises Again if
+    the first does not come within `timeout` seconds."""
     flow, begun, last, highest = Flow(), 0.0, 0.0, -1
     with _connected(address) as client:
         client.subscribe(topic)
@@ -52,7 +52,7 @@ def sink(address: str, topic: str, count: int, timeout: float, *, as_json: bool,
         try:
             while flow.messages < count:
                 try:
-                    content = client.recv(SILENCE if flow.messages else timeout).content
+                    content = client.recv(IDLE_TIMEOUT if flow.messages else timeout).content
                 except Again:
                     if not flow.messages:
                         raise
@@ -66,7 +66,7 @@ def sink(address: str, topic: str, count: int, timeout: float, *, as_json: bool,
         finally:
             flow.seconds, flow.missing = last - begun, max(0, highest + 1 - flow.messages)
             if flow.messages:
-                flow.say(as_json=as_json)
+                flow.report(as_json=as_json)
     return 1 if flow.missing else 0
 
 
@@ -84,7 +84,7 @@ def pusher(address: str, topic: str, count: int, size: int, *, as_json: bool) ->
                 flow.messages += 1
         finally:
             flow.seconds, flow.bytes = time.perf_counter() - begun, flow.messages * size
-            flow.say(as_json=as_json)
+            flow.report(as_json=as_json)
     return 0
 
 
