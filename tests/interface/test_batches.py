@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import numpy as np
 import pytest
 
+from tests.sockets.helpers import eventually
 from transports.errors import ArgumentError, NotSupported
 
 from .conftest import PATIENCE, Inbox, until_heard
@@ -197,6 +199,40 @@ def test_a_tensor_that_cannot_be_made_here_takes_none_with_it(zi, link, monkeypa
     zi.set_batch_receive_callback(pull, got)
     assert [message["data"] for message in got.messages(6)] == [b"%d" % number for number in range(6)]
     assert "no such type here" in caplog.text
+
+
+def test_threads_that_switch_callbacks_lose_and_reorder_nothing(zi, link):
+    push, pull = link("PUSH", "PULL")
+    got, ending = [], threading.Event()
+
+    def number_of(message):
+        got.append(int(message["data"]))
+
+    def switch(turns):
+        for turn in itertools.count(turns):
+            if ending.is_set():
+                return
+            if turn % 4 < 2:
+                zi.set_batch_receive_callback(
+                    pull,
+                    [None, lambda batch: [number_of(message) for message in batch]][turn % 2],
+                    1 + turn % 50,
+                )
+            else:
+                zi.set_receive_callback(pull, [None, number_of][turn % 2])
+
+    threads = [threading.Thread(target=switch, args=(turns,)) for turns in (0, 3)]
+    for thread in threads:
+        thread.start()
+    for number in range(10_000):
+        zi.push(push, b"%d" % number)
+    ending.set()
+    for thread in threads:
+        thread.join()
+    zi.set_batch_receive_callback(pull, None)
+    zi.set_receive_callback(pull, number_of)
+    assert eventually(lambda: len(got) == 10_000)
+    assert got == list(range(10_000))
 
 
 @pytest.mark.parametrize("kind", ["REQ", "REP", "PUSH", "PUB"])

@@ -135,15 +135,24 @@ class Dispatcher:
             self._failed("%s: cannot receive: %s", self._name, error)
             stop.wait(TICK)
             return True
-        batch = self._batch  # as it is by now
-        if not self.wanted:
-            self._source.give_back(list(map(_as_incoming, messages)))
-        elif batch is not None:
-            self._call(partial(batch[0], list(map(_as_given, messages))), "batch")
-        else:
-            for message in messages:
-                self._deliver(_as_incoming(message))
+        self._deliver_all(messages)
         return True
+
+    def _deliver_all(self, messages: list[Message]) -> None:
+        """To the callbacks as they are at each moment: other threads and callbacks may change them."""
+        number = 0
+        while number < len(messages):
+            batch, callbacks = self._batch, self._callbacks
+            if batch is not None:
+                call, most = batch
+                self._call(partial(call, list(map(_as_given, messages[number : number + most]))), "batch")
+                number += most
+            elif callbacks:
+                self._deliver(_as_incoming(messages[number]), callbacks)
+                number += 1
+            else:
+                self._source.give_back(list(map(_as_incoming, messages[number:])))
+                return
 
     def _next(self) -> list[Message]:
         batch = self._batch
@@ -151,8 +160,8 @@ class Dispatcher:
             [self._source.next_message(TICK)] if batch is None else self._source.next_messages(TICK, batch[1])
         )
 
-    def _deliver(self, message: Incoming) -> None:
-        chosen = choose(message, self._callbacks)
+    def _deliver(self, message: Incoming, callbacks: dict[Form, Callback]) -> None:
+        chosen = choose(message, callbacks)
         if chosen is None:
             self._failed("%s: no callback for a message from %s; dropped", self._name, message.source)
             self._source.abandon()
