@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -201,38 +201,34 @@ def test_a_tensor_that_cannot_be_made_here_takes_none_with_it(zi, link, monkeypa
     assert "no such type here" in caplog.text
 
 
-def test_threads_that_switch_callbacks_lose_and_reorder_nothing(zi, link):
+def test_a_new_callback_thread_waits_for_what_the_earlier_one_has_received(zi, link):
+    """Two threads remove and set a callback while a message is between its receive and its callback."""
     push, pull = link("PUSH", "PULL")
-    got, ending = [], threading.Event()
+    received, go_on, got = threading.Event(), threading.Event(), Inbox()
+    source = zi._of(pull)
+    next_message = source.next_message
 
-    def number_of(message):
-        got.append(int(message["data"]))
+    def slow(timeout):
+        message = next_message(timeout)
+        if message.data == b"0":
+            received.set()
+            assert go_on.wait(PATIENCE)
+        return message
 
-    def switch(turns):
-        for turn in itertools.count(turns):
-            if ending.is_set():
-                return
-            if turn % 4 < 2:
-                zi.set_batch_receive_callback(
-                    pull,
-                    [None, lambda batch: [number_of(message) for message in batch]][turn % 2],
-                    1 + turn % 50,
-                )
-            else:
-                zi.set_receive_callback(pull, [None, number_of][turn % 2])
-
-    threads = [threading.Thread(target=switch, args=(turns,)) for turns in (0, 3)]
-    for thread in threads:
-        thread.start()
-    for number in range(10_000):
-        zi.push(push, b"%d" % number)
-    ending.set()
-    for thread in threads:
-        thread.join()
-    zi.set_batch_receive_callback(pull, None)
-    zi.set_receive_callback(pull, number_of)
-    assert eventually(lambda: len(got) == 10_000)
-    assert got == list(range(10_000))
+    source.next_message = slow
+    zi.set_receive_callback(pull, got)
+    zi.push(push, b"0")
+    assert received.wait(PATIENCE)
+    remover = threading.Thread(target=zi.set_receive_callback, args=(pull, None))
+    remover.start()
+    assert eventually(lambda: not source._dispatcher.running)
+    zi.set_receive_callback(pull, got)
+    zi.push(push, b"1")
+    time.sleep(0.3)  # the new thread could deliver now
+    assert got.empty()
+    go_on.set()
+    assert [got.get()["data"] for _ in range(2)] == [b"0", b"1"]
+    remover.join()
 
 
 @pytest.mark.parametrize("kind", ["REQ", "REP", "PUSH", "PUB"])
