@@ -141,14 +141,35 @@ def test_no_other_port_may_have_more_of_them_than_the_process(tmp_path):
 @pytest.mark.parametrize(
     ("client", "front"), [(RqueueClient, "rqueue"), (PyBrokerClient, "pybroker")], ids=["rqueue", "pybroker"]
 )
-def test_a_client_that_was_put_out_loses_no_message_in_silence(tmp_path, client, front):
+def test_a_client_that_was_put_out_comes_again(tmp_path, client, front):
     with whole(tmp_path, security=Security(connections=1)) as broker:
         with client(HERE, broker.ports[front]) as idle:
             until(lambda: broker.fronts[front].connections == 1)
-            with dial(broker, front):
+            with dial(broker, front) as silent:
                 until(lambda: refused(broker, front) == {"crowded": 1})
-                with pytest.raises(Broken, match="has closed the connection"):
-                    idle.publish("news", b"lost otherwise")
+                idle.publish("news", b"lost otherwise")
+                until(lambda: broker.fronts[front].counters["published"])
+                assert is_put_out(silent)
+
+
+@pytest.mark.parametrize("client", [RqueueClient, PyBrokerClient])
+def test_a_client_that_is_put_out_again_loses_no_message_in_silence(client):
+    with socket.create_server((HERE, 0)) as server:
+
+        def put_out():
+            for _ in range(2):
+                connection, _ = server.accept()
+                connection.close()
+                closed.set()
+
+        closed = threading.Event()
+        closing = threading.Thread(target=put_out)
+        closing.start()
+        with client(HERE, server.getsockname()[1]) as idle:
+            assert closed.wait(10)
+            with pytest.raises(Broken, match="has closed the connection"):
+                idle.publish("news", b"lost otherwise")
+        closing.join(10)
 
 
 def test_a_drain_takes_no_new_connection_at_any_port(tmp_path):

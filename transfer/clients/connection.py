@@ -24,6 +24,8 @@ _AHEAD = 256 << 10
 _BUFFERS = 512
 #: seconds that one call of the system waits; a deadline may be as far away as infinity
 _LONGEST = 3600.0
+#: seconds in which a broker that has no room closes a new connection
+_SOON = 0.1
 #: PyBroker and rqueue have no word for it
 _FULL = "if the broker's log is full, its publishers wait: GET /readyz of its HTTP says so, and who holds it"
 
@@ -55,10 +57,10 @@ class Connection:
     def __init__(
         self, host: str, port: int, *, timeout: float = 30.0, security: Security | None = None
     ) -> None:
-        host, port = checked_address(host, port)
+        host, port = self._address = checked_address(host, port)
         self.peer = f"{host}:{port}"
         self.timeout = timeout = patience(timeout, endless=False) or 0.0
-        security = security_for(self.peer, security)
+        self._security = security_for(self.peer, security)
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._closed = threading.Event()
@@ -66,23 +68,27 @@ class Connection:
         self._begin = self._until = 0  # of what was read ahead
         self._large = bytearray()  # what is being received, and did not fit there
         self._got = 0  # bytes of it
-        deadline = time.monotonic() + timeout
-        try:
-            self._socket = socket.create_connection((host, port), min(timeout, _LONGEST))
-        except TimeoutError as error:
-            raise Again(f"{self.peer} did not answer within {timeout:g} s") from error
-        except OSError as error:
-            raise Broken(f"{self.peer} cannot be reached: {error.strerror or error}") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            self._channel = secured(self._socket, host, deadline, security)
-        except BaseException:
-            self._socket.close()
-            raise
-        #: what bytes go by
-        self._way: socket.socket | TlsChannel = self._channel or self._socket
         self._heard = False  # the peer has said something
         self._begun = False  # we have
+        self._socket, self._channel = self._opened(time.monotonic() + timeout)
+        #: what bytes go by
+        self._way: socket.socket | TlsChannel = self._channel or self._socket
+
+    def _opened(self, deadline: float) -> tuple[socket.socket, TlsChannel | None]:
+        """A new connection, and its TLS where there are certificates."""
+        patient = max(0.001, min(deadline - time.monotonic(), _LONGEST))
+        try:
+            opened = socket.create_connection(self._address, patient)
+        except TimeoutError as error:
+            raise Again(f"{self.peer} did not answer within {patient:.3g} s") from error
+        except OSError as error:
+            raise Broken(f"{self.peer} cannot be reached: {error.strerror or error}") from error
+        try:
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return opened, secured(opened, self._address[0], deadline, self._security)
+        except BaseException:
+            opened.close()
+            raise
 
     def send(self, buffers: Sequence[bytes | memoryview], *, timeout: float | None = None) -> None:
         """Sends all of them, one behind the other; they are the caller's again when it returns.
@@ -94,7 +100,7 @@ class Connection:
         with self._sending:
             self._check()
             if not self._begun:
-                self._check_first()
+                self._begin_to_say(deadline)
             left = [memoryview(data).cast("B") for data in buffers if len(data)]
             left.reverse()
             while not self._is_sent(left):
@@ -146,14 +152,28 @@ class Connection:
         except OSError:
             pass  # it has ended before
 
-    def _check_first(self) -> None:
-        """A broker may have ended a connection that had sent nothing: the first bytes would be lost without a
-        word. Raises Broken."""
+    def _begin_to_say(self, deadline: float) -> None:
+        """A broker may have put out a connection that had sent nothing, to make room for another: the first
+        bytes would be lost without a word. Nothing is lost by another connection. Raises Broken, Again."""
+        if self._has_ended(0):
+            if self._heard or not self._receiving.acquire(blocking=False):  # someone waits in the old one
+                raise closed(self.peer, self._channel, heard=self._heard)
+            try:
+                ended, (self._socket, self._channel) = self._socket, self._opened(deadline)
+                self._way = self._channel or self._socket
+                ended.close()
+            finally:
+                self._receiving.release()
+            self._check()  # who closed this meanwhile has ended the old one
+            if self._has_ended(_SOON):
+                raise closed(self.peer, self._channel, heard=False)
+        self._begun = True
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Whether the peer has closed the connection, or does so in this time."""
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
-        if poll.poll(0):
-            raise closed(self.peer, self._channel, heard=self._heard)
-        self._begun = True
+        return bool(poll.poll(seconds * 1000))
 
     def _receive_large(self, nbytes: int, deadline: float) -> bytearray:
         if not self._large:
