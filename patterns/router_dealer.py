@@ -71,15 +71,18 @@ class Router(Pattern):
         return replaced
 
     def detach(self, peer: Peer) -> bool:
-        identity = self._identities.pop(peer, None)
+        # Other threads route and admit meanwhile: it is among the departed before it is not there any more.
+        identity = self._identities.get(peer)
         if identity is not None:
             self._departed[peer] = identity, self.peers[peer]
             if len(self._departed) > MAX_DEPARTED:
                 del self._departed[next(iter(self._departed))]
+        self._identities.pop(peer, None)
         if identity is not None and self._by_identity.get(identity) is peer:
             del self._by_identity[identity]
+        was_there = super().detach(peer)
         self._requests.pop(peer, None)
-        return super().detach(peer)
+        return was_there
 
     def holder(self, identity: bytes) -> Peer | None:
         return self._by_identity.get(identity) if identity else None
@@ -98,11 +101,12 @@ class Router(Pattern):
     def admit(self, peer: Peer, frames: Sequence[InFrame]) -> Admitted | None:
         identity = self._identities.get(peer)
         kind = self.peers.get(peer)
-        if identity is None:
-            if peer not in self._departed:
+        if identity is None or kind is None:
+            departed = self._departed.get(peer)
+            if departed is None:
                 self.drop("peer_gone")
                 return None
-            identity, kind = self._departed[peer]
+            identity, kind = departed
         if kind is not SocketType.REQ:
             return [identity, *frames]
         number = frames[0].sequence
@@ -120,7 +124,8 @@ class Router(Pattern):
             )
         identity = _identity_of(frames[0][4])
         peer = self._by_identity.get(identity)
-        if peer is None:
+        kind = None if peer is None else self.peers.get(peer)
+        if peer is None or kind is None:  # never there, or going at this moment
             if self.mandatory:
                 raise Unroutable(
                     f"no peer has the identity {identity!r}",
@@ -128,7 +133,7 @@ class Router(Pattern):
                 )
             self.drop("unroutable")
             return None, frames
-        if self.peers[peer] is SocketType.REQ:
+        if kind is SocketType.REQ:
             return peer, self._answer(peer, frames[1:])
         return peer, frames[1:]
 

@@ -325,3 +325,38 @@ def test_patterns_are_pure():
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             assert not {name.split(".")[0] for name in names} & forbidden, path
+class Going(dict):
+    """A table of a ROUTER in which another thread's end of a peer comes right behind a look."""
+
+    def __init__(self, table, pattern, peer):
+        super().__init__(table)
+        self._end = lambda: pattern.detach(peer)
+
+    def get(self, key, default=None):
+        found, end = super().get(key, default), self._end
+        self._end = lambda: None
+        end()
+        return found
+
+
+@pytest.mark.parametrize("mandatory", [False, True])
+def test_a_peer_goes_while_a_router_looks_for_it(mandatory):
+    router = Router()
+    router.mandatory = mandatory
+    router.attach("a", S.DEALER, b"id")
+    router._by_identity = Going(router._by_identity, router, "a")
+    if mandatory:
+        with pytest.raises(Unroutable):
+            router.route(out(b"id", b"x"))
+    else:
+        assert router.route(out(b"id", b"x"))[0] is None
+        assert router.drops == {"unroutable": 1}
+
+
+def test_a_requester_goes_while_a_router_reads_its_request():
+    router = Router()
+    router.attach("a", S.REQ, b"id")
+    router._identities = Going(router._identities, router, "a")
+    assert shown(router.admit("a", [In(b"x")])) == [b"id", b"", b"x"]
+
+
