@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from patterns.base import Pattern, ReceiveMode, SendMode
 from patterns.pair import Pair
+from patterns.pipelined import PipelinedReplier, PipelinedRequester
 from patterns.pub_sub import Publisher, Subscriber
 from patterns.push_pull import Puller, Pusher
 from patterns.req_rep import Replier, Requester
@@ -24,6 +25,8 @@ __all__ = [
     "Dealer",
     "Pair",
     "Pattern",
+    "PipelinedReplier",
+    "PipelinedRequester",
     "Publisher",
     "Puller",
     "Pusher",

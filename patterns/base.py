@@ -6,11 +6,12 @@ A *peer* is any hashable object (in the product: a stream). A frame to send is t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, ClassVar, Protocol
 
 from transports.errors import HandshakeError, NotSupported
+from transports.turn import Turn
 from transports.wire import SocketType
 
 Peer = Hashable
@@ -69,11 +70,23 @@ class Pattern:
     ordered: ClassVar[bool] = False
     #: the receiving side tells how much it consumed, so that the sender knows what a death cost
     confirms: ClassVar[bool] = False
+    #: what is received are requests, which nobody waits for any more when their peer is lost
+    answers: ClassVar[bool] = False
+    #: calls take turns, one request at a time: `turn` is the core's as well
+    in_turns: ClassVar[bool] = False
+
+    #: whose turn it is, or what counts the round trips of requests
+    turn: Turn | None = None
 
     def __init__(self) -> None:
         self.peers: dict[Peer, SocketType] = {}
         #: messages dropped, by reason: a constant word
         self.drops: dict[str, int] = {}
+
+    @classmethod
+    def modes(cls) -> tuple[int, int, int]:
+        """The socket type and how it sends and receives, as the core's numbers."""
+        return int(cls.socket_type), int(cls.send_mode), int(cls.receive_mode)
 
     # -- peers ---------------------------------------------------------------------------------
 
@@ -107,6 +120,27 @@ class Pattern:
 
     def inherit(self, heir: Peer, peer: Peer) -> None:
         """`heir` hands out what `peer`, who is lost, had sent. Called before `detach(peer)`."""
+
+    def preferred(self) -> Iterable[Peer]:
+        """Who should be offered the next message, the best first; nothing: the distributor chooses."""
+        return ()
+
+    def fail(self, peer: Peer, error: BaseException, moved: Collection[int] = ()) -> bool:
+        """The peer is lost. True if a reply cannot come for that. moved: the numbers of requests that had not
+        left for it, and go to another."""
+        return False
+
+    def has_open(self, peer: Peer) -> bool:
+        """Whether a reply of this peer is waited for."""
+        return False
+
+    def moved(self, peer: Peer, frames: Sequence[OutFrame]) -> None:
+        """A message that a lost peer had was given to this one."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why a reply that is waited for cannot come."""
+        return None
 
     # -- messages ------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ reply carries the same number. A DEALER as the requester's peer writes ZeroMQ's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from patterns.base import (
@@ -38,6 +38,7 @@ class Requester(Pattern):
     send_mode = SendMode.ROUND_ROBIN
     receive_mode = ReceiveMode.FAIR
     ordered = True
+    in_turns = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,9 +157,14 @@ class Requester(Pattern):
             self.peers[heir] = self.peers[peer]
             self.peer = heir
 
-    def fail(self, peer: Peer, error: BaseException) -> bool:
-        """The peer is lost. True if the open request was with it."""
+    def fail(self, peer: Peer, error: BaseException, moved: Collection[int] = ()) -> bool:
         return self.turn.fails(peer, error)
+
+    def has_open(self, peer: Peer) -> bool:
+        return bool(self.waiting) and self.peer is peer
+
+    def moved(self, peer: Peer, frames: Sequence[OutFrame]) -> None:
+        self.peer = peer
 
 
 class Replier(Pattern):
@@ -168,6 +174,8 @@ class Replier(Pattern):
     peer_types = frozenset({SocketType.REQ, SocketType.DEALER})
     receive_mode = ReceiveMode.FAIR
     ordered = True
+    in_turns = True
+    answers = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,13 +201,11 @@ class Replier(Pattern):
 
     def admit(self, peer: Peer, frames: Sequence[InFrame]) -> Admitted | None:
         if self.peers.get(peer) is SocketType.DEALER:
-            cut = _delimiter(frames)
-            if cut < 0:
+            self._envelope, frames = cut_envelope(frames)
+            if not self._envelope:
                 self.drop("no_envelope")
                 return None
-            self._envelope = tuple((0, 0, None, None, bytes(f.data)) for f in frames[: cut + 1])
             number = 0
-            frames = frames[cut + 1 :]
         else:
             self._envelope = ()
             number = frames[0].sequence
@@ -253,9 +259,11 @@ def _number_of(frames: Admitted) -> int:
     return 0 if isinstance(first, bytes) else first.sequence
 
 
-def _delimiter(frames: Sequence[InFrame]) -> int:
-    """Where the first empty part is that has a part behind it, or -1."""
+def cut_envelope(frames: Sequence[InFrame]) -> tuple[tuple[OutFrame, ...], Sequence[InFrame]]:
+    """A DEALER's envelope as it travels back, and what is behind it: parts up to the first empty one that has
+    a part behind it. No envelope: it has none."""
     for index in range(len(frames) - 1):
         if len(frames[index].data) == 0:
-            return index
-    return -1
+            cut = index + 1
+            return tuple((0, 0, None, None, bytes(frame.data)) for frame in frames[:cut]), frames[cut:]
+    return (), frames

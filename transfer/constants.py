@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any, Final
 
+from patterns import PATTERNS, Pattern
+from transports.arguments import wrong
 from transports.errors import UsageError
 from transports.wire import SocketType
 
@@ -58,3 +60,14 @@ def socket_type_of(given: Any) -> SocketType:
         near = get_close_matches(name.upper(), SocketType.__members__, 1)
         hint = f"did you mean {near[0]}?" if near else "there are " + ", ".join(SocketType.__members__)
         raise UsageError(f"{name!r} is no socket type", hint=hint) from None
+
+
+def pattern_of(socket_type: Any, given: type[Pattern] | None = None) -> type[Pattern]:
+    """A socket's rules: its type's, or those that the program brings. Raises UsageError, ArgumentError."""
+    number = socket_type_of(socket_type)
+    if given is None:
+        return PATTERNS[number]
+    derived = isinstance(given, type) and issubclass(given, Pattern)
+    if not derived or getattr(given, "socket_type", None) != number:
+        raise wrong("pattern", given, f"a class derived from patterns.Pattern, with the type {number.name}")
+    return given

@@ -29,6 +29,7 @@ from transports.security.credentials import Credentials
 from transports.security.settings import Security
 
 if TYPE_CHECKING:
+    from patterns import Pattern
     from transfer.registration import Registration
     from transfer.socket import SocketMethods
     from transports.wire import SocketType
@@ -132,14 +133,17 @@ class Context(Strict):
 
     # -- sockets -------------------------------------------------------------------------------
 
-    def socket(self, socket_type: SocketType | str, **options: Any) -> Any:
+    def socket(
+        self, socket_type: SocketType | str, *, pattern: type[Pattern] | None = None, **options: Any
+    ) -> Any:
         """A new socket of this type; keyword arguments are options.
 
-        socket_type: `transfer.PUSH`, "PUSH", or the member of that name of another enumeration. Raises
-        UsageError (a bare number does not say whose it is), ContextTerminated.
+        socket_type: `transfer.PUSH`, "PUSH", or the member of that name of another enumeration. pattern: your
+        own rules instead of the type's: a class derived from `patterns.Pattern` with this `socket_type`.
+        Raises UsageError (a bare number does not say whose it is), ArgumentError, ContextTerminated.
         """
         self.check()
-        made = self._socket_class()(self, socket_type)
+        made = self._socket_class()(self, socket_type, pattern)
         try:
             for name, value in options.items():
                 made.set(name, value)

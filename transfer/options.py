@@ -6,6 +6,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from transfer import balance
 from transports.arguments import number as number_of, shown
 from transports.errors import ArgumentError, Closed, OptionError
 from transports.wire import MAX_DATA
@@ -155,6 +156,7 @@ class SocketOptions:
     handshake_ivl = Option(".handshake_ivl", _DURATION, 66)
     connect_timeout = Option(0, _DURATION, 79)
     resend = Option(False, switch, 1005, effect="_ways_changed")
+    balance = Option(None, balance.checked, 1008, effect="_balance_changed")
     backlog = Option(4096, whole(1, 65535), 19)
 
     def set(self, option: int | str, value: Any) -> None:

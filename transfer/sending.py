@@ -6,14 +6,17 @@ import json
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from patterns import Replier, Requester, Router
+from patterns import PipelinedReplier, Replier, Requester, Router
 from patterns.base import ANYONE, Pattern, SendMode
+from transfer.balance import Weights, by_load
 from transfer.compressing import compressed
 from transfer.constants import DONTWAIT, SNDMORE
 from transfer.links import Links
+from transfer.peer import Peer
 from transfer.tracker import Tracker
 from transfer.turns import SENDING, Turns
 from transports.arguments import flags_of, wrong
@@ -37,6 +40,7 @@ class Sending(Turns):
         _links: Links
         _pattern: Pattern
         _requester: Requester | None
+        _balance: Weights | str | None
         _partial: dict[int, list[OutFrame]]
         _values: dict[str, Any]
         _inherited: bool
@@ -166,7 +170,7 @@ class Sending(Turns):
             if target is ANYONE and self._values["conflate"]:
                 taker = self._links.send_newest(frames, released, taken)
             elif target is ANYONE:
-                taker = self._send_frames(frames, timeout, hold=hold, released=released, taken=taken)
+                taker = self._send_to_one(frames, timeout, hold, released, taken)
             else:
                 taker = self._send_to(target, frames, timeout, hold, released, taken)
         except Again as error:
@@ -180,6 +184,32 @@ class Sending(Turns):
             pattern.sent(taker, time.monotonic_ns())
         return tracker
 
+    def _send_to_one(
+        self, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any, taken: Any
+    ) -> Any:
+        """To the first of those that are preferred and have room, or as the distributor chooses."""
+        passed: list[Peer] = []
+        for peer in self._preferred():
+            with suppress(Again, Broken):
+                taker = self._send_frames(
+                    frames, 0, stream=peer.stream, hold=hold, released=released, taken=taken
+                )
+                if isinstance(self._balance, Weights):
+                    self._balance.took(peer, passed)
+                return taker
+            passed.append(peer)
+        return self._send_frames(frames, timeout, hold=hold, released=released, taken=taken)
+
+    def _preferred(self) -> list[Peer]:
+        """Nobody while something is left over of a lost peer, which goes first."""
+        links, balance = self._links, self._balance
+        if links.orphans:
+            return []
+        there = {stream: peer for stream, peer in list(links.peers.items()) if not peer.pending}
+        if balance is None:
+            return [there[stream] for stream in self._pattern.preferred() if stream in there]
+        return balance.order(there.values()) if isinstance(balance, Weights) else by_load(there.values())
+
     def _send_to(
         self, target: Any, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any, taken: Any
     ) -> Any:
@@ -192,7 +222,7 @@ class Sending(Turns):
                 frames, timeout, stream=target, hold=hold, released=released, taken=taken
             )
         except Broken:
-            if isinstance(pattern, Replier):
+            if isinstance(pattern, Replier | PipelinedReplier):
                 pattern.gone(target)
             else:
                 pattern.drop("peer_gone")

@@ -14,12 +14,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
-from patterns import PATTERNS, Publisher, Replier, Requester, Router, Subscriber
-from patterns.base import ReceiveMode, SendMode
+from patterns import Publisher, Requester, Router, Subscriber
+from patterns.base import Pattern, ReceiveMode, SendMode
 from transfer.announcing import Announcing
 from transfer.attributes import Strict
+from transfer.balance import Weights
 from transfer.binding import Binding
-from transfer.constants import POLLIN, POLLOUT, socket_type_of
+from transfer.constants import POLLIN, POLLOUT, pattern_of
 from transfer.dropped import end_dropped
 from transfer.forwarding import Forwarding
 from transfer.links import Links
@@ -52,40 +53,30 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
     Every waiting call raises Again after its time-out, Closed when the socket is closed meanwhile.
     """
 
-    def __new__(cls, context: Context, socket_type: SocketType | str, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, context: Context, socket_type: SocketType | str, pattern: Any = None) -> Self:
         make: Any = super().__new__
         if make is object.__new__:  # the twin needs nothing before __init__
             return make(cls)
-        number = socket_type_of(socket_type)
-        kind = PATTERNS[number]
-        return make(  # type: ignore[no-any-return]
-            cls,
-            int(number),
-            int(kind.send_mode),
-            int(kind.receive_mode),
-            context.flusher,
-            context.pool,
-        )
+        modes = pattern_of(socket_type, pattern).modes()
+        return make(cls, *modes, context.flusher, context.pool)  # type: ignore[no-any-return]
 
-    def __init__(self, context: Context, socket_type: SocketType | str) -> None:
+    def __init__(
+        self, context: Context, socket_type: SocketType | str, pattern: type[Pattern] | None = None
+    ) -> None:
         defaults = context.defaults
-        pattern = PATTERNS[socket_type_of(socket_type)]()
+        self._pattern = pattern_of(socket_type, pattern)()
         self._values = self._initial_values(defaults)
-        self._links = Links(self, context, pattern)
-        super().__init__(
-            int(pattern.socket_type),
-            int(pattern.send_mode),
-            int(pattern.receive_mode),
-            context.flusher,
-            context.pool,
-        )
+        self._balance = None
+        self._links = Links(self, context, self._pattern)
+        super().__init__(*self._pattern.modes(), context.flusher, context.pool)
         self.context = context
         self._lent = context.shared
         self.last_endpoint = ""
-        self._pattern = pattern
-        self._requester = pattern if isinstance(pattern, Requester) else None
-        if isinstance(pattern, Requester | Replier):
-            pattern.turn = self._turn = context.core.Turn()
+        self._requester = self._pattern if isinstance(self._pattern, Requester) else None
+        if self._pattern.turn is not None:
+            self._pattern.turn = context.core.Turn()
+        if self._pattern.in_turns:
+            self._turn = self._pattern.turn  # type: ignore[assignment]  # the core's, as said
         #: parts sent with SNDMORE whose message is not complete, by thread
         self._partial: dict[int, list[OutFrame]] = {}
         self._rests: weakref.WeakSet[Parts] = weakref.WeakSet()
@@ -210,7 +201,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
             self._rest
             or self._returned
             or (pattern.may_receive() and self._readable())
-            or (self._requester is not None and self._requester.failure is not None)
+            or pattern.failure is not None
         ):
             found = POLLIN
         if bits & POLLOUT and pattern.may_send() and self._may_take():
@@ -373,6 +364,11 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         elif isinstance(pattern, Router):
             pattern.mandatory = self.router_mandatory
 
+    def _balance_changed(self) -> None:
+        chosen = self._values["balance"]
+        self._balance = Weights(chosen) if isinstance(chosen, dict) else chosen
+        self._ways_changed()
+
     def _heartbeat_changed(self) -> None:
         if self._links.endpoints:
             self._links.schedule_heartbeat()
@@ -390,6 +386,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
             or values["resend"]
             or values["compression"] is not None
             or values["conflate"]
+            or self._balance is not None
             or self._inherited
             or self._ending.locked()
             # without a peer the error must say who was awaited, and where
@@ -397,6 +394,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         )
         receives_in_python = any(self._rests) or bool(self._returned) or values["conflate"] or self._inherited
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
+        self._in_python = in_python
         self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE
         self._general_recv = pattern.ordered or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
 

@@ -62,8 +62,9 @@ class LatencyCounts:
 
     def merge_turn(self, socket: Any) -> None:
         """Adds the round trips of a REQ; other sockets have none."""
-        if socket._links.pattern.socket_type is SocketType.REQ:
-            self.merge(socket._turn)
+        pattern = socket._links.pattern
+        if pattern.socket_type is SocketType.REQ:
+            self.merge(pattern.turn)
 
 
 class Tally:

@@ -184,14 +184,14 @@ def test_a_tensor_that_cannot_be_made_here_takes_none_with_it(zi, link, monkeypa
     push, pull = link("PUSH", "PULL")
     got = Batches()
     channel = zi._of(pull)._channel
-    understand = channel._understand
+    understand = channel.understand
 
     def fail(stream, frames):
         if frames[0].flags:
             raise NotSupported("no such type here")
         return understand(stream, frames)
 
-    monkeypatch.setattr(channel, "_understand", fail)
+    monkeypatch.setattr(channel, "understand", fail)
     for number in range(5):
         zi.push(push, b"%d" % number)
     zi.push(push, np.arange(3))

@@ -168,8 +168,11 @@ def test_a_request_that_cannot_be_sent_holds_up_no_other(zi, link):
     assert replies.get() == b"good"
 
 
-def test_closing_ends_all_requests_that_wait(zi, link):
-    req, rep = link("REQ", "REP")
+def test_closing_ends_all_requests_that_wait(make):
+    zi = make({"pool_size": 1})
+    rep, req = zi.create_socket("REP"), zi.create_socket("REQ")
+    zi.bind(rep, "127.0.0.1:0")
+    zi.connect(req, zi.get_bound_endpoint(rep))
     zi.set_polling_mode(rep, True)
     zi.set_receive_callback(req, lambda message: None)
     assert zi.send(req, b"never answered") == 0

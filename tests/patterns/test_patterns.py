@@ -325,6 +325,8 @@ def test_patterns_are_pure():
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             assert not {name.split(".")[0] for name in names} & forbidden, path
+
+
 class Going(dict):
     """A table of a ROUTER in which another thread's end of a peer comes right behind a look."""
 
@@ -358,5 +360,3 @@ def test_a_requester_goes_while_a_router_reads_its_request():
     router.attach("a", S.REQ, b"id")
     router._identities = Going(router._identities, router, "a")
     assert shown(router.admit("a", [In(b"x")])) == [b"id", b"", b"x"]
-
-

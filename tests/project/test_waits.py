@@ -55,10 +55,9 @@ ALLOWED = {
     ("transfer/clients/tunnel.py", "asyncio.wait(rest)"): "tasks that have just been cancelled",
     ("transfer/clients/tunnel.py", "self._started.wait()"): _STARTING,
     ("transfer/clients/tunnel.py", "self._thread.join()"): _ENDING,
-    ("transfer/interface/channel.py", "sock.poll(None if left < 0 else left)"): _WISH,
     (
-        "transfer/interface/settings.py",
-        "self._exchange.acquire(timeout=self._reply_timeout if self._reply_timeout >= 0 else -1)",
+        "transfer/interface/replies.py",
+        "self._changed.wait_for(lambda: len(self._came) < self._most, timeout if timeout >= 0 else None)",
     ): _WISH,
     ("transfer/log/journal.py", "self.lock.acquire()"): _LOCK,
     ("transfer/spark/source.py", "TaskContext.get()"): _NO_WAIT,

@@ -57,14 +57,16 @@ def test_every_option_takes_another_value_and_only_it_changes(context, name):
 
 
 #: for what is neither a switch nor takes any number
-_ANOTHER = {"routing_id": b"another", "compression": "lz4", "tcp_keepalive": 1}
+_ANOTHER = {"routing_id": b"another", "compression": "lz4", "tcp_keepalive": 1, "balance": "load"}
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("sndhwm", -1), ("sndhwm", "many"), ("sndhwm", 1.5), ("linger", -2), ("checksum", 2),
-        ("compression", "zip"), ("routing_id", b"\0x"), ("routing_id", b"x" * 256), ("rcvtimeo", None),
+        ("compression", "zip"), ("balance", "best"), ("balance", {"x": 1}), ("balance", {"tcp://a:1": 0}),
+        ("balance", {"tcp://a:1": True}), ("balance", {}),
+        ("routing_id", b"\0x"), ("routing_id", b"x" * 256), ("rcvtimeo", None),
     ],
 )  # fmt: skip
 def test_what_an_option_cannot_be(context, name, value):

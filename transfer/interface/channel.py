@@ -7,9 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from patterns import Replier
 from transfer.compressing import decompressed
-from transfer.constants import DONTWAIT
 from transfer.interface.message import Incoming, Message
 from transfer.tensors.arrival import receive_bundle, receive_one
 from transfer.tensors.build import NUMPY
@@ -38,29 +36,32 @@ class Channel:
 
     # -- out -----------------------------------------------------------------------------------
 
-    def send(self, parts: Sequence[Any], topic: str | bytes | None = None) -> None:
-        """One message. A topic travels in the header, not as a part. Raises Again, Broken."""
+    def send(self, parts: Sequence[Any], topic: str | bytes | None = None, flags: int = 0) -> None:
+        """One message. A topic travels in the header, not as a part. Raises Again (with DONTWAIT at once),
+        Broken."""
         first, *rest = parts
         if topic is None is self._no_topic and not rest and type(first) is bytes:
-            self.socket.send(first)  # the same message, and the core sends it alone
+            self.socket.send(first, flags)  # the same message, and the core sends it alone
             return
         frames = [(0, 0, self._topic(topic), None, first), *((0, 0, None, None, part) for part in rest)]
-        self.socket._send_outframes(frames)
+        self.socket._send_outframes(frames, flags)
 
-    def send_parts(self, parts: Sequence[Any], topic: str | bytes | None = None) -> None:
+    def send_parts(self, parts: Sequence[Any], topic: str | bytes | None = None, flags: int = 0) -> None:
         """Parts as they are: without a topic the first of them is what subscriptions match."""
         if topic is None:
-            self.socket.send_multipart(parts)
+            self.socket.send_multipart(parts, flags)
         else:
-            self.send(parts, topic)
+            self.send(parts, topic, flags)
 
-    def send_tensor(self, tensor: Any, topic: str | bytes | None = None) -> None:
+    def send_tensor(self, tensor: Any, topic: str | bytes | None = None, flags: int = 0) -> None:
         """One tensor. Raises NotATensor, Again, Broken."""
-        self.socket.send_tensor(tensor, topic=self._topic(topic))
+        self.socket.send_tensor(tensor, flags, topic=self._topic(topic))
 
-    def send_tensors(self, tensors: Mapping[str, Any], topic: str | bytes | None = None) -> None:
+    def send_tensors(
+        self, tensors: Mapping[str, Any], topic: str | bytes | None = None, flags: int = 0
+    ) -> None:
         """A dict of tensors. Raises as `send_tensor`."""
-        self.socket.send_tensors(tensors, topic=self._topic(topic))
+        self.socket.send_tensors(tensors, topic=self._topic(topic), flags=flags)
 
     def _topic(self, topic: str | bytes | None) -> bytes | None:
         if topic is None:
@@ -76,24 +77,43 @@ class Channel:
     # -- in ------------------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> Incoming:
-        """The next message that makes sense. `timeout` in seconds, negative: endless.
+        """The next message that makes sense. `timeout` in seconds, negative: endless. Not for REQ and REP.
 
-        Raises Again, Broken, Closed. What makes none ends its connection, as for any socket; a REQ
-        has no other reply to wait for and raises ProtocolError.
+        Raises Again, Broken, Closed. What makes none ends its connection, as for any socket.
         """
         self.socket._check_open()
-        deadline = None if timeout < 0 else time.monotonic() + timeout
+        self.socket._pattern.expect()
+        deadline = time.monotonic() + timeout
         while True:
-            stream, frames = self._next(deadline)
+            stream, frames = self.socket._recv_message(math.ceil(timeout * 1000))
             try:
-                return self._understand(stream, frames)
+                return self.understand(stream, frames)
             except ProtocolError as error:
-                self.socket._refuse(stream, error)
+                self.refused(stream, error)
+            if timeout >= 0:
+                timeout = max(0.0, deadline - time.monotonic())
+
+    def admitted(self, timeout: float) -> tuple[Any, Sequence[Any]]:
+        """The next message that the pattern admits, and its peer. Raises Again, Closed."""
+        deadline = time.monotonic() + timeout
+        while True:
+            stream, frames = self.socket._recv_message(math.ceil(timeout * 1000))
+            admitted = self.socket._pattern.admit(stream, frames)
+            if admitted is not None:
+                return stream, admitted
+            if timeout >= 0:
+                timeout = max(0.0, deadline - time.monotonic())
+
+    def refused(self, stream: Any, error: TransferError) -> TransferError:
+        """What came makes no sense, and its connection ends; or no sense here. The same error."""
+        if isinstance(error, ProtocolError):
+            self.socket._refuse(stream, error)
+        return error
 
     def receive_many(self, timeout: float, most: int) -> list[Message]:
         """All messages that are available: at most `most`, and about `_BATCH_BYTES`.
 
-        Waits up to `timeout` seconds for the first one. Raises as `receive`. Not for REQ and REP.
+        Waits up to `timeout` seconds for the first one. Raises as `receive`. Not for REP either.
         """
         error, self._pending_error = self._pending_error, None
         if error is not None:
@@ -104,44 +124,25 @@ class Channel:
             while len(found) < most and room > 0:
                 ahead = self.socket._read_ahead(most - len(found))
                 if ahead is not None:
-                    source = _source(ahead[0])
+                    source = source_of(ahead[0])
                     room -= sum(map(len, ahead[1]))
                     found += [{"source": source, "data": data, "topic": ""} for data in ahead[1]]
                     continue
                 stream, frames = self.socket._recv_message(0)
                 room -= sum(len(frame.data) for frame in frames)
                 try:
-                    found.append(self._understand(stream, frames))
+                    found.append(self.understand(stream, frames))
                 except ProtocolError as broken:
-                    self.socket._refuse(stream, broken)
+                    self.refused(stream, broken)
         except (Again, Broken, Closed):  # the next call raises it
             pass
         except TransferError as unreadable:  # a tensor of an unknown dtype, for instance
             self._pending_error = unreadable
         return found
 
-    def _next(self, deadline: float | None) -> tuple[Any, Sequence[Any]]:
-        sock = self.socket
-        pattern = sock._pattern
-        if not pattern.ordered:
-            pattern.expect()
-            message: tuple[Any, Sequence[Any]] = sock._recv_message(_milliseconds_until(deadline))
-            return message
-        if pattern.may_receive():
-            frames = sock._sound(sock._recv_frames, 0, None, _milliseconds_until(deadline))
-            return pattern.peer, frames
-        while True:  # until it is this socket's turn
-            left = _milliseconds_until(deadline)
-            if not sock.poll(None if left < 0 else left):
-                raise Again("nothing arrived in time")
-            try:
-                frames = sock._sound(sock._recv_frames, DONTWAIT)
-            except Again:
-                continue  # what came was a late reply, to a request that was given up
-            return pattern.peer, frames
-
-    def _understand(self, stream: Any, frames: Sequence[Any]) -> Incoming:
-        source = _source(stream)
+    def understand(self, stream: Any, frames: Sequence[Any]) -> Incoming:
+        """What these frames say. Raises ProtocolError for what makes no sense, other errors of tensors."""
+        source = source_of(stream)
         first = frames[0]
         topic = "" if first.topic is None else first.topic.decode("utf-8", _ERRORS)
         if not first.flags and len(frames) == 1:
@@ -159,21 +160,10 @@ class Channel:
             return Incoming(source, parts[0].decode("utf-8", _ERRORS), parts, split=1)
         return Incoming(source, topic, parts)
 
-    def abandon(self) -> None:
-        """A REP that will not answer its request: the next one can be received."""
-        pattern = self.socket._pattern
-        if isinstance(pattern, Replier) and pattern.may_send():
-            pattern.gone()
 
-
-def _source(stream: Any) -> str:
+def source_of(stream: Any) -> str:
     """Where the peer is."""
     return getattr(getattr(stream, "peer", None), "address", "")
-
-
-def _milliseconds_until(deadline: float | None) -> int:
-    """-1: endless."""
-    return -1 if deadline is None else max(0, math.ceil((deadline - time.monotonic()) * 1000))
 
 
 class _Held:

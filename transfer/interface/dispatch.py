@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from transfer.interface.message import Form, Incoming, Message, plainly, read
+from transfer.interface.message import Form, Incoming, Message, as_incoming, plainly, read
 from transports.arguments import callable_or_none
 from transports.errors import Again, Broken, Closed, TransferError
 
@@ -24,7 +25,7 @@ TICK = 0.2
 class Source(Protocol):
     """Where messages come from, and what a callback that failed leaves behind."""
 
-    def next_message(self, timeout: float) -> Incoming:
+    def next_message(self, timeout: float) -> Message:
         """Waits up to `timeout` seconds. Raises Again, Broken, Closed."""
 
     def next_messages(self, timeout: float, most: int) -> list[Message]:
@@ -33,33 +34,36 @@ class Source(Protocol):
     def give_back(self, messages: list[Incoming]) -> None:
         """Puts messages back that have no callback any more: the next receive returns them."""
 
-    def abandon(self) -> None:
+    def abandon(self, request: int) -> None:
         """The callback ended with an error: a REP must not wait for its reply for ever."""
 
 
 class Dispatcher:
-    """The thread of one socket that receives and calls. It runs while there are callbacks.
+    """The threads of one socket that receive and call: `at_once` of them, one by default, where messages keep
+    their order. They run while there are callbacks.
 
     errors: callbacks that raised, and messages that no callback could read.
     Thread-safe. `stop` may be called from a callback; it then returns before the thread has ended.
     """
 
-    def __init__(self, source: Source, name: str) -> None:
+    def __init__(self, source: Source, name: str, at_once: int = 1) -> None:
         self.errors = 0
         self._source = source
         self._name = name
+        self._at_once = at_once
         self._callbacks: dict[Form, Callback] = {}
         #: gets everything while it is set, and how many messages at once
         self._batch: tuple[BatchCallback, int] | None = None
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        #: held by the thread that receives and calls: an earlier one may still be in its last callback
+        #: held by the thread that receives, and until its call is over if one at a time may run: an earlier
+        #: thread may still be in its last callback
         self._calling = threading.Lock()
 
     @property
     def running(self) -> bool:
-        return self._thread is not None
+        return bool(self._threads)
 
     @property
     def wanted(self) -> bool:
@@ -86,57 +90,76 @@ class Dispatcher:
     def start(self) -> None:
         """Begins to receive; does nothing if it runs already."""
         with self._lock:
-            if self._thread is not None:
+            if self._threads:
                 return
             self._stop = threading.Event()
-            self._thread = threading.Thread(
-                target=self._run, args=(self._stop,), name=self._name, daemon=True
-            )
-            self._thread.start()
+            run = self._run if self._at_once == 1 else self._run_beside
+            self._threads = [
+                threading.Thread(target=run, args=(self._stop,), name=self._name, daemon=True)
+                for _ in range(self._at_once)
+            ]
+            for thread in self._threads:
+                thread.start()
 
     def ask_to_stop(self) -> None:
         """No new callback begins."""
         self._stop.set()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Ends the thread after the callback that runs now, which is waited for. Idempotent."""
+        """Ends the threads after the callbacks that run now, which are waited for. Idempotent."""
         with self._lock:
-            thread, self._thread = self._thread, None
+            threads, self._threads = self._threads, []
             self._stop.set()
-        if thread is None or thread is threading.current_thread():
-            return
-        thread.join(timeout)
-        if thread.is_alive():
-            logger.warning("%s: a callback still runs after %g s", self._name, timeout)
+        deadline = time.monotonic() + timeout
+        for thread in threads:
+            if thread is threading.current_thread():
+                continue
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("%s: a callback still runs after %g s", self._name, timeout)
 
     def _run(self, stop: threading.Event) -> None:
+        """One call at a time."""
         while not stop.is_set():
             # Held while it receives, too: an earlier thread delivers what it has received first.
             if not self._calling.acquire(timeout=TICK):
                 continue
             try:
-                if stop.is_set() or not self._step(stop):
+                if stop.is_set() or (messages := self._received(stop)) is None:
                     return
+                self._deliver_all(messages)
             finally:
                 self._calling.release()
 
-    def _step(self, stop: threading.Event) -> bool:
-        """Receives and delivers once. False: the socket is closed."""
+    def _run_beside(self, stop: threading.Event) -> None:
+        """One receives at a time, and calls while the next one receives."""
+        while not stop.is_set():
+            if not self._calling.acquire(timeout=5 * TICK):
+                continue
+            try:
+                if stop.is_set() or (messages := self._received(stop)) is None:
+                    return
+            finally:
+                self._calling.release()
+            self._deliver_all(messages)
+
+    def _received(self, stop: threading.Event) -> list[Message] | None:
+        """What there is to deliver, maybe nothing. None: the socket is closed."""
+        batch = self._batch
         try:
-            messages = self._next()
+            if batch is None:
+                return [self._source.next_message(TICK)]
+            return self._source.next_messages(TICK, batch[1])
         except Again:
-            return True
+            return []
         except Closed:
-            return False
+            return None
         except Broken as error:  # the request that this REQ had open is lost
             self._failed("%s: no message: %s", self._name, error)
-            return True
         except TransferError as error:  # one bad message must not end the service
             self._failed("%s: cannot receive: %s", self._name, error)
             stop.wait(TICK)
-            return True
-        self._deliver_all(messages)
-        return True
+        return []
 
     def _deliver_all(self, messages: list[Message]) -> None:
         """To the callbacks as they are at each moment: other threads and callbacks may change them."""
@@ -148,48 +171,45 @@ class Dispatcher:
                 self._call(partial(call, list(map(_as_given, messages[number : number + most]))), "batch")
                 number += most
             elif callbacks:
-                self._deliver(_as_incoming(messages[number]), callbacks)
+                self._deliver(messages[number], callbacks)
                 number += 1
             else:
-                self._source.give_back(list(map(_as_incoming, messages[number:])))
+                self._source.give_back(list(map(as_incoming, messages[number:])))
                 return
 
-    def _next(self) -> list[Message]:
-        batch = self._batch
-        return (
-            [self._source.next_message(TICK)] if batch is None else self._source.next_messages(TICK, batch[1])
-        )
-
-    def _deliver(self, message: Incoming, callbacks: dict[Form, Callback]) -> None:
+    def _deliver(self, message: Message, callbacks: dict[Form, Callback]) -> None:
+        if type(message) is dict and len(callbacks) == 1 and Form.DATA in callbacks:  # the common case
+            if not self._call(partial(callbacks[Form.DATA], message), "data"):
+                self._source.abandon(message.get("request", 0))
+            return
+        message = as_incoming(message)
         chosen = choose(message, callbacks)
         if chosen is None:
             self._failed("%s: no callback for a message from %s; dropped", self._name, message.source)
-            self._source.abandon()
+            self._source.abandon(message.request)
             return
         callback, form = chosen
-        self._call(lambda: callback(read(message, form)), form.value)
+        if not self._call(lambda: callback(read(message, form)), form.value):
+            self._source.abandon(message.request)
 
-    def _call(self, call: Callable[[], object], name: str) -> None:
+    def _call(self, call: Callable[[], object], name: str) -> bool:
+        """False: it raised."""
         try:
             call()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - logged with its traceback by `_failed`
             # A service goes on with the next message whatever the user's code did with this one.
             self._failed("%s: the %s callback failed", self._name, name, error=error)
-            self._source.abandon()
+            return False
+        return True
 
     def _failed(self, text: str, *values: object, error: BaseException | None = None) -> None:
-        self.errors += 1
+        with self._lock:
+            self.errors += 1
         logger.error(text, *values, exc_info=error)
 
 
 def _as_given(message: Message) -> dict[str, Any]:
     return plainly(message) if isinstance(message, Incoming) else message
-
-
-def _as_incoming(message: Message) -> Incoming:
-    if isinstance(message, Incoming):
-        return message
-    return Incoming(message["source"], message["topic"], (message["data"],))
 
 
 def choose(message: Incoming, callbacks: dict[Form, Callback]) -> tuple[Callback, Form] | None:

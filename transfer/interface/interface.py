@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from asyncio import Future
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transfer.constants import PAIR, PUB, PULL, PUSH, REP, REQ, SUB
+from patterns import Pattern, PipelinedReplier, PipelinedRequester
 from transfer.context import Context
 from transfer.interface.dispatch import BatchCallback, Callback
-from transfer.interface.settings import Loop, Topic
+from transfer.interface.futures import Loop
+from transfer.interface.settings import Topic
 from transfer.interface.socket import ZmqSocket
 from transfer.interface.types import (
     ZmqConfig,
@@ -21,20 +20,14 @@ from transfer.interface.types import (
     as_config,
     as_socket_type,
 )
-from transports.arguments import wrong
-from transports.errors import Closed, UsageError
+from transports.errors import UsageError
 
 Kind = ZmqSocketType | int | str
 Option = ZmqSocketOption | int | str
 
-_OURS = {
-    ZmqSocketType.REQ: REQ,
-    ZmqSocketType.REP: REP,
-    ZmqSocketType.PUB: PUB,
-    ZmqSocketType.SUB: SUB,
-    ZmqSocketType.PUSH: PUSH,
-    ZmqSocketType.PULL: PULL,
-    ZmqSocketType.PAIR: PAIR,
+_PIPELINED: dict[ZmqSocketType, type[Pattern]] = {
+    ZmqSocketType.REQ: PipelinedRequester,
+    ZmqSocketType.REP: PipelinedReplier,
 }
 
 
@@ -49,7 +42,6 @@ class ZmqInterface:
         self._lock = threading.Lock()
         self._config: ZmqConfig | None = None
         self._context: Context | None = None
-        self._executor: ThreadPoolExecutor | None = None
         self._sockets: dict[int, ZmqSocket] = {}
         self._next = 1
 
@@ -70,11 +62,8 @@ class ZmqInterface:
         with self._lock:
             sockets, self._sockets = list(self._sockets.values()), {}
             context, self._context = self._context, None
-            executor, self._executor = self._executor, None
         for sock in sockets:
             sock.close()
-        if executor is not None:
-            executor.shutdown(wait=True, cancel_futures=True)
         if context is not None:
             context.destroy()
 
@@ -97,7 +86,8 @@ class ZmqInterface:
             if self._context is None:
                 self._context = Context()
             number, self._next = self._next, self._next + 1
-            made = ZmqSocket(number, kind, self._context.socket(_OURS[kind]), self._config, self._submit)
+            ours = self._context.socket(kind.name, pattern=_PIPELINED.get(kind))
+            made = ZmqSocket(number, kind, ours, self._config)
             self._sockets[number] = made
         return made
 
@@ -116,19 +106,6 @@ class ZmqInterface:
         if sock is None:
             raise UsageError(f"there is no socket {socket_id!r}", hint="create_socket returns the id")
         return sock
-
-    def _submit(self, loop: Loop, call: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Runs the call in a thread of the pool; a future of the loop."""
-        if not isinstance(loop, asyncio.AbstractEventLoop | None):
-            raise wrong("loop", loop, "an event loop of asyncio, or None for the running one")
-        with self._lock:
-            if self._context is None:
-                raise Closed("the interface is shut down")
-            if self._executor is None:
-                threads = max(1, (self._config or ZmqConfig()).thread_count)
-                self._executor = ThreadPoolExecutor(threads, "transfer-interface")
-            running = self._executor.submit(call, *args)
-        return asyncio.wrap_future(running, loop=loop or asyncio.get_running_loop())
 
     # -- endpoints and options -----------------------------------------------------------------
 

@@ -51,9 +51,21 @@ class Incoming:
         """All parts behind the topic as one piece of bytes."""
         return b"".join(self.parts[self.split :])
 
+    @property
+    def plain(self) -> Any:
+        """The tensor, or the dict of them, or the data."""
+        return self.tensor if self.is_tensor else self.data
 
-#: one that arrived, or of a plain one at once what `recv` gives: {source, data, topic}
+
+#: one that arrived, or of a plain one at once what a callback gets: {source, data, topic, and maybe request}
 Message = Incoming | dict[str, Any]
+
+
+def as_incoming(message: Message) -> Incoming:
+    if isinstance(message, Incoming):
+        return message
+    request = message.get("request", 0)
+    return Incoming(message["source"], message["topic"], (message["data"],), request=request)
 
 
 # --- out --------------------------------------------------------------------------------------

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from typing import Any
 
 from transfer.constants import DONTWAIT
 from transfer.interface.dispatch import BatchCallback, Callback, Dispatcher
-from transfer.interface.message import Form, Incoming, Message, read, require_pickle
+from transfer.interface.message import Form, Incoming, Message, as_incoming, read, require_pickle
+from transfer.interface.replies import Replies
+from transfer.interface.requests import Requests
 from transfer.interface.settings import Settings
 from transfer.interface.types import ZmqSocketType
 from transports.arguments import flags_of, whole
-from transports.errors import Again, Broken, NotSupported, StateError
+from transports.errors import NotSupported, StateError
 
 _ONLY_SEND = frozenset({ZmqSocketType.PUB, ZmqSocketType.PUSH})
 
@@ -27,6 +28,10 @@ class Receiving(Settings):
     _receiving: threading.Lock
     #: received and not delivered (wrong form for `recv...`, or its callback was removed), the oldest first
     _unread: deque[Incoming]
+    #: of a REQ
+    _requests: Requests | None
+    #: of a REP
+    _replies: Replies | None
 
     def subscribe(self, topic: str | bytes = "") -> bool:
         """Asks for messages whose topic begins with this. True."""
@@ -140,7 +145,7 @@ class Receiving(Settings):
             raise StateError("polling mode is off", hint="set_polling_mode(id, True), or set a callback")
         with self._receiving:
             if not self._unread:
-                self._unread.append(self._receive(self._patience(flags)))
+                self._unread.append(as_incoming(self._receive(self._receive_timeout(flags))))
             got = read(self._unread[0], form)  # what it raises leaves the message unread
             self._unread.popleft()
             return got
@@ -155,62 +160,33 @@ class Receiving(Settings):
         with self._receiving:
             self._unread.extendleft(reversed(messages))  # they are older than those
 
-    def _patience(self, flags: int) -> float:
+    def _receive_timeout(self, flags: int) -> float:
         """Seconds to wait, negative: endless."""
         if flags_of(flags) & DONTWAIT:
             return 0.0
         if self.kind is ZmqSocketType.REQ:
-            return self._reply_timeout
+            return self._patience.seconds
         timeout: int = self._socket.rcvtimeo
         return timeout / 1000 if timeout >= 0 else -1.0
 
-    def _receive(self, timeout: float) -> Incoming:
-        message = self._channel.receive(timeout)
-        if self.kind is ZmqSocketType.REP:
-            self._since = time.monotonic()
-            self._request = message.request = next(self._requests)
-            self._turn.clear()
-        return message
+    def _receive(self, timeout: float) -> Message:
+        if self._replies is not None:
+            return self._replies.receive(timeout)
+        if self._requests is not None:
+            return self._requests.claim(timeout)
+        return self._channel.receive(timeout)
 
     # -- for the thread of the callbacks ---------------------------------------------------------
 
-    def next_message(self, timeout: float) -> Incoming:
-        """Waits for the turn to receive, then for a message. Raises Again, Broken, Closed."""
-        if not self._turn.wait(timeout):
-            if self.kind is ZmqSocketType.REP and self._overdue(self._config.timeout_seconds):
-                self.abandon()
-                raise Broken(f"no reply was given within {self._config.timeout_seconds} s")
-            raise Again("it is not this socket's turn")
-        try:
-            [message] = self._take_unread() or [self._receive(timeout)]
-        except Again:
-            if self.kind is ZmqSocketType.REQ and self._overdue(self._reply_timeout):
-                self._settle()
-                raise Broken("no reply came in time") from None
-            raise
-        except Broken:
-            self._settle()
-            raise
-        self._settle()
-        return message
+    def next_message(self, timeout: float) -> Message:
+        """Waits for a message. Raises Again, Broken, Closed."""
+        return self._take_unread()[0] if self._unread else self._receive(timeout)
 
     def next_messages(self, timeout: float, most: int) -> list[Message]:
         """As `next_message`, all that are there."""
         return list(self._take_unread(most)) or self._channel.receive_many(timeout, most)
 
-    def abandon(self) -> None:
-        """A REP gives up its open request; the requester will run into its time-out."""
-        with self._answering:
-            if self.kind is ZmqSocketType.REP and not self._turn.is_set():
-                self._request = 0
-                self._channel.abandon()
-                self._turn.set()
-
-    def _overdue(self, seconds: float) -> bool:
-        return 0 <= seconds < time.monotonic() - self._since
-
-    def _settle(self) -> None:
-        """A REQ has its reply, or never will: the next request may go."""
-        if self.kind is ZmqSocketType.REQ:
-            self._turn.clear()
-            self._end_exchange()
+    def abandon(self, request: int) -> None:
+        """A REP gives up this request, if it is open; the requester will run into its time-out."""
+        if self._replies is not None:
+            self._replies.give_up(request)

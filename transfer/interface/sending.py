@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
 from asyncio import Future
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from transfer.constants import DONTWAIT
 from transfer.interface.dispatch import Dispatcher
+from transfer.interface.futures import Futures, Lane, Loop
 from transfer.interface.message import (
     Form,
+    Incoming,
     encode_data,
     encode_json,
     encode_pyobj,
@@ -19,14 +21,16 @@ from transfer.interface.message import (
     is_tensor,
     read,
 )
-from transfer.interface.settings import Loop, Settings, Topic
+from transfer.interface.replies import Replies
+from transfer.interface.requests import Requests, Send
+from transfer.interface.settings import Settings, Topic
 from transfer.interface.types import ZmqSocketType
 from transports.arguments import sequence, whole
 from transports.errors import EFSM, Again, Broken, PeerError, TransferError
 
 logger = logging.getLogger("transfer.interface")
 
-_PUSH = ZmqSocketType.PUSH
+_REQ, _REP, _PUSH = ZmqSocketType.REQ, ZmqSocketType.REP, ZmqSocketType.PUSH
 #: what the world did, which a number tells
 _NOT_SENT = (Again, Broken, PeerError)
 
@@ -38,6 +42,11 @@ class Sending(Settings):
     """
 
     _dispatcher: Dispatcher
+    _futures: Futures
+    #: of a REQ
+    _requests: Requests | None
+    #: of a REP
+    _replies: Replies | None
 
     def request(self, data: Any) -> Any:
         """Sends a request and returns the reply: bytes, or what was answered with: a tensor, a dict of them.
@@ -45,25 +54,35 @@ class Sending(Settings):
         Raises Again when no reply came in time (`timeout_seconds`, or the receive time-out that was
         set), Broken when the peer died.
         """
-        self._only(ZmqSocketType.REQ)
+        self._only(_REQ)
+        assert self._requests is not None
+        if type(data) is bytes:  # the common case costs few calls
+            return self._requests.ask_plainly(data, self._patience)
         return self._ask(*self._sender(data))
 
     def reply(self, data: Any, request: int | None = None) -> int:
-        """Answers the open request. request: the number that came with it (`message["request"]`), for those
-        who answer from other threads: where another one is open by now, nothing is sent, and the number of
-        an error returned."""
-        self._only(ZmqSocketType.REP)
+        """Answers a request: the one that this thread received last, or the only one that is open. request:
+        the number that came with it (`message["request"]`), for those who answer from other threads: where
+        that one is not open any more, nothing is sent, and the number of an error returned."""
+        self._only(_REP)
+        assert self._replies is not None
+        if type(data) is bytes and request is None:  # the common case costs few calls
+            try:
+                if self._replies.answer_plainly(data):
+                    return 0
+            except _NOT_SENT as error:
+                return self._not_sent(error)
         return self._answer(self._sender(data)[0], request)
 
     def reply_tensor(self, tensor: Any, request: int | None = None) -> int:
         """Answers with a tensor, or a dict of them: as `reply`."""
-        self._only(ZmqSocketType.REP)
+        self._only(_REP)
         return self._answer(self._tensor_sender(tensor), request)
 
     def publish(self, topic: Topic, data: Any) -> int:
         """Sends to every peer that subscribed a prefix of the topic; never waits for slow ones."""
         self._only(ZmqSocketType.PUB)
-        return self._code(self._sender(data, topic or "")[0])
+        return self._code(partial(self._sender(data, topic or "")[0], 0))
 
     def push(self, data: Any) -> int:
         """Gives one task to one of the peers, in turn."""
@@ -74,7 +93,7 @@ class Sending(Settings):
                 return self._not_sent(error)
             return 0
         self._only(_PUSH)
-        return self._code(self._sender(data)[0])
+        return self._code(partial(self._sender(data)[0], 0))
 
     def send(self, data: Any, topic: Topic = None) -> Any:
         """Sends bytes, text (as UTF-8), any buffer, a tensor, or a dict of tensors."""
@@ -87,45 +106,45 @@ class Sending(Settings):
     def send_multipart(self, frames: Sequence[Any], topic: Topic = None) -> Any:
         """Sends several parts as one message."""
         parts = [encode_data(frame) for frame in sequence(frames, "frames", "parts: bytes, text, buffers")]
-        return self._send(lambda: self._channel.send_parts(parts, topic), Form.MULTIPART)
+        return self._send(partial(self._channel.send_parts, parts, topic), Form.MULTIPART)
 
     def send_json(self, obj: Any, topic: Topic = None) -> Any:
         """Sends what JSON can say."""
-        payload = encode_json(obj)
-        return self._send(lambda: self._channel.send([payload], topic), Form.JSON)
+        return self._send(partial(self._channel.send, [encode_json(obj)], topic), Form.JSON)
 
     def send_string(self, text: str, topic: Topic = None) -> Any:
         """Sends a text as UTF-8."""
-        payload = encode_string(text)
-        return self._send(lambda: self._channel.send([payload], topic), Form.STRING)
+        return self._send(partial(self._channel.send, [encode_string(text)], topic), Form.STRING)
 
     def send_pyobj(self, obj: Any, topic: Topic = None) -> Any:
         """Sends a pickled object. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
-        payload = encode_pyobj(obj)
-        return self._send(lambda: self._channel.send([payload], topic), Form.PYOBJ)
+        return self._send(partial(self._channel.send, [encode_pyobj(obj)], topic), Form.PYOBJ)
 
-    def _sender(self, data: Any, topic: Topic = None) -> tuple[Callable[[], None], Form]:
-        """What sends it, and the form of a reply to it. Raises TypeError."""
+    def _sender(self, data: Any, topic: Topic = None) -> tuple[Send, Form]:
+        """What sends it, and the form of a reply to it. Raises ArgumentError."""
         if is_tensor(data):
             return self._tensor_sender(data, topic), Form.TENSOR
         return partial(self._channel.send, (encode_data(data),), topic), Form.DATA
 
-    def _tensor_sender(self, tensor: Any, topic: Topic = None) -> Callable[[], None]:
+    def _tensor_sender(self, tensor: Any, topic: Topic = None) -> Send:
         send = self._channel.send_tensors if isinstance(tensor, Mapping) else self._channel.send_tensor
         return partial(send, tensor, topic)
 
-    def _send(self, send: Callable[[], None], form: Form) -> Any:
-        if self.kind is ZmqSocketType.REP:
+    def _send(self, send: Send, form: Form) -> Any:
+        if self.kind is _REP:
             return self._answer(send)
-        if self.kind is not ZmqSocketType.REQ:
-            return self._code(send)
-        if self._polling:
-            return self._code(send)
-        if self._dispatcher.running:
-            return self._ask_for_callback(send)
-        return self._ask(send, form)
+        if self.kind is not _REQ:
+            return self._code(partial(send, 0))
+        if self._asks():
+            return self._ask(send, form)
+        assert self._requests is not None
+        return self._code(partial(self._requests.begin, send, self._patience))
 
-    def _code(self, send: Callable[[], None]) -> int:
+    def _asks(self) -> bool:
+        """Whether the calls of a REQ that send return the reply, and no callback or `recv` has it."""
+        return not (self._polling or self._dispatcher.running)
+
+    def _code(self, send: Callable[[], object]) -> int:
         """0, or the negative error number of what the world did; mistakes of the caller raise."""
         try:
             send()
@@ -137,64 +156,87 @@ class Sending(Settings):
         logger.warning("%s socket %d: not sent: %s", self.kind.name, self.id, error)
         return -(error.errno or 1)
 
-    def _answer(self, send: Callable[[], None], request: int | None = None) -> int:
-        if request is not None:
-            whole(request, "request", 1)
-        with self._answering:
-            if request is not None and request != self._request:
-                logger.warning("REP socket %d: no answer to request %d: it is not open", self.id, request)
-                return -EFSM
-            code = self._code(send)
-            if code == 0:
-                self._request = 0
-                self._turn.set()
-        return code
+    def _answer(self, send: Send, request: int | None = None, flags: int = 0) -> int:
+        assert self._replies is not None
+        number = self._replies.which(None if request is None else whole(request, "request", 1))
+        if not number:
+            which = "" if request is None else f" {request}: it is not open"
+            logger.warning("REP socket %d: no answer to request%s", self.id, which or ": none is open")
+            return -EFSM
+        answer = partial(self._replies.answer, number, partial(send, flags))
+        if flags:
+            answer()  # who does not wait tries again
+            return 0
+        return self._code(answer)
 
-    def _ask(self, send: Callable[[], None], form: Form) -> Any:
-        self._begin_exchange()
-        try:
-            send()
-            reply = self._channel.receive(self._reply_timeout)
-        finally:
-            self._end_exchange()
-        if reply.is_tensor:
-            return reply.tensor
-        if form is Form.TENSOR:
-            return reply.data
-        got = read(reply, form)
-        return got.get("data", got.get("obj", got.get("string", got.get("frames"))))
-
-    def _ask_for_callback(self, send: Callable[[], None]) -> int:
-        """The reply goes to a callback; requests in quick succession wait for each other's."""
-        code = self._code(self._begin_exchange)
-        if code:
-            return code
-        try:
-            code = self._code(send)
-        except BaseException:  # a mistake of the caller, or the socket was closed
-            self._end_exchange()
-            raise
-        if code:
-            self._end_exchange()
-        else:
-            self._since = time.monotonic()
-            self._turn.set()
-        return code
+    def _ask(self, send: Send, form: Form) -> Any:
+        assert self._requests is not None
+        return _result(self._requests.ask(send, self._patience), form)
 
     # -- the same for asyncio ------------------------------------------------------------------
 
     def request_async(self, data: Any, loop: Loop = None) -> Future[Any]:
-        """`request` in another thread: a future of `loop` (default: the running one)."""
-        return self._submit(loop, self.request, data)
+        """`request` as a future of `loop` (default: the running one). Many may be open; no thread waits.
+        Leave what is sent as it is until the future is done."""
+        self._only(_REQ)
+        return self._ask_async(*self._sender(data), loop)
 
     def publish_async(self, topic: Topic, data: Any, loop: Loop = None) -> Future[Any]:
-        return self._submit(loop, self.publish, topic, data)
+        """`publish` as a future."""
+        self._only(ZmqSocketType.PUB)
+        return self._send_async(*self._sender(data, topic or ""), loop)
 
     def push_async(self, data: Any, loop: Loop = None) -> Future[Any]:
-        return self._submit(loop, self.push, data)
+        """`push` as a future."""
+        self._only(_PUSH)
+        return self._send_async(*self._sender(data), loop)
 
     def send_async(self, data: Any, loop: Loop = None) -> Future[Any]:
-        return self._submit(loop, self.send, data)
+        """`send` as a future."""
+        return self._send_async(*self._sender(data), loop)
 
     def send_tensor_async(self, tensor: Any, loop: Loop = None, topic: Topic = None) -> Future[Any]:
-        return self._submit(loop, self.send_tensor, tensor, topic)
+        """`send_tensor` as a future."""
+        return self._send_async(self._tensor_sender(tensor, topic), Form.TENSOR, loop)
+
+    def _ask_async(self, send: Send, form: Form, loop: Loop) -> Future[Any]:
+        patience = self._patience
+        sending = patience.seconds if patience.whole else self._socket.send_timeout / 1000
+        deadline = patience.deadline()
+
+        def attempt(lane: Lane, future: Future[Any]) -> None:
+            until = deadline if patience.whole else patience.deadline()
+            lane.ask(future, send, until, lambda request: _result(request.outcome(), form))
+
+        return self._futures.submit(loop, attempt, sending)
+
+    def _send_async(self, send: Send, form: Form, loop: Loop) -> Future[Any]:
+        if self.kind is _REQ and self._asks():
+            return self._ask_async(send, form, loop)
+
+        def attempt(_: Lane, future: Future[Any]) -> None:
+            try:
+                future.set_result(self._send_now(send))
+            except (Broken, PeerError) as error:
+                future.set_result(self._not_sent(error))
+
+        return self._futures.submit(loop, attempt, self._socket.send_timeout / 1000, self._not_sent)
+
+    def _send_now(self, send: Send) -> int:
+        """Raises Again at once where there is no room."""
+        if self.kind is _REP:
+            return self._answer(send, flags=DONTWAIT)
+        if self.kind is _REQ:
+            assert self._requests is not None
+            self._requests.try_to_begin(self._requests.claimed(self._patience), send)
+        else:
+            send(DONTWAIT)
+        return 0
+
+
+def _result(reply: Incoming, form: Form) -> Any:
+    """What a request returns, in the form of the request."""
+    if reply.is_tensor or form is Form.TENSOR:
+        return reply.plain
+    got = read(reply, form)
+    return got.get("data", got.get("obj", got.get("string", got.get("frames"))))

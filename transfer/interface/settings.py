@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from asyncio import AbstractEventLoop, Future
-from collections.abc import Callable
-from contextlib import suppress
-from itertools import count
 from typing import Any
 
 from transfer.interface.channel import Channel
 from transfer.interface.endpoints import complete
+from transfer.interface.requests import Patience
 from transfer.interface.types import ZmqConfig, ZmqSocketOption, ZmqSocketType, as_option
-from transports.errors import Again, NotSupported, StateError
+from transports.errors import NotSupported, StateError
 
-#: runs a call in another thread: (loop or None, function, arguments...) -> a future of the loop
-Submit = Callable[..., "Future[Any]"]
-Loop = AbstractEventLoop | None
 Topic = str | bytes | None
 
 _OPTIONS = {
@@ -34,34 +27,19 @@ _OPTIONS = {
 class Settings:
     """What a socket is and where it is bound and connected. Thread-safe."""
 
-    def __init__(
-        self, number: int, kind: ZmqSocketType, socket: Any, config: ZmqConfig, submit: Submit
-    ) -> None:
+    def __init__(self, number: int, kind: ZmqSocketType, socket: Any, config: ZmqConfig) -> None:
         self.id = number
         self.kind = kind
         self._socket = socket
         self._channel = Channel(socket)
         self._config = config
-        self._submit = submit
         self._polling = False
         #: what the program calls an endpoint, and what it is
         self._bound: dict[str, str] = {}
         self._connected: dict[str, str] = {}
         self._routing_id: str | bytes = ""
-        #: seconds that a request waits; negative: endless
-        self._reply_timeout = float(config.timeout_seconds)
-        #: when the open request of a REP came, or that of a REQ went whose reply a callback gets
-        self._since = 0.0
-        #: of a REP: the number of its open request, 0 if there is none; of an answer, one at a time
-        self._request = 0
-        self._requests = count(1)
-        self._answering = threading.Lock()
-        #: whether the thread of the callbacks may receive now: a REP owes no reply, a REQ awaits one
-        self._turn = threading.Event()
-        if kind is not ZmqSocketType.REQ:
-            self._turn.set()
-        #: held by the request whose reply is awaited: one at a time, whoever else uses this socket
-        self._exchange = threading.Lock()
+        #: of a request
+        self._patience = Patience(config.timeout_seconds)
         self._configure(config)
 
     def _configure(self, config: ZmqConfig) -> None:
@@ -77,11 +55,7 @@ class Settings:
         if config.snd_buffer_size != ZmqConfig.snd_buffer_size:
             sock.sndbuf = config.snd_buffer_size
         if config.rcv_timeout_ms != ZmqConfig.rcv_timeout_ms:
-            self._reply_timeout = config.rcv_timeout_ms / 1000
-        if self.kind is ZmqSocketType.REQ:
-            # A request whose reply never came must not block the next one, nor get its reply.
-            sock.req_relaxed = True
-            sock.req_correlate = True
+            self._patience = Patience(config.rcv_timeout_ms / 1000, whole=False)
 
     # -- endpoints -----------------------------------------------------------------------------
 
@@ -147,7 +121,7 @@ class Settings:
             return self.set_routing_id(value)
         setattr(self._socket, _OPTIONS[option], value)
         if option is ZmqSocketOption.RCVTIMEO:
-            self._reply_timeout = value / 1000 if value >= 0 else -1.0
+            self._patience = Patience(value / 1000, whole=False)
         return True
 
     def get_socket_option(self, option: ZmqSocketOption | int | str) -> Any:
@@ -166,16 +140,6 @@ class Settings:
     def get_routing_id(self) -> str | bytes:
         """What was set, empty if nothing was."""
         return self._routing_id
-
-    def _begin_exchange(self) -> None:
-        """Before a request is sent. Raises Again if that of another thread is open all the time."""
-        if not self._exchange.acquire(timeout=self._reply_timeout if self._reply_timeout >= 0 else -1):
-            raise Again("an earlier request of this socket still waits for its reply")
-
-    def _end_exchange(self) -> None:
-        """The reply came, or never will: the next request may go. Idempotent."""
-        with suppress(RuntimeError):
-            self._exchange.release()
 
     def _only(self, kind: ZmqSocketType) -> None:
         if self.kind is not kind:

@@ -7,9 +7,11 @@ from collections import deque
 from typing import Any
 
 from transfer.interface.dispatch import Dispatcher
+from transfer.interface.futures import Futures
 from transfer.interface.receiving import Receiving
+from transfer.interface.replies import Replies
+from transfer.interface.requests import Requests
 from transfer.interface.sending import Sending
-from transfer.interface.settings import Submit
 from transfer.interface.types import ZmqConfig, ZmqSocketType
 
 
@@ -19,20 +21,25 @@ class ZmqSocket(Sending, Receiving):
     Thread-safe. Closed by `close`, by its interface's `shutdown`, or by a with-statement.
     """
 
-    def __init__(
-        self, number: int, kind: ZmqSocketType, socket: Any, config: ZmqConfig, submit: Submit
-    ) -> None:
-        super().__init__(number, kind, socket, config, submit)
+    def __init__(self, number: int, kind: ZmqSocketType, socket: Any, config: ZmqConfig) -> None:
+        super().__init__(number, kind, socket, config)
         self._receiving = threading.Lock()
         self._unread = deque()
-        self._dispatcher = Dispatcher(self, f"transfer-{kind.name.lower()}-{number}")
+        at_once = config.callbacks_at_once if kind is ZmqSocketType.REP else 1
+        self._requests = Requests(self._channel, config.pool_size) if kind is ZmqSocketType.REQ else None
+        self._replies = (
+            Replies(self._channel, at_once, config.timeout_seconds) if kind is ZmqSocketType.REP else None
+        )
+        self._futures = Futures(socket, self._requests)
+        self._dispatcher = Dispatcher(self, f"transfer-{kind.name.lower()}-{number}", at_once)
 
     def close(self) -> bool:
         """Ends the callbacks, sends what is queued within the linger, closes. Idempotent. True."""
         self._dispatcher.ask_to_stop()
+        self._futures.close()
         self._socket.close()
-        self._turn.set()
-        self._end_exchange()
+        if self._requests is not None:
+            self._requests.close()
         self._dispatcher.stop()
         return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
@@ -37,19 +36,18 @@ class ZmqSocketOption(IntEnum):
     ROUTING_ID = 8
 
 
-@dataclass
 class ZmqConfig:
-    """Settings of a `ZmqInterface`.
+    """Settings of a `ZmqInterface`; keyword arguments, or attributes. Raises OptionError for other names.
 
-    thread_count: threads for the calls that end in `_async`. timeout_seconds: how long a request
-    waits for its reply. pool_size: kept for programs that set it; connections are not pooled here.
-    enable_rdma: endpoints without a scheme mean rdma://, which falls back to TCP, saying so.
-    high_water_mark: messages a peer may lag behind. The rest: milliseconds, and bytes of the
-    kernel's buffers.
+    thread_count: how many requests of one REP are in callbacks at the same time. As long as the program sets
+    nothing it is one, so that callbacks need no locks. timeout_seconds: how long a request waits for its
+    reply. pool_size: how many requests a REQ may have open with each peer; 0: any number. enable_rdma:
+    endpoints without a scheme mean rdma://, which falls back to TCP, saying so. high_water_mark: messages a
+    peer may lag behind. The rest: milliseconds, and bytes of the kernel's buffers.
     """
 
     thread_count: int = 8
-    timeout_seconds: int = 30
+    timeout_seconds: float = 30
     pool_size: int = 10
     enable_rdma: bool = False
     high_water_mark: int = 1000
@@ -60,6 +58,38 @@ class ZmqConfig:
     rcv_buffer_size: int = 65536
     snd_buffer_size: int = 65536
 
+    #: names of what the program has set
+    _given: set[str]
+    __slots__ = ("__dict__", "_given")
+
+    def __init__(self, **settings: Any) -> None:
+        object.__setattr__(self, "_given", set())
+        self.__dict__.update({name: getattr(ZmqConfig, name) for name in SETTINGS})
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in SETTINGS:
+            raise OptionError(f"unknown setting {name!r}", hint="one of " + ", ".join(sorted(SETTINGS)))
+        self._given.add(name)
+        super().__setattr__(name, value)
+
+    @property
+    def callbacks_at_once(self) -> int:
+        """Callbacks of one REP that may run at the same time."""
+        return self.thread_count if "thread_count" in self._given else 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ZmqConfig) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"ZmqConfig({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+SETTINGS = frozenset(name for name in ZmqConfig.__annotations__ if name[0] != "_")
+
 
 def as_config(given: ZmqConfig | Mapping[str, Any] | None) -> ZmqConfig:
     """The configuration that `initialize` was given, whichever way. Raises OptionError, ArgumentError."""
@@ -69,11 +99,11 @@ def as_config(given: ZmqConfig | Mapping[str, Any] | None) -> ZmqConfig:
         return _checked(given)
     if not isinstance(given, Mapping):
         raise wrong("config", given, "a ZmqConfig, a dict of its settings, or None")
-    known = {field.name for field in fields(ZmqConfig)}
-    unknown = sorted(set(given) - known)
+    unknown = sorted(set(given) - SETTINGS, key=str)
     if unknown:
         raise OptionError(
-            f"unknown setting {', '.join(map(repr, unknown))}", hint="one of " + ", ".join(sorted(known))
+            f"unknown setting {', '.join(map(repr, unknown))}",
+            hint="one of " + ", ".join(sorted(SETTINGS)),
         )
     return _checked(ZmqConfig(**given))
 

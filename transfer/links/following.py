@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from patterns import Requester
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transports.descriptors import descriptor_hint, share_of_descriptors
@@ -23,6 +22,7 @@ from transports.discovery import liveness
 from transports.discovery.membership import MOST, Membership, Polling, State
 from transports.errors import AddressError, Broken, Closed, InternalError, TransferError
 from transports.forking import undivided
+from transports.wire import SocketType
 
 if TYPE_CHECKING:
     from transfer.context import Context
@@ -314,8 +314,8 @@ class Following:
         stuck = now - member.moved[1]
         if moved[0]:
             return stuck > STUCK
-        if isinstance(links.pattern, Requester):
-            return not (links.pattern.waiting and links.pattern.peer is stream)
+        if links.pattern.socket_type is SocketType.REQ:
+            return not links.pattern.has_open(stream)
         if links.receives:
             socket = links._socket()
             with suppress(Closed):  # what it has confirmed may not have been read yet

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from patterns import Replier, Requester
+from patterns import Requester
 from patterns.base import SendMode
 from transfer import draining
 from transfer.links.credits import Credits
@@ -55,8 +55,7 @@ class Losses(Credits):
     def _lost_in_order(self, stream: Any, error: BaseException) -> bool:
         with self._lock:
             if isinstance(stream, Remnant):
-                if isinstance(self.pattern, Requester):
-                    self.pattern.fail(stream, error)
+                self.pattern.fail(stream, error)
                 self.pattern.detach(stream)
             if self.closing or stream not in self.peers:  # `close` takes care of what is there
                 return False
@@ -89,7 +88,7 @@ class Losses(Credits):
             self.changed.notify_all()
         if socket is not None and not socket.closed:
             socket._notify()
-            if isinstance(self.pattern, Requester) and self.pattern.failure is not None:
+            if self.pattern.failure is not None:
                 # Once more from outside: a receiving call that found the loss takes its own
                 # notice back, and an event loop has to see that there is an error to fetch.
                 self.context.reactor.call_soon(self._notify)
@@ -142,7 +141,7 @@ class Losses(Credits):
         except (Broken, ProtocolError, Closed) as end:
             end.__traceback__ = None  # the stream keeps the error, whose frames keep what their callers had
             logger.debug("the connection to %s has been read to its end", peer.address)
-        if isinstance(self.pattern, Replier):  # who asked is gone, so nobody waits for an answer
+        if self.pattern.answers:  # who asked is gone, so nobody waits for an answer
             self.pattern.drop("requester_gone", len(found))
             return None
         return Remnant(found, peer) if found and self.receives else None
@@ -198,6 +197,8 @@ class Losses(Credits):
                 ]
                 peer.moved = {orphan.number: orphan for orphan in moved if orphan.tracker is None}
                 self._count("redistributed", len(moved))
+                if self.pattern.ordered:
+                    self.pattern.fail(peer.stream, error, {orphan.frames[0][1] for orphan in left + moved})
                 self.orphans.extendleft(reversed(left + moved))  # they are older than those that wait
         if isinstance(self.pattern, Requester):
             self._settle_request(self.pattern, peer, unsent, error)
@@ -335,10 +336,10 @@ class Losses(Credits):
             orphan = self.orphans[0]
             losses = self._losses
         # Memory of our own: whoever sent it was told long ago that he may change his.
-        taken = partial(self._given, orphan)
+        taken, frames = partial(self._given, orphan), orphan.frames
         try:
             stream = socket._send_frames(
-                orphan.frames, 0, hold=True, taken=taken, first=True, again=not orphan.fresh
+                frames, 0, hold=True, taken=taken, first=True, again=not orphan.fresh
             )
         except (Again, Closed):
             if losses != self._losses:  # what that connection left goes before this
@@ -347,8 +348,7 @@ class Losses(Credits):
             return False
         with self._lock, suppress(ValueError):  # `send_newest` may have thrown it away
             self.orphans.remove(orphan)
-        if isinstance(self.pattern, Requester):
-            self.pattern.peer = stream
+        self.pattern.moved(stream, frames)
         return True
 
     def _given(self, orphan: Orphan, stream: Any, number: int) -> None:
