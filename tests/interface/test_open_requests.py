@@ -311,6 +311,68 @@ def test_each_thread_answers_its_own_request_and_others_by_number(make):
     asyncio.run(main())
 
 
+def test_a_thread_that_answers_one_after_the_other(make):
+    """Its first answer was taken for the one that it owes: the second was refused."""
+    zi = make()
+    req, rep = linked(zi)
+    asked = Inbox()
+    rep.set_receive_callback(asked)
+
+    def answers():
+        for number in range(5):
+            message = asked.get()
+            given = message["request"] if number % 2 else None
+            assert rep.reply(np.full(2, number) if number == 3 else message["data"], given) == 0
+
+    answering = Thread(answers)
+    for number in range(5):
+        assert len(req.request(b"%d" % number)) == 1 + (number == 3)
+    answering.join(10)
+
+
+def test_an_answer_that_is_late_goes_to_nobody_elses_request(make):
+    """A callback needs longer than its request is open; meanwhile another request has come."""
+    zi = make({"timeout_seconds": 2, "pool_size": 0})
+    server = make({"thread_count": 2, "timeout_seconds": 0.3})
+    req, rep = linked(zi, server)
+    codes, late = Inbox(), threading.Event()
+
+    def handle(message):
+        if message["data"] == b"slow":
+            late.wait(10)
+            codes(rep.reply(b"to the slow one"))
+
+    rep.set_receive_callback(handle)
+
+    async def main():
+        words = [b"slow", b"never answered", b"nor this"]
+        futures = [req.request_async(word) for word in words]
+        deadline = time.monotonic() + 10
+        while rep.callback_errors < 1:  # the oldest was given up, for the third to come
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        late.set()
+        assert await asyncio.to_thread(codes.get) == -EFSM
+        ends = await asyncio.gather(*futures, return_exceptions=True)
+        assert {type(end) for end in ends} == {Again}
+
+    asyncio.run(main())
+
+
+def test_a_short_time_out_is_short(make):
+    zi = make({"timeout_seconds": 0.02})
+    req, rep = linked(zi)
+    rep.set_polling_mode(True)
+    req._socket.wait_for_peers(1, 10)
+    taken = []
+    for _ in range(5):
+        begun = time.monotonic()
+        with pytest.raises(Again):
+            req.request(b"x")
+        taken.append(time.monotonic() - begun)
+    assert min(taken) < 0.05
+
+
 def test_a_callback_that_raises_gives_up_its_own_request(make, caplog):
     zi, server = make({"timeout_seconds": 1}), make({"thread_count": 2})
     req, rep = linked(zi, server)

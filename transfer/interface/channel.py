@@ -93,17 +93,6 @@ class Channel:
             if timeout >= 0:
                 timeout = max(0.0, deadline - time.monotonic())
 
-    def admitted(self, timeout: float) -> tuple[Any, Sequence[Any]]:
-        """The next message that the pattern admits, and its peer. Raises Again, Closed."""
-        deadline = time.monotonic() + timeout
-        while True:
-            stream, frames = self.socket._recv_message(math.ceil(timeout * 1000))
-            admitted = self.socket._pattern.admit(stream, frames)
-            if admitted is not None:
-                return stream, admitted
-            if timeout >= 0:
-                timeout = max(0.0, deadline - time.monotonic())
-
     def refused(self, stream: Any, error: TransferError) -> TransferError:
         """What came makes no sense, and its connection ends; or no sense here. The same error."""
         if isinstance(error, ProtocolError):

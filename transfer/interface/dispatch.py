@@ -52,6 +52,8 @@ class Dispatcher:
         self._name = name
         self._at_once = at_once
         self._callbacks: dict[Form, Callback] = {}
+        #: the callback of data, where it is the only one
+        self._only_data: Callback | None = None
         #: gets everything while it is set, and how many messages at once
         self._batch: tuple[BatchCallback, int] | None = None
         self._threads: list[threading.Thread] = []
@@ -77,6 +79,7 @@ class Dispatcher:
         if callback is not None:
             callbacks[form] = callback
         self._callbacks = callbacks
+        self._only_data = callbacks.get(Form.DATA) if len(callbacks) == 1 else None
 
     def set_batch(self, callback: BatchCallback | None, most: int) -> None:
         """As `set`, for a callback that gets everything, many at once."""
@@ -171,18 +174,17 @@ class Dispatcher:
                 self._call(partial(call, list(map(_as_given, messages[number : number + most]))), "batch")
                 number += most
             elif callbacks:
-                self._deliver(messages[number], callbacks)
+                message, only = messages[number], self._only_data
                 number += 1
+                if only is None or type(message) is not dict:
+                    self._deliver(as_incoming(message), callbacks)
+                elif not self._call(partial(only, message), "data"):
+                    self._source.abandon(message.get("request", 0))
             else:
                 self._source.give_back(list(map(as_incoming, messages[number:])))
                 return
 
-    def _deliver(self, message: Message, callbacks: dict[Form, Callback]) -> None:
-        if type(message) is dict and len(callbacks) == 1 and Form.DATA in callbacks:  # the common case
-            if not self._call(partial(callbacks[Form.DATA], message), "data"):
-                self._source.abandon(message.get("request", 0))
-            return
-        message = as_incoming(message)
+    def _deliver(self, message: Incoming, callbacks: dict[Form, Callback]) -> None:
         chosen = choose(message, callbacks)
         if chosen is None:
             self._failed("%s: no callback for a message from %s; dropped", self._name, message.source)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from patterns import PipelinedReplier
 from transfer.interface.channel import Channel, source_of
@@ -40,10 +42,16 @@ class Replies:
         Broken when one was given up."""
         if len(self._came) >= self._most:
             self._wait_for_room(timeout)
-        pattern = self._pattern
-        stream, frames = self._channel.admitted(timeout)
-        number = pattern.current.number
-        self._came[number] = time.monotonic()
+        until = time.monotonic() + timeout
+        frames: Any = None
+        while frames is None:  # what has no envelope is dropped, and counted
+            stream, arrived = self._socket._recv_message(math.ceil(timeout * 1000))
+            frames = self._pattern.admit(stream, arrived)
+            came = time.monotonic()
+            if timeout >= 0:
+                timeout = max(0.0, until - came)
+        number = self._pattern.current.number
+        self._came[number] = came
         frame = frames[0]
         if len(frames) == 1 and not frame.flags and frame.topic is None:
             return {"source": source_of(stream), "data": frame.bytes, "topic": "", "request": number}
@@ -66,8 +74,13 @@ class Replies:
 
     def answer(self, number: int, send: Callable[[], object]) -> None:
         """Sends the answer to this request. Raises what `send` raises; the request is still open then."""
-        self._pattern.current.number = number
-        send()
+        current = self._pattern.current
+        own = getattr(current, "number", 0)
+        current.number = number
+        try:
+            send()
+        finally:
+            current.number = own
         self._end(number)
 
     def answer_plainly(self, data: bytes) -> bool:

@@ -17,6 +17,7 @@ from transports.errors import Again, Broken, Closed, TransferError
 
 #: seconds between two looks whether a peer was lost, and most messages that a loop reads in one turn
 _LOOK, _TURN = 0.05, 256
+_LOOK_MS = int(1000 * _LOOK)
 
 #: sends one message; its argument is the flags
 Send = Callable[[int], object]
@@ -94,21 +95,27 @@ class Requests:
         pattern, socket, reading = self._pattern, self._socket, self._reading
         if len(pattern.peers) != 1 or self._open or socket._in_python or not reading.acquire(False):
             return self.ask(lambda flags: socket.send(data, flags), patience).plain
+        seconds = patience.seconds
+        wait = math.ceil(seconds * 1000) if 0 <= seconds < _LOOK else _LOOK_MS
         request, asked, number = None, time.monotonic_ns(), pattern.begin()
         try:
             peer = socket._send_frames(((0, number, None, None, data),), 0)
             pattern.has(peer, number)
-            message = self._next(_LOOK)
-            if message is not None:
-                [frame, *rest] = message[1]
-                plain = not (rest or frame.flags) and frame.topic is None
-                if plain and frame.sequence == number and message[0] is peer and pattern.forget(number):
+            try:
+                message = socket._recv_message(wait)
+            except Again:
+                message = None
+            else:
+                stream, frames = message
+                frame = frames[0]
+                plain = len(frames) == 1 and not frame.flags and frame.topic is None
+                if plain and frame.sequence == number and stream is peer and pattern.forget(number):
                     pattern.turn.asked = asked
                     pattern.turn.answered(time.monotonic_ns())
                     return frame.bytes
             request = self._open[number] = Request(patience)
             request.number, request.asked = number, asked
-            request.deadline = patience.deadline()
+            request.deadline = asked / 1e9 + seconds if seconds >= 0 else math.inf
             if message is not None:
                 self._came(*message)
         except BaseException as error:
