@@ -17,6 +17,7 @@ MODULES = {
     "req_rep_beside": "beside",
     "interface_push": "interface",
     "interface_request": "interface",
+    "interface_futures": "futures",
     "pub_fanout": "fanout",
     "tensors": "tensors",
     "burst_tail": "burst",
