@@ -32,7 +32,7 @@ request request_async reply publish publish_async push push_async send send_asyn
 send_tensor send_tensor_async reply_tensor send_multipart send_json send_string send_pyobj
 set_receive_callback set_subscribe_callback set_pull_callback set_tensor_receive_callback
 set_multipart_receive_callback set_json_receive_callback set_pyobj_receive_callback
-set_string_receive_callback set_batch_receive_callback recv recv_tensor recv_multipart recv_json
+set_string_receive_callback set_batch_receive_callback set_codec recv recv_tensor recv_multipart recv_json
 recv_string recv_pyobj socket
 """.split()  # noqa: SIM905 - a list of fifty strings is harder to read
 OF_THE_INTERFACE = {"initialize", "shutdown", "term", "create_socket", "close_socket", "socket"}

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from transfer.interface.message import Form, Incoming, Message, as_incoming, plainly, read
-from transports.arguments import callable_or_none
 from transports.errors import Again, Broken, Closed, TransferError
 
 logger = logging.getLogger("transfer.interface")
@@ -74,7 +73,6 @@ class Dispatcher:
 
     def set(self, form: Form, callback: Callback | None) -> None:
         """Sets or (None) removes the callback of one form; it applies from the next message on."""
-        callable_or_none(callback, "callback", "a message as a dict")
         callbacks = {key: known for key, known in self._callbacks.items() if key is not form}
         if callback is not None:
             callbacks[form] = callback
@@ -83,7 +81,6 @@ class Dispatcher:
 
     def set_batch(self, callback: BatchCallback | None, most: int) -> None:
         """As `set`, for a callback that gets everything, many at once."""
-        callable_or_none(callback, "callback", "a list of messages")
         self._batch = None if callback is None else (callback, most)
 
     def has(self, forms: Iterable[Form]) -> bool:

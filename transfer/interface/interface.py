@@ -11,6 +11,7 @@ from patterns import Pattern, PipelinedReplier, PipelinedRequester
 from transfer.context import Context
 from transfer.interface.dispatch import BatchCallback, Callback
 from transfer.interface.futures import Loop
+from transfer.interface.message import Codec
 from transfer.interface.settings import Topic
 from transfer.interface.socket import ZmqSocket
 from transfer.interface.types import (
@@ -153,6 +154,9 @@ class ZmqInterface:
 
     def set_polling_mode(self, socket_id: int, enabled: bool) -> bool:
         return self._of(socket_id).set_polling_mode(enabled)
+
+    def set_codec(self, socket_id: int, codec: Codec | None) -> bool:
+        return self._of(socket_id).set_codec(codec)
 
     # -- sending -------------------------------------------------------------------------------
 

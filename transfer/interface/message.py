@@ -11,11 +11,21 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from transfer.config import pickle_allowed
 from transports.arguments import octets, text, wrong
 from transports.errors import ArgumentError, NotATensor, PickleRefused, UsageError
+
+
+class Codec(Protocol):
+    """Makes bytes of the program's values, and values of the bytes that come: Protocol Buffers, say."""
+
+    def encode(self, value: Any) -> Any:
+        """The bytes, or a buffer, that are sent for a value."""
+
+    def decode(self, data: bytes) -> Any:
+        """The value that these bytes are."""
 
 
 class Form(StrEnum):
@@ -160,6 +170,11 @@ READERS: dict[Form, Callable[[Incoming], dict[str, Any]]] = {
     Form.MULTIPART: as_multipart,
     Form.TENSOR: as_tensor,
 }
+
+
+def decoded(message: dict[str, Any], codec: Codec) -> dict[str, Any]:
+    """The same message with the codec's value as its data; a tensor stays one. Raises what the codec does."""
+    return {**message, "data": codec.decode(message["data"])} if "data" in message else message
 
 
 def plainly(message: Incoming) -> dict[str, Any]:

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from functools import partial
 from typing import Any
 
 from transfer.constants import DONTWAIT
 from transfer.interface.dispatch import BatchCallback, Callback, Dispatcher
-from transfer.interface.message import Form, Incoming, Message, as_incoming, read, require_pickle
+from transfer.interface.message import (
+    Codec,
+    Form,
+    Incoming,
+    Message,
+    as_incoming,
+    decoded,
+    read,
+    require_pickle,
+)
 from transfer.interface.replies import Replies
 from transfer.interface.requests import Requests
 from transfer.interface.settings import Settings
 from transfer.interface.types import ZmqSocketType
-from transports.arguments import flags_of, whole
+from transports.arguments import callable_or_none, flags_of, whole, wrong
 from transports.errors import NotSupported, StateError
 
 _ONLY_SEND = frozenset({ZmqSocketType.PUB, ZmqSocketType.PUSH})
@@ -32,6 +42,19 @@ class Receiving(Settings):
     _requests: Requests | None
     #: of a REP
     _replies: Replies | None
+
+    def set_codec(self, codec: Codec | None) -> bool:
+        """From now on `request`, `reply`, `publish`, `push`, `send` and their `_async` forms take what
+        `codec.encode(value)` makes bytes of, and data arrive as what `codec.decode(data)` makes of them.
+        Tensors go as they are. None: bytes again. It comes before the callbacks. Raises ArgumentError,
+        StateError. True."""
+        for name in ("encode", "decode"):
+            if codec is not None and not callable(getattr(codec, name, None)):
+                raise wrong("codec", codec, "an object with encode(value) and decode(data), or None")
+        if self._dispatcher.wanted:
+            raise StateError("this socket has a callback", hint="set_codec comes first")
+        self._codec = codec
+        return True
 
     def subscribe(self, topic: str | bytes = "") -> bool:
         """Asks for messages whose topic begins with this. True."""
@@ -61,6 +84,9 @@ class Receiving(Settings):
         if self.kind in (ZmqSocketType.REQ, ZmqSocketType.REP):
             raise NotSupported(f"a {self.kind.name} has one message at a time", hint="set_receive_callback")
         self._receives()
+        callable_or_none(callback, "callback", "a list of messages")
+        if callback is not None and self._codec is not None:
+            callback = partial(_called_all_decoded, callback, self._codec)
         self._dispatcher.set_batch(callback, whole(most, "most", 1, 100_000))
         self._run_callbacks()
 
@@ -96,6 +122,9 @@ class Receiving(Settings):
 
     def _set_callback(self, form: Form, callback: Callback | None) -> None:
         self._receives()
+        callable_or_none(callback, "callback", "a message as a dict")
+        if form is Form.DATA and callback is not None and self._codec is not None:
+            callback = partial(_called_decoded, callback, self._codec)
         self._dispatcher.set(form, callback)
         self._run_callbacks()
 
@@ -147,6 +176,8 @@ class Receiving(Settings):
             if not self._unread:
                 self._unread.append(as_incoming(self._receive(self._receive_timeout(flags))))
             got = read(self._unread[0], form)  # what it raises leaves the message unread
+            if form is Form.DATA and self._codec is not None:
+                got = decoded(got, self._codec)
             self._unread.popleft()
             return got
 
@@ -190,3 +221,11 @@ class Receiving(Settings):
         """A REP gives up this request, if it is open; the requester will run into its time-out."""
         if self._replies is not None:
             self._replies.give_up(request)
+
+
+def _called_decoded(callback: Callback, codec: Codec, message: dict[str, Any]) -> object:
+    return callback(decoded(message, codec))
+
+
+def _called_all_decoded(callback: BatchCallback, codec: Codec, messages: list[dict[str, Any]]) -> object:
+    return callback([decoded(message, codec) for message in messages])

@@ -56,7 +56,7 @@ class Sending(Settings):
         """
         self._only(_REQ)
         assert self._requests is not None
-        if type(data) is bytes:  # the common case costs few calls
+        if type(data) is bytes and self._codec is None:  # the common case costs few calls
             return self._requests.ask_plainly(data, self._patience)
         return self._ask(*self._sender(data))
 
@@ -66,7 +66,7 @@ class Sending(Settings):
         that one is not open any more, nothing is sent, and the number of an error returned."""
         self._only(_REP)
         assert self._replies is not None
-        if type(data) is bytes and request is None:  # the common case costs few calls
+        if type(data) is bytes and request is None and self._codec is None:  # the common case costs few calls
             try:
                 if self._replies.answer_plainly(data):
                     return 0
@@ -86,7 +86,9 @@ class Sending(Settings):
 
     def push(self, data: Any) -> int:
         """Gives one task to one of the peers, in turn."""
-        if type(data) is bytes and self.kind is _PUSH:  # the common case costs no second call
+        if (
+            type(data) is bytes and self.kind is _PUSH and self._codec is None
+        ):  # the common case costs no second call
             try:
                 self._socket.send(data)
             except _NOT_SENT as error:
@@ -122,7 +124,11 @@ class Sending(Settings):
 
     def _sender(self, data: Any, topic: Topic = None) -> tuple[Send, Form]:
         """What sends it, and the form of a reply to it. Raises ArgumentError."""
-        if is_tensor(data):
+        if self._codec is not None and not (
+            hasattr(data, "__dlpack__") or hasattr(data, "__array_interface__")
+        ):
+            data = self._codec.encode(data)
+        elif is_tensor(data):
             return self._tensor_sender(data, topic), Form.TENSOR
         return partial(self._channel.send, (encode_data(data),), topic), Form.DATA
 
@@ -171,7 +177,7 @@ class Sending(Settings):
 
     def _ask(self, send: Send, form: Form) -> Any:
         assert self._requests is not None
-        return _result(self._requests.ask(send, self._patience), form)
+        return self._result(self._requests.ask(send, self._patience), form)
 
     # -- the same for asyncio ------------------------------------------------------------------
 
@@ -206,7 +212,7 @@ class Sending(Settings):
 
         def attempt(lane: Lane, future: Future[Any]) -> None:
             until = deadline if patience.whole else patience.deadline()
-            lane.ask(future, send, until, lambda request: _result(request.outcome(), form))
+            lane.ask(future, send, until, lambda request: self._result(request.outcome(), form))
 
         return self._futures.submit(loop, attempt, sending)
 
@@ -233,10 +239,11 @@ class Sending(Settings):
             send(DONTWAIT)
         return 0
 
-
-def _result(reply: Incoming, form: Form) -> Any:
-    """What a request returns, in the form of the request."""
-    if reply.is_tensor or form is Form.TENSOR:
-        return reply.plain
-    got = read(reply, form)
-    return got.get("data", got.get("obj", got.get("string", got.get("frames"))))
+    def _result(self, reply: Incoming, form: Form) -> Any:
+        """What a request returns, in the form of the request."""
+        if self._codec is not None and form in (Form.DATA, Form.TENSOR) and not reply.is_tensor:
+            return self._codec.decode(reply.data)
+        if reply.is_tensor or form is Form.TENSOR:
+            return reply.plain
+        got = read(reply, form)
+        return got.get("data", got.get("obj", got.get("string", got.get("frames"))))

@@ -6,6 +6,7 @@ from typing import Any
 
 from transfer.interface.channel import Channel
 from transfer.interface.endpoints import complete
+from transfer.interface.message import Codec
 from transfer.interface.requests import Patience
 from transfer.interface.types import ZmqConfig, ZmqSocketOption, ZmqSocketType, as_option
 from transports.errors import NotSupported, StateError
@@ -34,6 +35,7 @@ class Settings:
         self._channel = Channel(socket)
         self._config = config
         self._polling = False
+        self._codec: Codec | None = None
         #: what the program calls an endpoint, and what it is
         self._bound: dict[str, str] = {}
         self._connected: dict[str, str] = {}
