@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from transfer.peer import Peer
 from transports.address import parse
 from transports.arguments import number
 from transports.errors import AddressError
+from transports.wire import SocketType
 
 #: the least loaded first
 LOAD = "load"
@@ -32,28 +34,41 @@ def checked(value: Any) -> Any:
         if found is None or isinstance(weight, bool) or not 1 <= found <= _MOST:
             raise ValueError(f"a weight is a whole number, 1 to {_MOST}")
         weights[address] = found
-    return weights
+    return MappingProxyType(weights)
 
 
-class Weights:
-    """Weighted turns, spread evenly: with weights 3 and 1 the messages go to a, a, b, a and so on. A peer
-    without room is passed over, and gets no more for it later. Thread-safe.
-    """
+class Balance:
+    """Orders peers before each message. Thread-safe."""
 
-    def __init__(self, weights: Mapping[str, int]) -> None:
-        self._weights = weights
-        self._due: dict[Any, float] = {}
+    def __init__(self) -> None:
+        self._due: dict[Peer, float] = {}
         self._lock = threading.Lock()
 
     def order(self, peers: Iterable[Peer]) -> list[Peer]:
-        """Whose turn it is comes first."""
+        """Who should get the next message comes first."""
+        raise NotImplementedError
+
+    def took(self, peer: Peer, passed: Iterable[Peer]) -> None:
+        """This one got the message; those that were passed over had no room."""
+        raise NotImplementedError
+
+
+class Weights(Balance):
+    """Weighted turns, spread evenly: with weights 3 and 1 the messages go to a, a, b, a and so on. A peer
+    without room is passed over, and gets no more for it later.
+    """
+
+    def __init__(self, weights: Mapping[str, int]) -> None:
+        super().__init__()
+        self._weights = weights
+
+    def order(self, peers: Iterable[Peer]) -> list[Peer]:
         with self._lock:
             known = {peer: self._due.get(peer, 0.0) + self._weight(peer) for peer in peers}
             self._due = {peer: self._due.get(peer, 0.0) for peer in known}
             return sorted(known, key=known.__getitem__, reverse=True)
 
     def took(self, peer: Peer, passed: Iterable[Peer]) -> None:
-        """This one got the message; those that were passed over had no room."""
         with self._lock:
             out = set(passed)
             of_turn = [one for one in self._due if one not in out]
@@ -67,6 +82,33 @@ class Weights:
         return self._weights.get(peer.endpoint, 1)
 
 
-def by_load(peers: Iterable[Peer]) -> list[Peer]:
-    """Those with the fewest messages that they have not confirmed, or that have not left for them yet."""
-    return sorted(peers, key=lambda peer: peer.stream.sent - peer.stream.confirmed)
+class Load(Balance):
+    """Those first that have the fewest messages in hand; of several, the one that has waited longest.
+
+    A PULL confirms what it has consumed. What others have consumed is not known here: of them counts what has
+    not left for them yet.
+    """
+
+    def order(self, peers: Iterable[Peer]) -> list[Peer]:
+        with self._lock:
+            self._due = {peer: self._due.get(peer, 0.0) for peer in peers}
+            return sorted(self._due, key=lambda peer: (_in_hand(peer), self._due[peer]))
+
+    def took(self, peer: Peer, passed: Iterable[Peer]) -> None:
+        with self._lock:
+            if peer in self._due:
+                self._due[peer] = max(self._due.values()) + 1
+
+
+def made(chosen: Any) -> Balance | None:
+    """What the option's value asks for."""
+    if chosen is None:
+        return None
+    return Load() if chosen == LOAD else Weights(chosen)
+
+
+def _in_hand(peer: Peer) -> int:
+    stream = peer.stream
+    if peer.socket_type is SocketType.PULL:
+        return int(stream.sent - stream.confirmed)
+    return int(stream.queued)

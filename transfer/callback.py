@@ -58,7 +58,7 @@ class Dispatcher:
                 continue
             try:
                 self._call(parts)
-            except Exception as error:  # noqa: BLE001 - whatever the user's function raises
+            except BaseException as error:  # noqa: BLE001 - whatever the user's function raises
                 self._failed(error)
 
     def _failed(self, error: BaseException) -> None:

@@ -67,7 +67,7 @@ def pattern_of(socket_type: Any, given: type[Pattern] | None = None) -> type[Pat
     number = socket_type_of(socket_type)
     if given is None:
         return PATTERNS[number]
-    derived = isinstance(given, type) and issubclass(given, Pattern)
+    derived = isinstance(given, type) and issubclass(given, Pattern) and hasattr(given, "peer_types")
     if not derived or getattr(given, "socket_type", None) != number:
         raise wrong("pattern", given, f"a class derived from patterns.Pattern, with the type {number.name}")
     return given

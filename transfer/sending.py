@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from patterns import PipelinedReplier, Replier, Requester, Router
 from patterns.base import ANYONE, Pattern, SendMode
-from transfer.balance import Weights, by_load
+from transfer.balance import Balance
 from transfer.compressing import compressed
 from transfer.constants import DONTWAIT, SNDMORE
 from transfer.links import Links
@@ -40,7 +40,7 @@ class Sending(Turns):
         _links: Links
         _pattern: Pattern
         _requester: Requester | None
-        _balance: Weights | str | None
+        _balance: Balance | None
         _partial: dict[int, list[OutFrame]]
         _values: dict[str, Any]
         _inherited: bool
@@ -194,7 +194,7 @@ class Sending(Turns):
                 taker = self._send_frames(
                     frames, 0, stream=peer.stream, hold=hold, released=released, taken=taken
                 )
-                if isinstance(self._balance, Weights):
+                if self._balance is not None:
                     self._balance.took(peer, passed)
                 return taker
             passed.append(peer)
@@ -208,7 +208,7 @@ class Sending(Turns):
         there = {stream: peer for stream, peer in list(links.peers.items()) if not peer.pending}
         if balance is None:
             return [there[stream] for stream in self._pattern.preferred() if stream in there]
-        return balance.order(there.values()) if isinstance(balance, Weights) else by_load(there.values())
+        return balance.order(there.values())
 
     def _send_to(
         self, target: Any, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any, taken: Any

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from patterns import Publisher, Requester, Router, Subscriber
 from patterns.base import Pattern, ReceiveMode, SendMode
+from transfer import balance
 from transfer.announcing import Announcing
 from transfer.attributes import Strict
-from transfer.balance import Weights
 from transfer.binding import Binding
 from transfer.constants import POLLIN, POLLOUT, pattern_of
 from transfer.dropped import end_dropped
@@ -365,8 +365,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
             pattern.mandatory = self.router_mandatory
 
     def _balance_changed(self) -> None:
-        chosen = self._values["balance"]
-        self._balance = Weights(chosen) if isinstance(chosen, dict) else chosen
+        self._balance = balance.made(self._values["balance"])
         self._ways_changed()
 
     def _heartbeat_changed(self) -> None:

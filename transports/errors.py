@@ -202,8 +202,9 @@ class PeerError(TransferError):
 class ProtocolError(PeerError):
     """Bytes that are no valid frame. `reason` is a short constant word, used as a metric label:
     magic, version, length, topic, tensor, shape, dtype, flags, checksum, compression, control,
-    truncated, stalled, too_large, no_memory (not the peer's fault); of rows from Spark: run, recut,
-    lost_rows, doubled_rows; and those of the broker's fronts in docs/errors.md."""
+    truncated, stalled, too_large; not the peer's fault: no_memory, pattern (a socket's own rules do not
+    take it); of rows from Spark: run, recut, lost_rows, doubled_rows; and those of the broker's fronts in
+    docs/errors.md."""
 
     def __init__(self, reason: str, message: str = "", *, hint: str = "") -> None:
         self.reason = reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 import threading
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -18,7 +19,7 @@ from transfer.clients.pybroker import PyBrokerClient
 from transfer.clients.rqueue import RqueueClient
 from transfer.clients.ttp import TtpClient
 from transfer.protocols.rqueue import encode_publish, encode_subscribe
-from transports.errors import Broken
+from transports.errors import Broken, Closed, TransferError
 from transports.security.settings import Security
 
 #: the beginning of a frame, by the port that takes it
@@ -170,6 +171,37 @@ def test_a_client_that_is_put_out_again_loses_no_message_in_silence(client):
             with pytest.raises(Broken, match="has closed the connection"):
                 idle.publish("news", b"lost otherwise")
         closing.join(10)
+
+
+def test_a_client_that_connects_again_is_closed_at_once(monkeypatch):
+    with socket.create_server((HERE, 0)) as server:
+        client = PyBrokerClient(HERE, server.getsockname()[1], timeout=20)
+        server.accept()[0].close()
+        until(lambda: client._connection._has_ended(0))
+        begun, connecting = threading.Event(), socket.create_connection
+
+        def slow(*arguments):
+            begun.set()
+            threading.Event().wait(3)
+            return connecting(*arguments)
+
+        monkeypatch.setattr(socket, "create_connection", slow)
+        ends = []
+
+        def publishes():
+            try:
+                client.publish("news", b"x")
+            except TransferError as error:
+                ends.append(type(error))
+
+        publishing = threading.Thread(target=publishes)
+        publishing.start()
+        assert begun.wait(10)
+        at = time.monotonic()
+        client.close()
+        assert time.monotonic() - at < 2.5
+        publishing.join(10)
+        assert ends == [Closed]
 
 
 def test_a_drain_takes_no_new_connection_at_any_port(tmp_path):

@@ -148,3 +148,25 @@ def test_a_socket_that_is_bound_balances_those_that_come(context):
     for number in range(10):
         push.send(b"%d" % number)
     assert counts(pulls, 10) == [5, 5]
+
+
+def test_those_with_nothing_in_hand_take_turns(crew):
+    """The first of them got everything: jobs waited for each other beside workers that did nothing."""
+    push, pulls = crew
+    push.balance = "load"
+    for number in range(30):
+        push.send(b"%d" % number)
+        assert eventually(lambda: sum(bool(pull.poll(0)) and pull.recv() is not None for pull in pulls))
+        assert eventually(lambda: all(peer.unconfirmed == 0 for peer in push.peers()))
+        if number == 14:
+            assert all(peer.sent == 5 for peer in push.peers())
+
+
+def test_the_value_is_nobody_elses(crew):
+    push, pulls = crew
+    given = {pulls[0].last_endpoint: 2}
+    push.balance = given
+    given[pulls[0].last_endpoint] = 0
+    assert dict(push.balance) == {pulls[0].last_endpoint: 2}
+    with pytest.raises(TypeError):
+        push.balance["x"] = 3

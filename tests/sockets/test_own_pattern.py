@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
 import transfer
 from patterns import PATTERNS, Pattern, PipelinedReplier, Puller, Pusher
 from tests.sockets.helpers import pair_of
-from transports.errors import ArgumentError
+from transports.errors import ArgumentError, HandshakeError
 
 
 class ToTheFirst(Pusher):
@@ -72,3 +75,46 @@ def test_many_requests_are_answered_in_any_order(context):
             many._pattern.current.number = number
             many.send(b"to " + data)
         assert [req.recv() for req in asking] == [b"to 0", b"to 1", b"to 2"]
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "ipc://{}/socket", "inproc://own"])
+@pytest.mark.parametrize("raises", [HandshakeError("busy", "not now"), ZeroDivisionError("oops")])
+@pytest.mark.raises_in_reactor
+def test_a_pattern_that_takes_no_peer(context, tmp_path, endpoint, raises):
+    """The descriptor was closed twice, by then maybe a file of the program's."""
+
+    class TakesTheThird(Pusher):
+        tries = 0
+
+        def attach(self, *arguments):
+            TakesTheThird.tries += 1
+            if TakesTheThird.tries < 4:
+                raise raises
+            return super().attach(*arguments)
+
+    pull = context.socket(transfer.PULL, rcvtimeo=10_000)
+    pull.bind(endpoint.format(tmp_path))
+    push = context.socket(
+        transfer.PUSH, pattern=TakesTheThird, reconnect_ivl=5, immediate=True, sndtimeo=10_000
+    )
+    push.connect(pull.last_endpoint)
+    files, deadline = [], time.monotonic() + 10
+    while not push.peers():
+        assert time.monotonic() < deadline, TakesTheThird.tries
+        files += [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
+        for file in files:
+            os.fstat(file)
+        while len(files) > 40:
+            os.close(files.pop(0))
+    push.send(b"at last")
+    assert pull.recv() == b"at last"
+    for file in files:
+        os.close(file)
+
+
+def test_a_class_without_peers_is_none(context):
+    class Lonely(Pattern):
+        socket_type = transfer.PULL
+
+    with pytest.raises(ArgumentError, match="pattern"):
+        context.socket(transfer.PULL, pattern=Lonely)

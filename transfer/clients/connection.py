@@ -24,6 +24,8 @@ _AHEAD = 256 << 10
 _BUFFERS = 512
 #: seconds that one call of the system waits; a deadline may be as far away as infinity
 _LONGEST = 3600.0
+#: seconds that `close` waits for threads that are inside
+_CLOSING = 1.0
 #: seconds in which a broker that has no room closes a new connection
 _SOON = 0.1
 #: PyBroker and rqueue have no word for it
@@ -141,8 +143,11 @@ class Connection:
             finally:
                 self._sending.release()
         self._end()
-        with self._sending, self._receiving:
-            self._socket.close()
+        # Threads inside are awake, but for one that connects again, which closes what it makes.
+        if self._sending.acquire(timeout=_CLOSING):
+            with self._receiving:
+                self._socket.close()
+            self._sending.release()
 
     def _end(self) -> None:
         """Wakes all who wait."""
@@ -164,7 +169,9 @@ class Connection:
                 ended.close()
             finally:
                 self._receiving.release()
-            self._check()  # who closed this meanwhile has ended the old one
+            if self._closed.is_set():  # meanwhile, and does not wait for this
+                self._socket.close()
+            self._check()
             if self._has_ended(_SOON):
                 raise closed(self.peer, self._channel, heard=False)
         self._begun = True

@@ -195,7 +195,7 @@ class Dispatcher:
         """False: it raised."""
         try:
             call()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - logged with its traceback by `_failed`
+        except BaseException as error:  # noqa: BLE001 - logged with its traceback by `_failed`
             # A service goes on with the next message whatever the user's code did with this one.
             self._failed("%s: the %s callback failed", self._name, name, error=error)
             return False

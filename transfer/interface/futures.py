@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from asyncio import AbstractEventLoop, Future
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
-from transfer.interface.requests import Patience, Request, Requests, Send
+from transfer.interface.requests import Request, Requests, Send
 from transports.arguments import wrong
 from transports.errors import Again, Closed
 
@@ -20,8 +22,8 @@ _SOON, _LATER = 0.0005, 0.02
 #: seconds that the close of a socket waits until another thread's loop has let go of its descriptor
 _LETTING_GO = 1.0
 
-#: the deadline is told
-_GIVEN = Patience(-1.0)
+#: seconds between two looks which requests are over, at least
+_GRAIN = 0.005
 
 Loop = AbstractEventLoop | None
 
@@ -45,9 +47,11 @@ class Lane:
         self._waiting: deque[Waiting] = deque()
         self._retry: asyncio.TimerHandle | None = None
         self._pause = _SOON
-        #: requests that are open, the oldest first, and the timer of that one
-        self._open: deque[tuple[Request, Future[Any]]] = deque()
-        self._count = self._idle = 0
+        self._going = False
+        #: requests that are open, and when the time of the first of them is over
+        self._open: dict[Request, Future[Any]] = {}
+        self._first = math.inf
+        self._idle = 0
         self._timer: asyncio.TimerHandle | None = None
         self._watched = False
 
@@ -58,6 +62,15 @@ class Lane:
             self._go()
 
     def _go(self) -> None:
+        if self._going:  # what it does may end other requests, whose ends call this
+            return
+        self._going = True
+        try:
+            self._try_all()
+        finally:
+            self._going = False
+
+    def _try_all(self) -> None:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -79,33 +92,33 @@ class Lane:
 
     # -- replies -------------------------------------------------------------------------------
 
-    def ask(self, future: Future[Any], send: Send, deadline: float, result: Callable[[Request], Any]) -> None:
+    def ask(
+        self, request: Request, future: Future[Any], send: Send, result: Callable[[Request], Any]
+    ) -> None:
         """Sends a request whose reply is the future's. Raises Again where there is no room for it."""
         assert self._requests is not None
-
-        def done(request: Request) -> None:
-            if asyncio._get_running_loop() is self.loop:
-                self._answered(request, future, result)
-                return
-            with suppress(RuntimeError):  # the loop is closed
-                self.loop.call_soon_threadsafe(self._answered, request, future, result)
-
-        request = Request(_GIVEN, done)
-        request.deadline = deadline
+        if request.tell is None:  # its first try
+            request.tell = partial(self._in_loop, self._answered, future, result)
+            request.gone = lambda: future.done() or self.loop.is_closed()
+            request.wake = partial(self._in_loop, self._go)
         self._requests.try_to_begin(request, send)
-        self._count += 1
         self._idle = 0
-        self._open.append((request, future))
+        self._open[request] = future
         if not self._watched:
             self._watched = True
             self.loop.add_reader(self._fd, self._readable)
-        if self._timer is None:
+        if self._timer is None or request.deadline < self._first:
             self._expire()
 
-    def _answered(self, request: Request, future: Future[Any], result: Callable[[Request], Any]) -> None:
-        self._count -= 1
-        while self._open and self._open[0][0].done:
-            self._open.popleft()
+    def _in_loop(self, call: Callable[..., object], *arguments: Any) -> None:
+        if asyncio._get_running_loop() is self.loop:
+            call(*arguments)
+            return
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(call, *arguments)
+
+    def _answered(self, future: Future[Any], result: Callable[[Request], Any], request: Request) -> None:
+        self._open.pop(request, None)
         if not future.done():
             try:
                 future.set_result(result(request))
@@ -117,28 +130,26 @@ class Lane:
     def _readable(self) -> None:
         assert self._requests is not None
         self._requests.read_now()
-        if not self._count:  # the next one may come at once: only then the descriptor is let go
+        if not self._open:  # the next one may come at once: only then the descriptor is let go
             self._idle += 1
             if self._idle > 1:
                 self._let_go()
 
     def _expire(self) -> None:
-        """Ends requests whose time is over; those of a loop have all waited as long when their turn comes."""
+        """Ends requests whose time is over, and those that were cancelled."""
         assert self._requests is not None
-        self._timer = None
-        while self._open:
-            request, future = self._open[0]
-            if future.done() or request.done:
-                if not request.done and self._requests.give_up(request):  # it was cancelled
-                    self._count -= 1
-            elif request.deadline > time.monotonic():
-                if request.deadline != float("inf"):
-                    self._timer = self.loop.call_later(request.deadline - time.monotonic(), self._expire)
-                return
-            elif self._requests.give_up(request):
-                self._count -= 1
-                future.set_exception(Again("no reply came in time"))
-            self._open.popleft()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = time.monotonic()
+        for request, future in list(self._open.items()):
+            if (future.done() or request.deadline <= now) and self._requests.give_up(request):
+                self._open.pop(request, None)
+                if not future.done():
+                    future.set_exception(Again("no reply came in time"))
+        self._first = min((request.deadline for request in self._open), default=math.inf)
+        if self._first < math.inf:
+            self._timer = self.loop.call_later(max(_GRAIN, self._first - now), self._expire)
 
     def _let_go(self) -> None:
         if self._watched:
@@ -196,6 +207,8 @@ class Futures:
             if self._closed:
                 raise Closed("the socket is closed")
             self._lanes = {known: lane for known, lane in self._lanes.items() if not known.is_closed()}
+            if self._requests is not None:
+                self._requests.end_over()
             fd = -1 if self._requests is None else self._socket.fileno()
             lane = self._lanes[loop] = Lane(loop, self._requests, fd)
             return lane

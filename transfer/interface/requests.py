@@ -13,11 +13,14 @@ from patterns import PipelinedRequester
 from transfer.constants import DONTWAIT, POLLOUT
 from transfer.interface.channel import Channel
 from transfer.interface.message import Incoming
+from transfer.interface.pool import Pool
 from transports.errors import Again, Broken, Closed, TransferError
 
 #: seconds between two looks whether a peer was lost, and most messages that a loop reads in one turn
 _LOOK, _TURN = 0.05, 256
 _LOOK_MS = int(1000 * _LOOK)
+#: seconds that a request waits for room to be sent in until it looks for replies
+_SOON = 0.01
 
 #: sends one message; its argument is the flags
 Send = Callable[[int], object]
@@ -37,19 +40,27 @@ class Patience(NamedTuple):
 class Request:
     """An open request. Once it is `done` it has its reply, or the error that took its place.
 
-    tell: called then, in whichever thread found out; None: a thread waits for it.
+    tell: called then, in whichever thread found out; None: a thread waits for it. gone: whether nobody wants
+    the reply any more. wake: called when it is the next to be sent, and there is room.
     """
 
-    __slots__ = ("asked", "deadline", "done", "error", "number", "patience", "reply", "tell")
+    __slots__ = (
+        "asked", "deadline", "done", "error", "gone", "number", "patience", "reply", "tell", "wake",
+    )  # fmt: skip
 
     def __init__(self, patience: Patience, tell: Callable[[Request], object] | None = None) -> None:
         self.patience = patience
+        self.gone: Callable[[], bool] | None = None
+        self.wake: Callable[[], object] | None = None
         self.deadline = patience.deadline() if patience.whole else math.inf
         self.tell = tell
         self.done = False
         self.number = self.asked = 0
         self.reply: Incoming | None = None
         self.error: TransferError | None = None
+
+    def is_over(self) -> bool:
+        return self.done or self.deadline <= time.monotonic() or (self.gone is not None and self.gone())
 
     def outcome(self) -> Incoming:
         """The reply. Raises what took its place."""
@@ -71,7 +82,7 @@ class Requests:
         assert isinstance(pattern, PipelinedRequester)
         pattern.current = threading.local()
         self._channel, self._socket, self._pattern = channel, channel.socket, pattern
-        self._most = most
+        self._pool = Pool(pattern, most)
         self._open: dict[int, Request] = {}
         self._reading = threading.Lock()
         #: threads that wait while another one reads: what wakes each, and what it waits for
@@ -93,12 +104,15 @@ class Requests:
         The most frequent case in one call: one peer, with room, and no other thread that reads.
         """
         pattern, socket, reading = self._pattern, self._socket, self._reading
-        if len(pattern.peers) != 1 or self._open or socket._in_python or not reading.acquire(False):
+        if len(pattern.peers) != 1 or self._open or self._pool.waits or socket._in_python:
             return self.ask(lambda flags: socket.send(data, flags), patience).plain
-        seconds = patience.seconds
-        wait = math.ceil(seconds * 1000) if 0 <= seconds < _LOOK else _LOOK_MS
-        request, asked, number = None, time.monotonic_ns(), pattern.begin()
+        seconds, number, request = patience.seconds, 0, None
+        [leads] = map(reading.acquire, (False,))  # no signal's handler runs before `try`
+        if not leads:
+            return self.ask(lambda flags: socket.send(data, flags), patience).plain
         try:
+            wait = math.ceil(seconds * 1000) if 0 <= seconds < _LOOK else _LOOK_MS
+            asked, number = time.monotonic_ns(), pattern.begin()
             peer = socket._send_frames(((0, number, None, None, data),), 0)
             pattern.has(peer, number)
             try:
@@ -132,13 +146,18 @@ class Requests:
 
     def try_to_begin(self, request: Request, send: Send, flags: int = DONTWAIT) -> None:
         """Sends it. Raises Again where there is no room for it, or too many are open."""
-        if not self._pattern.has_room(self._most):
+        number = self._pool.enter(request)
+        if not number:
+            self.end_over()
+            number = self._pool.enter(request)
+        if not number:
             raise Again(
                 f"{len(self._pattern.open)} requests wait for their replies",
                 hint="pool_size says how many may be open with each peer",
             )
-        self._note(request)
         try:
+            request.number, request.asked = number, time.monotonic_ns()
+            self._open[number] = request
             send(flags)
         except BaseException:
             self.give_up(request)
@@ -156,23 +175,34 @@ class Requests:
 
     def _begin(self, request: Request, send: Send) -> None:
         until = min(request.deadline, Patience(self._socket.send_timeout / 1000).deadline())
-        while True:
-            ready = self._until(lambda: self._pattern.has_room(self._most), until)
-            left = max(0.0, until - time.monotonic())
-            if ready and left and not self._socket.poll(min(left, _LOOK) * 1000, POLLOUT):
-                continue  # it may be closed, or another peer be there
-            try:
-                # Room is there: the call need not hurry with a large payload.
-                return self.try_to_begin(request, send, 0 if ready and left else DONTWAIT)
-            except Again:
-                if not ready or time.monotonic() >= until:
-                    raise
+        try:
+            while True:
+                ready = self._until(lambda: self._may_begin(request), until)
+                left = max(0.0, until - time.monotonic())
+                if ready and left and not self._socket.poll(min(left, _SOON) * 1000, POLLOUT):
+                    self.read_now()  # a peer that cannot send its replies takes nothing
+                    continue
+                try:
+                    # Room is there: the call need not hurry with a large payload.
+                    return self.try_to_begin(request, send, 0 if ready and left else DONTWAIT)
+                except Again:
+                    if not ready or time.monotonic() >= until:
+                        raise
+        finally:
+            self._pool.leave(request)
 
-    def _note(self, request: Request) -> int:
-        number = request.number = self._pattern.begin()
-        request.asked = time.monotonic_ns()
-        self._open[number] = request
-        return number
+    def _may_begin(self, request: Request) -> bool:
+        if self._pool.may_enter(request):
+            return True
+        self.end_over()
+        return self._pool.may_enter(request)
+
+    def end_over(self) -> None:
+        """Ends the open requests that nobody waits for any more: their loop is closed, they were cancelled,
+        their time is over and nobody looks."""
+        for request in list(self._open.values()):
+            if request.is_over() and self.give_up(request):
+                self._finish(request, error=Again("no reply came in time"))
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -181,7 +211,10 @@ class Requests:
         Broken for a request that has none."""
         claimed = self._claimed
         if not claimed:
-            self._until(lambda: bool(claimed), Patience(timeout).deadline())
+            if timeout:
+                self._until(lambda: bool(claimed), Patience(timeout).deadline())
+            else:
+                self.read_now()
             self._expire()
         if not claimed:
             raise Again("nothing arrived in time")
@@ -197,13 +230,22 @@ class Requests:
         """Its reply would be a late one. False: it is done, or was given up."""
         self._pattern.forget(request.number)
         given_up = self._open.pop(request.number, None) is not None
-        if given_up and self._waiting:
-            self._wake()
+        if given_up:
+            self._room_is_there()
         return given_up
+
+    def _room_is_there(self) -> None:
+        if self._pool.waits:
+            first = self._pool.first
+            if isinstance(first, Request) and first.wake is not None:
+                first.wake()
+        if self._waiting:
+            self._wake()
 
     def read_now(self) -> None:
         """Reads the replies that are there, for an event loop; nothing if a thread does it."""
-        if not self._reading.acquire(blocking=False):
+        [leads] = map(self._reading.acquire, (False,))  # no signal's handler runs before `try`
+        if not leads:
             return
         try:
             for _ in range(_TURN):
@@ -240,7 +282,8 @@ class Requests:
     def _until(self, ready: Callable[[], bool], deadline: float) -> bool:
         """Waits until it is ready, and reads for all if no other thread does. False: the time is over."""
         while not ready():
-            if self._reading.acquire(blocking=False):
+            [leads] = map(self._reading.acquire, (False,))  # no signal's handler runs before `try`
+            if leads:
                 try:
                     if not self._read(ready, deadline):
                         return ready()
@@ -333,5 +376,4 @@ class Requests:
         request.done = True
         if request.tell is not None:
             request.tell(request)
-        if self._waiting:
-            self._wake()
+        self._room_is_there()

@@ -22,7 +22,7 @@ from transfer.interface.message import (
     read,
 )
 from transfer.interface.replies import Replies
-from transfer.interface.requests import Requests, Send
+from transfer.interface.requests import Request, Requests, Send
 from transfer.interface.settings import Settings, Topic
 from transfer.interface.types import ZmqSocketType
 from transports.arguments import sequence, whole
@@ -208,11 +208,10 @@ class Sending(Settings):
     def _ask_async(self, send: Send, form: Form, loop: Loop) -> Future[Any]:
         patience = self._patience
         sending = patience.seconds if patience.whole else self._socket.send_timeout / 1000
-        deadline = patience.deadline()
+        request = Request(patience)
 
         def attempt(lane: Lane, future: Future[Any]) -> None:
-            until = deadline if patience.whole else patience.deadline()
-            lane.ask(future, send, until, lambda request: self._result(request.outcome(), form))
+            lane.ask(request, future, send, lambda request: self._result(request.outcome(), form))
 
         return self._futures.submit(loop, attempt, sending)
 

@@ -125,6 +125,8 @@ _LOWEST = {
 def _checked(config: ZmqConfig) -> ZmqConfig:
     """Raises ArgumentError before there is a socket that it would break."""
     for name, lowest in _LOWEST.items():
+        if isinstance(getattr(config, name), bool):
+            raise wrong(name, getattr(config, name), "a whole number")
         whole(getattr(config, name), name, lowest, 2**31 - 1)
     if seconds(config.timeout_seconds, "timeout_seconds") is None:
         raise wrong("timeout_seconds", config.timeout_seconds, "a number of seconds; -1 waits without end")

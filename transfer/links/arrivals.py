@@ -15,7 +15,7 @@ from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transports.connection import Connected
-from transports.errors import Broken, Closed, HandshakeError
+from transports.errors import Broken, Closed, HandshakeError, ProtocolError
 from transports.hello import is_same
 from transports.reactor import EDGE, PEER_CLOSED, READABLE
 from transports.wire import Control, SocketType
@@ -49,7 +49,7 @@ class Arrivals(Controls):
         if queue is not None:
             socket._detach(queue.stream)
         try:
-            peer, replaced = self._admit(socket, record, made, queue)
+            peer, replaced, refused = self._admit(socket, record, made, queue)
         except (HandshakeError, OSError) as error:
             if isinstance(error, HandshakeError):
                 self._turn_away(record, made, error)
@@ -61,6 +61,11 @@ class Arrivals(Controls):
             return
         except Closed:
             made.discard()
+            return
+        if refused is not None:
+            record.peer = peer if record.outgoing else None
+            logger.error("%s ends: %s", peer.address, refused, exc_info=refused.__cause__)
+            self.lost(peer.stream, refused)
             return
         try:
             self._begin(socket, record, peer, replaced, queue)
@@ -127,9 +132,9 @@ class Arrivals(Controls):
 
     def _admit(
         self, socket: SocketMethods, record: Endpoint, made: Connected, queue: Peer | None
-    ) -> tuple[Peer, Any]:
-        """Makes the stream and tells the pattern. Raises HandshakeError, OSError or Closed; nothing has
-        changed then."""
+    ) -> tuple[Peer, Any, ProtocolError | None]:
+        """Makes the stream and tells the pattern: (the peer, the stream that it replaces, why it has to go at
+        once). Raises HandshakeError, OSError or Closed; nothing has changed then."""
         remote = made.agreement.remote
         features = made.agreement.features
         with self._lock:
@@ -158,11 +163,16 @@ class Arrivals(Controls):
             peer.since_ns = time.monotonic_ns()
             peer.confirms_ours = credits
             peer.heartbeat = _number(remote.extra.get("heartbeat_ms"))
-            replaced = self.pattern.attach(stream, remote.socket_type, remote.routing_id)
+            replaced = refused = None
+            try:
+                replaced = self.pattern.attach(stream, remote.socket_type, remote.routing_id)
+            except Exception as error:  # noqa: BLE001 - ours have checked; a program's own rules may do what they like
+                refused = ProtocolError("pattern", f"this socket's pattern does not take the peer: {error}")
+                refused.__cause__ = error
             self.peers[stream] = peer
             if isinstance(self.pattern, Subscriber):
                 self._introduce(self.pattern, stream)
-        return peer, replaced
+        return peer, replaced, refused
 
     def _stream_for(self, socket: SocketMethods, made: Connected, queue: Peer | None, credits: bool) -> Any:
         """The connection's stream: its own, that of the queue, or a new one. Raises OSError if the peer has
