@@ -20,8 +20,8 @@ _MOST = 1000
 
 def checked(value: Any) -> Any:
     """A check for the option: None, "load", or weights by endpoint, as they are kept. Raises ValueError."""
-    if value in (None, "", LOAD):
-        return value or None
+    if value is None or (isinstance(value, str) and value == LOAD):
+        return value
     if not isinstance(value, Mapping) or not value:
         raise ValueError('None, "load", or weights by endpoint: {"tcp://node7:5555": 3}')
     weights = {}

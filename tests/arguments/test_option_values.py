@@ -28,6 +28,7 @@ TAKEN: dict[str, set[str]] = {
     "routing_id": {"text", "bytes", "digits"},
     "identity": {"text", "bytes", "digits"},
     "compression": {"None"},
+    "balance": {"None"},
     **{name: {"True"} for name in SWITCHES},
 }
 for endless in ENDLESS:

@@ -11,6 +11,7 @@ import numpy
 
 import transfer
 import transfer.asyncio
+from patterns import Pusher
 from tests.arguments.wrong import Case, missing, outcome
 from tests.sockets.conftest import KeepingContext, context, core  # noqa: F401 - fixtures
 from tests.sockets.helpers import TCP, pair_of
@@ -188,7 +189,7 @@ def test_contexts(core):  # noqa: F811
                     "policy: None",
                 ),
             ),
-            Case("socket", context.socket, {"socket_type": "PUSH"}),
+            Case("socket", context.socket, {"socket_type": "PUSH", "pattern": Pusher}, ("pattern: None",)),
             Case("empty", context.empty, {"shape": (2,), "dtype": "float32", "like": None}, ("like: None",)),
             Case("register", context.register, {"tensor": WEIGHTS}),
             Case("destroy", context.destroy, {"linger": 0}, ("linger: None -1 huge",)),
