@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -37,20 +38,20 @@ def checked(value: Any) -> Any:
     return MappingProxyType(weights)
 
 
-class Balance:
+class Balance(ABC):
     """Orders peers before each message. Thread-safe."""
 
     def __init__(self) -> None:
         self._due: dict[Peer, float] = {}
         self._lock = threading.Lock()
 
+    @abstractmethod
     def order(self, peers: Iterable[Peer]) -> list[Peer]:
         """Who should get the next message comes first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def took(self, peer: Peer, passed: Iterable[Peer]) -> None:
         """This one got the message; those that were passed over had no room."""
-        raise NotImplementedError
 
 
 class Weights(Balance):
