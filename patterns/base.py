@@ -70,7 +70,7 @@ class Pattern:
     ordered: ClassVar[bool] = False
     #: the receiving side tells how much it consumed, so that the sender knows what a death cost
     confirms: ClassVar[bool] = False
-    #: what is received are requests, which nobody waits for any more when their peer is lost
+    #: what is received are requests: of no use any more when their peer is lost
     answers: ClassVar[bool] = False
     #: calls take turns, one request at a time: `turn` is the core's as well
     in_turns: ClassVar[bool] = False

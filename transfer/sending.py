@@ -200,15 +200,15 @@ class Sending(Turns):
             passed.append(peer)
         return self._send_frames(frames, timeout, hold=hold, released=released, taken=taken)
 
-    def _preferred(self) -> list[Peer]:
-        """Nobody while something is left over of a lost peer, which goes first."""
+    def _preferred(self) -> Sequence[Peer]:
+        """Empty while something is left over of a lost peer, which goes first."""
         links, balance = self._links, self._balance
-        if links.orphans:
-            return []
-        there = {stream: peer for stream, peer in list(links.peers.items()) if not peer.pending}
-        if balance is None:
-            return [there[stream] for stream in self._pattern.preferred() if stream in there]
-        return balance.order(there.values())
+        wanted = links.peers if balance is not None else self._pattern.preferred()
+        if not wanted or links.orphans:
+            return ()
+        peers = [links.peers.get(stream) for stream in list(wanted)]
+        there = [peer for peer in peers if peer is not None and not peer.pending]
+        return there if balance is None else balance.order(there)
 
     def _send_to(
         self, target: Any, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any, taken: Any

@@ -37,7 +37,7 @@ def test_a_thousand_futures_and_a_dead_peer(make):
     req, rep = linked(zi, server)
     dead = zi.socket("REQ")
     silent = zi.socket("REP")
-    silent.bind("127.0.0.1:0")  # takes requests, and nobody answers
+    silent.bind("127.0.0.1:0")  # takes requests, and never answers
     dead.connect(silent.get_bound_endpoint())
     running, most = [], []
 
@@ -51,7 +51,7 @@ def test_a_thousand_futures_and_a_dead_peer(make):
     rep.set_receive_callback(handle)
 
     async def main():
-        lost = [dead.request_async(b"nobody") for _ in range(100)]
+        lost = [dead.request_async(b"lost") for _ in range(100)]
         futures = [req.request_async(b"%d" % number) for number in range(900)]
         assert await asyncio.gather(*futures) == [b"%d" % number for number in range(900)]
         assert not any(future.done() for future in lost)
@@ -221,12 +221,12 @@ def test_a_peer_that_dies_fails_its_requests_and_no_others(make):
 def test_a_request_has_one_time_out(make):
     """It had three: for its turn, for a peer and for the reply."""
     zi = make({"timeout_seconds": 0.3})
-    nobody = zi.socket("REQ")
-    nobody.connect("127.0.0.1:1")
+    alone = zi.socket("REQ")
+    alone.connect("127.0.0.1:1")
     silent, taker = zi.socket("REQ"), zi.socket("REP")
     taker.bind("127.0.0.1:0")
     silent.connect(taker.get_bound_endpoint())
-    for req in (nobody, silent):
+    for req in (alone, silent):
         for ask in (req.request, req.send_string, lambda value: req.send_tensor(np.zeros(3))):  # noqa: B023
             begun = time.monotonic()
             with pytest.raises(Again):

@@ -108,7 +108,7 @@ def test_the_least_loaded_gets_the_next(crew):
     for thread in threads:
         thread.start()
     total = 0
-    while total < 300:  # nobody receives at the slow one
+    while total < 300:  # the slow one receives nothing
         push.send(b"task")
         total += 1
         if total % 3 == 0:
@@ -151,7 +151,7 @@ def test_a_socket_that_is_bound_balances_those_that_come(context):
 
 
 def test_those_with_nothing_in_hand_take_turns(crew):
-    """The first of them got everything: jobs waited for each other beside workers that did nothing."""
+    """The first of them got everything: jobs waited for each other while workers did nothing."""
     push, pulls = crew
     push.balance = "load"
     for number in range(30):

@@ -14,7 +14,7 @@ from transports.errors import ArgumentError, HandshakeError
 
 
 class ToTheFirst(Pusher):
-    """Work goes to whoever came first, as long as there is room."""
+    """Work goes to the peer that came first, as long as there is room."""
 
     ordered = True  # no message is sent without asking these rules
 

@@ -17,7 +17,7 @@ from transfer.interface.requests import Request, Requests, Send
 from transports.arguments import wrong
 from transports.errors import Again, Closed
 
-#: seconds: first and longest pause between two tries to send where nobody has room
+#: seconds: first and longest pause between two tries to send where no peer has room
 _SOON, _LATER = 0.0005, 0.02
 #: seconds that the close of a socket waits until another thread's loop has let go of its descriptor
 _LETTING_GO = 1.0
@@ -29,7 +29,7 @@ Loop = AbstractEventLoop | None
 
 
 class Waiting(NamedTuple):
-    """A call that nobody had room for. late: makes the result of it when its time is over; None: an error."""
+    """A call that waits for room. late: makes the result of it when its time is over; None: an error."""
 
     future: Future[Any]
     attempt: Callable[[Future[Any]], None]
@@ -186,7 +186,7 @@ class Futures:
     ) -> Future[Any]:
         """A future of the loop (None: the running one), which `attempt` ends, now or later, or raises Again.
 
-        Calls of one loop are made in their order. seconds: until one that nobody has room for ends.
+        Calls of one loop are made in their order. seconds: how long one may wait for room.
         """
         if not isinstance(loop, AbstractEventLoop | None):
             raise wrong("loop", loop, "an event loop of asyncio, or None for the running one")

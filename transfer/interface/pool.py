@@ -13,7 +13,7 @@ class Guest(Protocol):
     """A request that wants a place."""
 
     def is_over(self) -> bool:
-        """Nobody waits for it any more."""
+        """Its reply is not wanted any more."""
 
 
 class Pool:
@@ -26,7 +26,7 @@ class Pool:
 
     @property
     def waits(self) -> bool:
-        """Whether somebody stands in line."""
+        """Whether a request waits for a place."""
         return bool(self._line)
 
     @property

@@ -18,7 +18,7 @@ logger = logging.getLogger("transfer.interface")
 
 
 class Replies:
-    """Receives requests, and sends each answer to whoever asked. Thread-safe; one thread at a time receives.
+    """Receives requests, and sends each answer to its requester. Thread-safe; one thread at a time receives.
 
     most: requests that may be open at one time. patience: seconds until one without an answer is given up;
     negative: never.
@@ -102,7 +102,7 @@ class Replies:
         return True
 
     def give_up(self, number: int) -> None:
-        """There will be no answer; whoever asked runs into a time-out."""
+        """There will be no answer: the requester runs into its time-out."""
         if number in self._came:
             self._pattern.open.pop(number, None)
             self._end(number)

@@ -40,8 +40,8 @@ class Patience(NamedTuple):
 class Request:
     """An open request. Once it is `done` it has its reply, or the error that took its place.
 
-    tell: called then, in whichever thread found out; None: a thread waits for it. gone: whether nobody wants
-    the reply any more. wake: called when it is the next to be sent, and there is room.
+    tell: called then, in whichever thread found out; None: a thread waits for it. gone: whether the reply
+    is not wanted any more. wake: called when it is the next to be sent, and there is room.
     """
 
     __slots__ = (
@@ -198,8 +198,8 @@ class Requests:
         return self._pool.may_enter(request)
 
     def end_over(self) -> None:
-        """Ends the open requests that nobody waits for any more: their loop is closed, they were cancelled,
-        their time is over and nobody looks."""
+        """Ends open requests whose replies are not wanted any more: their loop is closed, they were cancelled,
+        or their time is over."""
         for request in list(self._open.values()):
             if request.is_over() and self.give_up(request):
                 self._finish(request, error=Again("no reply came in time"))
@@ -311,7 +311,7 @@ class Requests:
         return True
 
     def _wake(self) -> None:
-        """Those that have what they wait for; one goes on reading, if nobody does."""
+        """Those that have what they wait for; one goes on reading, if no other does."""
         reads = self._reading.locked()
         for event, ready in list(self._waiting.items()):
             if not reads or ready():

@@ -141,7 +141,7 @@ class Losses(Credits):
         except (Broken, ProtocolError, Closed) as end:
             end.__traceback__ = None  # the stream keeps the error, whose frames keep what their callers had
             logger.debug("the connection to %s has been read to its end", peer.address)
-        if self.pattern.answers:  # who asked is gone, so nobody waits for an answer
+        if self.pattern.answers:  # the requester is gone, its answer has no receiver
             self.pattern.drop("requester_gone", len(found))
             return None
         return Remnant(found, peer) if found and self.receives else None
