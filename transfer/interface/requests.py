@@ -198,7 +198,7 @@ class Requests:
         return self._pool.may_enter(request)
 
     def end_over(self) -> None:
-        """Ends open requests whose replies are not wanted any more: their loop is closed, they were cancelled,
+        """Ends open requests whose replies are not wanted: they were cancelled, their loop is closed,
         or their time is over."""
         for request in list(self._open.values()):
             if request.is_over() and self.give_up(request):
