@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 
 import pytest
 
@@ -23,6 +24,23 @@ class Inbox:
 
     def empty(self):
         return self._items.empty()
+
+
+class Inside:
+    """Counts how many are inside at the same time: `with` it. most: there ever were."""
+
+    def __init__(self):
+        self.most = self._now = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self):
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+
+    def __exit__(self, *exc):
+        with self._lock:
+            self._now -= 1
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import transfer
-from tests.interface.conftest import Inbox
+from tests.interface.conftest import Inbox, Inside
 from tests.interface.test_threads_of_a_socket import in_threads
 from tests.sockets.helpers import Thread, eventually
 from transfer import ZmqConfig, ZmqInterface
@@ -39,13 +39,11 @@ def test_a_thousand_futures_and_a_dead_peer(make):
     silent = zi.socket("REP")
     silent.bind("127.0.0.1:0")  # takes requests, and never answers
     dead.connect(silent.get_bound_endpoint())
-    running, most = [], []
+    inside = Inside()
 
     def handle(message):
-        running.append(1)
-        most.append(len(running))
-        time.sleep(0.001)
-        running.pop()
+        with inside:
+            time.sleep(0.001)
         rep.reply(message["data"])
 
     rep.set_receive_callback(handle)
@@ -59,7 +57,7 @@ def test_a_thousand_futures_and_a_dead_peer(make):
         assert {type(end) for end in ends} == {Again}
 
     asyncio.run(main())
-    assert 2 <= max(most) <= 8
+    assert 2 <= inside.most <= 8
     assert not req._requests._open and not req._socket._pattern.open
     assert not dead._requests._open
 

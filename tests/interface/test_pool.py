@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from tests.interface.conftest import Inbox
+from tests.interface.conftest import Inbox, Inside
 from tests.interface.test_open_requests import echoing, linked
 from tests.sockets.helpers import Thread, eventually
 from transports.errors import Again
@@ -54,20 +54,18 @@ def test_threads_and_loops_get_equal_shares(make, pool):
 def test_no_more_are_open_than_the_pool_has_places(make):
     zi, server = make({"pool_size": 2, "snd_timeout_ms": -1}), make({"thread_count": 16})
     req, rep = linked(zi, server)
-    inside, most = [], []
+    inside = Inside()
 
     def handle(message):
-        inside.append(1)
-        most.append(len(inside))
-        time.sleep(0.002)
-        inside.pop()
+        with inside:
+            time.sleep(0.002)
         rep.reply(message["data"])
 
     rep.set_receive_callback(handle)
     threads = [Thread(lambda: [req.request(b"x") for _ in range(10)]) for _ in range(12)]
     for thread in threads:
         thread.join(30)
-    assert max(most) == 2
+    assert inside.most == 2
 
 
 def test_loops_that_end_with_requests_open_give_their_places_back(make):
@@ -170,3 +168,15 @@ def test_whatever_a_callback_raises_the_next_is_called(make, error, caplog):
         req.request(b"bad")
     assert req.request(b"good") == b"good"
     assert rep.callback_errors == 1
+
+
+def test_a_request_for_the_callback_that_is_never_answered_is_logged_and_gives_its_place_back(make, caplog):
+    """With the pool full, the next request ended it in silence."""
+    zi = make({"pool_size": 1, "timeout_seconds": 0.3})
+    req, rep = linked(zi)
+    rep.set_polling_mode(True)
+    req.set_receive_callback(lambda message: None)
+    assert req.send(b"never answered") == 0
+    req.send(b"waits for the place")
+    assert eventually(lambda: req.callback_errors)
+    assert "no reply came in time" in caplog.text

@@ -38,7 +38,7 @@ def test_in_a_process_of_its_own(path: Path, driver: str) -> None:
     done = run(path, driver)
     passed = re.search(r"(\d+) passed", done.stdout)
     print(done.stdout[-2000:])
-    assert done.returncode == 0 and passed, done.stdout[-6000:] + done.stderr[-3000:]
+    assert done.returncode == 0 and passed, done.stdout[-6000:] + done.stderr[:6000] + done.stderr[-3000:]
     assert " skipped" not in done.stdout, done.stdout[-3000:]
 
 
@@ -47,7 +47,7 @@ def test_closing_in_the_middle_of_a_rendezvous(driver: str) -> None:
     done = run(FOLDER / "apart_closing.py", driver)
     if done.returncode in (-signal.SIGSEGV, -signal.SIGABRT):
         pytest.xfail("UCX crashed when an endpoint was closed in the middle of a rendezvous")
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[:6000] + done.stderr[-3000:]
 
 
 def run(path: Path, driver: str) -> subprocess.CompletedProcess[str]:

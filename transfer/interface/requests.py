@@ -89,6 +89,7 @@ class Requests:
         self._waiting: dict[threading.Event, Callable[[], bool]] = {}
         #: requests whose reply goes to a callback or to `recv`, done
         self._claimed: deque[Request] = deque()
+        self._claim = self._claimed.append
 
     # -- out -----------------------------------------------------------------------------------
 
@@ -171,7 +172,7 @@ class Requests:
 
     def claimed(self, patience: Patience) -> Request:
         """A request whose reply `claim` returns, not sent yet."""
-        return Request(patience, self._claimed.append)
+        return Request(patience, self._claim)
 
     def _begin(self, request: Request, send: Send) -> None:
         until = min(request.deadline, Patience(self._socket.send_timeout / 1000).deadline())
@@ -202,7 +203,9 @@ class Requests:
         or their time is over."""
         for request in list(self._open.values()):
             if request.is_over() and self.give_up(request):
-                self._finish(request, error=Again("no reply came in time"))
+                # `claim` raises Again where nothing is there yet.
+                kind = Broken if request.tell is self._claim else Again
+                self._finish(request, error=kind("no reply came in time"))
 
     # -- in ------------------------------------------------------------------------------------
 
@@ -215,16 +218,10 @@ class Requests:
                 self._until(lambda: bool(claimed), Patience(timeout).deadline())
             else:
                 self.read_now()
-            self._expire()
+            self.end_over()
         if not claimed:
             raise Again("nothing arrived in time")
         return claimed.popleft().outcome()
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for request in list(self._open.values()):
-            if request.tell == self._claimed.append and request.deadline <= now and self.give_up(request):
-                self._finish(request, error=Broken("no reply came in time"))
 
     def give_up(self, request: Request) -> bool:
         """Its reply would be a late one. False: it is done, or was given up."""
