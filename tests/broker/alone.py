@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from transfer.broker.engine.grammar import Kind, pattern
 from transfer.broker.hub import Hub
@@ -166,15 +167,20 @@ class Turns:
             ours.setblocking(False)
             for piece in pieces:
                 while piece and self._front.connections:
-                    piece = piece[ours.send(piece) :]
+                    with suppress(BlockingIOError):  # a slow machine's front has given way
+                        piece = piece[ours.send(piece) :]
                     self._turn()
             self._turn()
-            while self._loop._ready:  # it gives way
+            while self._loop._ready or self._unread(theirs):  # it gives way
                 self._turn()
             stays = self._front.connections > 0
             self._front.close()
         self.hub.leave(recorder)
         return recorder.heard, stays
+
+    def _unread(self, theirs):
+        """Whether something has come that the front has not read."""
+        return self._front.connections > 0 and bool(select.select([theirs], [], [], 0)[0])
 
     def _turn(self):
         self.number += 1
