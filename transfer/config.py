@@ -38,7 +38,8 @@ class Defaults:
     """What a new socket's options are. Times in milliseconds, -1 endless; sizes in bytes.
 
     reply_timeout: the receive time-out of a REQ. immediate: messages wait for a connection (True)
-    or queue for an endpoint that is not connected yet (False).
+    or queue for an endpoint that is not connected yet (False). shares_endpoints: sockets whose peers are of
+    different types may bind one endpoint.
     """
 
     linger: int = 1000
@@ -50,6 +51,7 @@ class Defaults:
     heartbeat_ivl: int = 5000
     heartbeat_timeout: int = 60_000
     handshake_ivl: int = 30_000
+    shares_endpoints: bool = True
 
 
 TRANSFER = Defaults()
@@ -61,6 +63,7 @@ PYZMQ = Defaults(
     reconnect_ivl_max=0,
     heartbeat_ivl=0,
     heartbeat_timeout=-1,
+    shares_endpoints=False,
 )
 
 

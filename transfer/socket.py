@@ -98,7 +98,8 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
     # -- endpoints -----------------------------------------------------------------------------
 
     def bind(self, addr: str) -> Binding:
-        """Binds to an endpoint; `last_endpoint` has the real port. A socket may bind several.
+        """Binds to an endpoint; `last_endpoint` has the real port. A socket may bind several, and
+        sockets of a context whose peers are of different types may bind the same.
 
         Raises AddressError, AddressInUse, AddressNotAvailable.
         """

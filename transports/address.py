@@ -35,6 +35,9 @@ _MET = ("tcp", "rdma", "ucx", "dns")
 
 #: what an endpoint may begin with; other distributions may bring more, by entry points of this group
 ENTRY_POINTS = "transfer.transports"
+#: the same of transports that peers change to, once they have met by TCP
+UPGRADE_POINTS = "transfer.upgrades"
+_GROUPS = (ENTRY_POINTS, UPGRADE_POINTS)
 SCHEMES = ("tcp", "rdma", "ucx", *sorted(_NAMED), *sorted(_DIRECTORIES))
 
 #: sun_path holds 108 bytes: the path and its NUL, or the NUL of the abstract space and the name
@@ -124,7 +127,7 @@ def parse(endpoint: str | bytes, *, default_scheme: str | None = None) -> Addres
     try:
         return _taken_apart(scheme, rest, text)
     except AddressError as error:
-        if scheme in SCHEMES or metadata.entry_points(group=ENTRY_POINTS, name=scheme):
+        if scheme in SCHEMES or any(metadata.entry_points(group=g, name=scheme) for g in _GROUPS):
             raise
         # Which rules the rest has is not known, so its scheme is what is wrong.
         raise AddressError(f"nothing here speaks {scheme}://", hint=scheme_hint(scheme)) from error

@@ -7,7 +7,7 @@ can do stands in `Capabilities`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +71,14 @@ class Transport(ABC):
     @abstractmethod
     def listen(self, address: Address, *, backlog: int = 4096) -> Listener:
         """Binds. Raises AddressInUse, AddressNotAvailable, AddressError."""
+
+    def place(self, address: Address) -> Hashable | None:
+        """Where it would listen: equal for two addresses that are one place. None: nobody else is there. May
+        block on a look-up. Raises AddressError."""
+        return None
+
+    def tune(self, connection: Any) -> None:
+        """Sets its options on a connection that another endpoint's listener accepted. Raises OSError."""
 
     @abstractmethod
     def start_connect(self, address: Address) -> Any:

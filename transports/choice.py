@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from transports.address import POLICIES
 from transports.errors import HandshakeError
 
-#: best first; every pair has the last, since hello travels on it
+#: best first; every pair has the last, since hello travels on it. Those of other distributions, which were
+#: installed on both sides to be used, come behind the first
 RANKING = ("local", "rdma", "ucx", "tcp")
 BASE = RANKING[-1]
 LOCAL = RANKING[0]
@@ -101,8 +102,7 @@ def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = B
         best = better[0] if better else base
         return Choice(best, f"the best that both have: {', '.join((*better, base))}")
     if wish in both:
-        rank = RANKING.index(wish) if wish in RANKING else 0
-        unused = tuple(name for name in better if name in RANKING[:rank])
+        unused = tuple(name for name in both[: both.index(wish)] if name in better)
         return Choice(wish, f"{wish} was asked for by {whose}", unused)
     reason = f"{wish} was asked for by {whose}, and {_lacking(wish, local, remote)} it"
     lacks = local if wish not in local.transports else remote
@@ -126,11 +126,12 @@ def _lacking(wish: str, local: Offer, remote: Offer) -> str:
 
 
 def _common(local: Offer, remote: Offer, base: str) -> tuple[str, ...]:
-    """What both have, best first. Names that we do not know are no use to us."""
+    """What both have, best first."""
     if base not in RANKING:
         return (base,)  # ipc and inproc are chosen by their endpoint, and nothing is better there
     common = set(local.transports) & set(remote.transports) | {base}
-    return tuple(name for name in RANKING if name in common)
+    others = sorted(common.difference(RANKING))
+    return tuple(name for name in (LOCAL, *others, *RANKING[1:]) if name in common)
 
 
 def _wish(local: Offer, remote: Offer, base: str) -> tuple[str | None, str]:

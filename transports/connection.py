@@ -23,15 +23,17 @@ from typing import Any, Protocol
 from transports.address import Address
 from transports.base import Stream, Transport
 from transports.choice import HINT, permitted
-from transports.errors import Fatal, HandshakeError, TransferError
+from transports.errors import AddressInUse, Fatal, HandshakeError, TransferError
 from transports.exchange import Exchange, OnEnd, wished
 from transports.handshake import Admits, Handshake
-from transports.hello import Agreement, Hello
+from transports.hello import Agreement, Hello, common_peers
 from transports.peercred import same_user
+from transports.pending import MOST
 from transports.reactor import Reactor
 from transports.security.credentials import Credentials
-from transports.security.guard import on_loopback
+from transports.security.guard import check_listening, on_loopback
 from transports.upgrade import Made, UpgradeFactory
+from transports.wire import SocketType
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +166,20 @@ class Owner:
         base: str,
         server_name: str | None = None,
         user: int | None = None,
+        refusal: HandshakeError | None = None,
     ) -> Exchange:
         """The handshake on a new connection, which is the exchange's from now on, unless this raises.
 
         base: the transport's scheme. server_name: of whom was connected to; None: the connection was
-        accepted. user: who listens; None: the user of this process. Raises TransferError.
+        accepted. user: who listens; None: the user of this process. refusal: all that the peer gets. Raises
+        TransferError.
         """
         connecting = server_name is not None
         secure = self.secure(server_name or "") if self.networked else None
-        tokens, refusal = (self.tokens, None) if self.networked else self._asked_here(connection, user)
+        tokens = self.tokens
+        if not self.networked:
+            tokens, of_strangers = self._asked_here(connection, user)
+            refusal = refusal or of_strangers
         if refusal is not None and connecting:
             raise refusal  # before anything is said
         hello = wished(self.hello(), address, base)
@@ -200,6 +207,10 @@ class Owner:
         return tokens, _other_user() if self.guarded and not tokens else None
 
     @property
+    def socket_type(self) -> SocketType:
+        return self.hello().socket_type
+
+    @property
     def tokens(self) -> tuple[bytes, ...]:
         return () if self.credentials is None else self.credentials.tokens()
 
@@ -216,16 +227,34 @@ class Owner:
             return None
         if not server_name:
             credentials.check_server()
-        kind = self.hello().socket_type.name if server_name else ""
+        kind = self.socket_type.name if server_name else ""
         return partial(credentials.channel, server_name=server_name, socket_type=kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptorOwner(Owner):
-    """The same of who serves one, and where it is told what happens."""
+    """The same of who serves one, and where it is told what happens. shares: others of the same context, for
+    peers of other types, may have the endpoint too."""
 
     on_connected: OnConnected
     on_failed: OnRefused
+    shares: bool = True
+
+    @property
+    def speaks_tls(self) -> bool:
+        """Who comes in has to."""
+        return self.networked and self.credentials is not None and self.credentials.security.tls
+
+    @property
+    def most_unfinished(self) -> int:
+        """Handshakes at once."""
+        return MOST if self.credentials is None else self.credentials.security.unfinished
+
+    def check_listening(self, address: Address) -> None:
+        """Raises SecurityError if strangers could come in there, or if nobody could."""
+        if self.credentials is not None and self.networked:
+            check_listening(address.host, str(address), self.credentials.security)
+            self.secure("")  # without a certificate nobody could come in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +289,18 @@ def _other_user() -> HandshakeError:
     )
 
 
+def check_sharing(address: Address, one: AcceptorOwner | None, other: AcceptorOwner | None) -> None:
+    """Raises AddressInUse where both cannot listen there: nobody could tell whose a peer is."""
+    if one is None or other is None or not (one.shares and other.shares):
+        raise AddressInUse(f"{address} is in use", hint="it can be bound once: take another port or name")
+    both = common_peers(one.socket_type, other.socket_type)
+    if both:
+        raise AddressInUse(
+            f"{address} is in use by a {one.socket_type.name}, which talks to {both} too",
+            hint="sockets of one endpoint have peers of different types, as PULL, REP and PUB do",
+        )
+
+
 def hand_over(connected: Connected, on_connected: OnConnected) -> None:
     """Gives a connection to its owner. Raises what `on_connected` raises: nobody wants it then."""
     try:
@@ -282,12 +323,13 @@ def serve(
     upgrades: UpgradeFactory | None = None,
     credentials: Credentials | None = None,
     admits: Admits | None = None,
+    shares: bool = True,
 ) -> Acceptor:
     """Binds `address` now, in the calling thread, and accepts until `close`.
 
     credentials: what is shown to, and asked of, peers: all who come by a network, and on a Unix socket
-    those of other users. admits: as in `Owner`. Raises AddressInUse, AddressNotAvailable, AddressError,
-    OutOfDescriptors, SecurityError.
+    those of other users. admits, shares: as in `Owner` and `AcceptorOwner`. Raises AddressInUse,
+    AddressNotAvailable, AddressError, OutOfDescriptors, SecurityError.
     """
     if not transport.capabilities.has_socket:
         credentials = None
@@ -299,6 +341,7 @@ def serve(
         credentials=credentials,
         networked=transport.capabilities.networked,
         admits=admits,
+        shares=shares,
     )
     if isinstance(transport, DirectTransport):
         return transport.serve(reactor, address, owner)

@@ -85,6 +85,11 @@ def compatible(one: SocketType, other: SocketType) -> bool:
     return other in _COMPATIBLE[one]
 
 
+def common_peers(one: SocketType, other: SocketType) -> str:
+    """The types that both talk to, for people: with sockets of both behind one endpoint, whose peer is it?"""
+    return " and ".join(sorted(kind.name for kind in _COMPATIBLE[one] & _COMPATIBLE[other]))
+
+
 def talks_to(kind: SocketType) -> str:
     """What a socket of this type can be connected with, for people."""
     return f"{kind.name} talks to {', '.join(sorted(other.name for other in _COMPATIBLE[kind]))}"

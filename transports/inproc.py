@@ -22,12 +22,13 @@ from transports.connection import (
     Connector,
     ConnectorOwner,
     DirectTransport,
+    check_sharing,
     final,
     hand_over,
 )
-from transports.errors import AddressInUse, Broken, Closed, Fatal, HandshakeError, NotSupported
+from transports.errors import Broken, Closed, Fatal, HandshakeError, NotSupported
 from transports.exchange import wished
-from transports.hello import mirrored, negotiate
+from transports.hello import compatible, mirrored, negotiate
 from transports.inproc_stream import InprocStream, pair
 from transports.reactor import Reactor, Timer
 from transports.wire import SocketType
@@ -40,31 +41,35 @@ class InprocNames:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bound: dict[str, Any] = {}
+        self._bound: dict[str, list[Any]] = {}
         self._waiting: dict[str, dict[Callable[[], None], None]] = {}  # in the order of their coming
 
-    def bind(self, address: Address, owner: Any) -> None:
+    def bind(self, address: Address, bound: Any) -> None:
         """Raises AddressInUse. Whoever waits for the name is called."""
         with self._lock:
-            if address.path in self._bound:
-                raise AddressInUse(f"{address} is in use", hint="a name can be bound once in a context")
-            self._bound[address.path] = owner
+            others = self._bound.setdefault(address.path, [])
+            for other in others:
+                check_sharing(address, other.owner, bound.owner)
+            others.append(bound)
             waiting = self._waiting.pop(address.path, {})
         for wake in waiting:
             wake()
 
-    def unbind(self, name: str, owner: Any) -> None:
+    def unbind(self, name: str, bound: Any) -> None:
         with self._lock:
-            if self._bound.get(name) is owner:
-                del self._bound[name]
+            others = self._bound.get(name, [])
+            if bound in others:
+                others.remove(bound)
+            if not others:
+                self._bound.pop(name, None)
 
-    def find(self, name: str, wake: Callable[[], None] | None = None) -> Any:
-        """Who bound the name, or None; then `wake` is called once when somebody does."""
+    def find(self, name: str, wake: Callable[[], None] | None = None) -> list[Any]:
+        """Those who bound the name. If none has, `wake` is called once when somebody does."""
         with self._lock:
-            owner = self._bound.get(name)
-            if owner is None and wake is not None:
+            found = list(self._bound.get(name, ()))
+            if not found and wake is not None:
                 self._waiting.setdefault(name, {})[wake] = None
-            return owner
+            return found
 
     def forget(self, name: str, wake: Callable[[], None]) -> None:
         """Does not wait for the name any more."""
@@ -105,7 +110,7 @@ class InprocTransport(DirectTransport):
         return InprocListener(self._names, address, backlog)
 
     def start_connect(self, address: Address) -> InprocStream:
-        listener = self._names.find(address.path)
+        listener = next(iter(self._names.find(address.path)), None)
         if listener is None:
             raise Broken(f"cannot connect to {address}: nobody has bound it")
         ours, theirs = pair(SocketType.PAIR, SocketType.PAIR)
@@ -115,6 +120,8 @@ class InprocTransport(DirectTransport):
 
 class InprocListener(Listener):
     """Hands out the other ends of bare streams. It has no descriptor: who accepts asks again."""
+
+    owner = None
 
     def __init__(self, names: InprocNames, address: Address, backlog: int) -> None:
         self.address = address
@@ -210,14 +217,17 @@ class InprocConnector:
     def _begin(self) -> None:
         if self._closed or self._connected:
             return
-        acceptor = self._names.find(self.address.path, self._bound)
+        acceptors = self._names.find(self.address.path, self._bound)
         if self._closed:
             self._names.forget(self.address.path, self._bound)
-        elif acceptor is not None:
-            self._meet(acceptor)
+        elif acceptors:
+            self._meet(acceptors)
 
-    def _meet(self, acceptor: InprocAcceptor) -> None:
-        local, remote = wished(self._owner.hello(), self.address, SCHEME), acceptor.owner.hello()
+    def _meet(self, acceptors: list[InprocAcceptor]) -> None:
+        local = wished(self._owner.hello(), self.address, SCHEME)
+        ours_to_meet = (one for one in acceptors if compatible(one.owner.socket_type, local.socket_type))
+        acceptor = next(ours_to_meet, acceptors[0])
+        remote = acceptor.owner.hello()
         try:
             ours = negotiate(local, remote, base=SCHEME)
             if self._owner.admits is not None:

@@ -8,6 +8,7 @@ import shutil
 import socket
 import stat
 import tempfile
+from collections.abc import Hashable
 from dataclasses import replace
 
 from transports.address import Address
@@ -15,7 +16,7 @@ from transports.base import Capabilities, Listener, Transport
 from transports.config import SocketOptions
 from transports.errors import AddressError, AddressInUse, TransferError
 from transports.peercred import peer_credentials
-from transports.tcp import SocketListener, begin_connect, bind_error, new_socket
+from transports.tcp import SocketListener, begin_connect, bind_error, new_socket, tune
 
 _HINT = "remove the file if no process uses it"
 
@@ -50,6 +51,13 @@ class IpcTransport(Transport):
                 raise _bind_error(error, address) from error
             raise
         return IpcListener(listener, address, self.options, inode, folder)
+
+    def place(self, address: Address) -> Hashable | None:
+        path = address.path
+        return path if address.is_abstract else None if path == "*" else os.path.realpath(path)
+
+    def tune(self, connection: socket.socket) -> None:
+        tune(connection, self.options)
 
     def start_connect(self, address: Address) -> socket.socket:
         if address.path == "*":

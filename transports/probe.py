@@ -1,7 +1,7 @@
 """Which faster transports this process could use: looked at once, cheaply, never fatal.
 
-Each transport brings a `probe()` of its own; what it says is told to peers in the hello, shown by
-`transfer doctor`, and named when a wish cannot be met.
+Each transport brings a `probe()` of its own, also one of another distribution; what it says is told to peers
+in the hello, shown by `transfer doctor`, and named when a wish cannot be met.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from transports import own_upgrades
+from transports.choice import LOCAL
 from transports.forking import undivided
 
 logger = logging.getLogger("transfer")
@@ -63,11 +65,14 @@ def probe(name: str) -> Probe:
 
 def _look(name: str) -> Probe:
     try:
-        found = importlib.import_module(_PROBES[name]).probe()
+        found = (
+            importlib.import_module(_PROBES[name]) if name in _PROBES else own_upgrades.load(name)
+        ).probe()
     except Exception as error:  # a broken driver stack must not keep anybody from using TCP
         logger.debug("probing %s failed", name, exc_info=True)
         return Probe(False, f"looking for it failed: {error!r}", "probe_failed")
-    assert isinstance(found, Probe)
+    if not isinstance(found, Probe):
+        return Probe(False, f"its probe said {found!r:.80}, which is no Probe", "probe_failed")
     return found
 
 
@@ -78,4 +83,4 @@ def forget() -> None:
 
 def names() -> tuple[str, ...]:
     """Every transport that can be probed, best first."""
-    return tuple(_PROBES)
+    return (LOCAL, *own_upgrades.names(), *(name for name in _PROBES if name != LOCAL))

@@ -1,7 +1,8 @@
 """Finds the transport of a scheme. A class is loaded when its scheme is first used.
 
 Other distributions add theirs by an entry point in the group `transfer.transports`, named like the
-scheme and pointing to a `transports.base.Transport` that is made with one argument, SocketOptions.
+scheme and pointing to a `transports.base.Transport` that is made with one argument, SocketOptions; or in the
+group `transfer.upgrades`, for what peers change to that have met by TCP.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 
-from transports import probe
+from transports import own_upgrades, probe
 from transports.address import ENTRY_POINTS, SCHEMES, scheme_hint
 from transports.base import Transport
 from transports.choice import BASE, LOCAL, Offer
@@ -64,7 +65,8 @@ def open_transport(scheme: str, options: SocketOptions | None = None) -> Transpo
 
 def schemes() -> tuple[str, ...]:
     """All schemes that an endpoint may have, sorted."""
-    return tuple(sorted({*_BUILTIN, *(point.name for point in metadata.entry_points(group=ENTRY_POINTS))}))
+    points = metadata.entry_points(group=ENTRY_POINTS)
+    return tuple(sorted({*_BUILTIN, *own_upgrades.names(), *(point.name for point in points)}))
 
 
 def offer(config: TransportConfig, encrypt: str = "tcp") -> Offer:
@@ -85,6 +87,8 @@ def offer(config: TransportConfig, encrypt: str = "tcp") -> Offer:
 
 def upgrade(name: str) -> type[Upgrade]:
     """What sets a transport up over a TCP connection. Raises Declined for one that nobody brings."""
+    if name in own_upgrades.names():
+        return _own_upgrade(name)
     if name not in _UPGRADES:
         raise Declined("unavailable", f"nothing here sets up {name}")
     module, _, attribute = _UPGRADES[name].partition(":")
@@ -92,6 +96,14 @@ def upgrade(name: str) -> type[Upgrade]:
         found = getattr(importlib.import_module(module), attribute)
     assert isinstance(found, type) and issubclass(found, Upgrade)
     return found
+
+
+def _own_upgrade(name: str) -> type[Upgrade]:
+    try:
+        return own_upgrades.load(name)
+    except Exception as error:
+        logger.debug("loading %s failed", name, exc_info=True)
+        raise Declined("unavailable", f"{name} cannot be loaded: {error}") from error
 
 
 def preparation(offer: Offer, scheme: str) -> Callable[[], None] | None:
@@ -119,8 +131,8 @@ def _prepare(name: str) -> None:
 
 
 def _load(scheme: str) -> type[Transport]:
-    if scheme in _BUILTIN:
-        module, _, name = _BUILTIN[scheme].partition(":")
+    if scheme in _BUILTIN or scheme in own_upgrades.names():
+        module, _, name = _BUILTIN.get(scheme, _BUILTIN["tcp"]).partition(":")
         loaded = getattr(importlib.import_module(module), name)
     else:
         points = metadata.entry_points(group=ENTRY_POINTS, name=scheme)

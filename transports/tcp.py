@@ -8,6 +8,7 @@ import itertools
 import os
 import socket
 import struct
+from collections.abc import Hashable
 from typing import Any
 
 from transports.address import Address, format_host, is_numeric
@@ -62,6 +63,12 @@ class TcpTransport(Transport):
         name = listener.getsockname()
         host = "0.0.0.0" if address.host == "*" else name[0]
         return SocketListener(listener, address.with_port(name[1], host), self.options)
+
+    def place(self, address: Address) -> Hashable | None:
+        return bind_address(address) if address.port else None
+
+    def tune(self, connection: socket.socket) -> None:
+        tune(connection, self.options)
 
     def start_connect(self, address: Address) -> socket.socket:
         """A host with several numbers: each call takes the next one, IPv4 first."""

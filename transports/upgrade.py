@@ -24,6 +24,7 @@ from transports.base import Stream
 from transports.config import SocketOptions
 from transports.errors import HandshakeError, ProtocolError, TransferError
 from transports.hello import MAX_DEPTH, Agreement, frame, is_shallow, refusal_in
+from transports.probe import Probe
 from transports.reactor import Reactor
 from transports.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Control, Flag, SocketType
 
@@ -77,13 +78,12 @@ class Made(NamedTuple):
 
     fd: the descriptor that the reactor watches (the connection's own, or its successor). stream: a
     foreign stream, which owns `fd` then; None: `core.Stream` drives `fd`. carrier: see
-    core_contract.Carrier. device: for people. channel: TLS on `fd`, for a stream of the core's.
+    core_contract.Carrier. channel: TLS on `fd`, for a stream of the core's.
     """
 
     fd: int
     stream: Stream | None = None
     carrier: Any = None
-    device: str = ""
     channel: Any = None
 
 
@@ -97,6 +97,11 @@ class Upgrade(ABC):
         self.around = around
         self.agreement = agreement
         self.connecting = connecting
+
+    @classmethod
+    def probe(cls) -> Probe:
+        """Whether it works in this process; asked once. Of a transport of another distribution."""
+        return Probe(True)
 
     @abstractmethod
     def offer(self) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import ssl
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.broker.engine.client_hello import Offer, offered
 from transfer.broker.engine.first_bytes import Guess, Speech, guess_secured
 from transfer.broker.engine.tls_words import WORDS, word_of
+from transports.client_hello import Offer, offered
 from transports.first_record import HEAD, LARGEST_HELLO
 from transports.wire import SocketType
 

@@ -12,10 +12,11 @@ from hypothesis import given, strategies as st
 import transfer
 from tests.broker.alone import ended, receive
 from tests.broker.running import running
-from transfer.broker.engine.first_bytes import ENOUGH, Guess, Speech, guess
+from transfer.broker.engine.first_bytes import Guess, Speech, guess
 from transfer.clients.own import BrokerClient
 from transfer.clients.ttp import TtpClient
 from transfer.protocols.ttp import HEADER_SIZE, Kind, decode_error, decode_header, encode_head
+from transports.peer_type import ENOUGH
 from transports.wire import HEADER, MAGIC, VERSION, SocketType
 
 #: sockets that a test leaves to its end

@@ -78,7 +78,7 @@ class Part(Upgrade):
 
     def made(self, fd: int, channel: Any = None) -> Made:
         self.given_away += 1
-        return Made(fd, device="made")
+        return Made(fd, carrier="made")
 
     def close(self) -> None:
         self.given_back += 1
@@ -273,7 +273,7 @@ def ending(role: str, part: str, data: bytes, piece: int) -> str:
         side.fail("timeout", "the driver's")
     elif outcome.choice.transport == WANTED:
         made = side.made(5)
-        assert made.fd == 5 and made.device == "made"
+        assert made.fd == 5 and made.carrier == "made"
         assert parts[0].steps == (["offer", "finish"] if role == "accepting" else ["accept"])
         word = "upgraded"
     else:

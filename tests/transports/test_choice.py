@@ -114,8 +114,19 @@ def test_ipc_stays_ipc():
 
 
 def test_names_of_later_releases_do_no_harm():
-    assert choose(Offer(("warp", "tcp")), Offer(("warp", "tcp"))).transport == "tcp"
+    assert choose(Offer(("tcp",)), Offer(("warp", "tcp"))).transport == "tcp"
     assert choose(Offer(ALL), Offer((*ALL, "warp"), "warp")).transport == "local"
+
+
+def test_what_another_distribution_brings_to_both_comes_behind_local():
+    ours, theirs = Offer(("local", "warp", "rdma", "tcp")), Offer(("local", "warp", "alloy", "rdma", "tcp"))
+    assert choose(ours, theirs).transport == "local"
+    assert choose(Offer(ours.transports[1:]), theirs).transport == "warp"
+    assert choose(ours, Offer(theirs.transports, "rdma")).unused == ("local", "warp")
+    assert choose(Offer(("warp", "alloy", "tcp")), Offer(("alloy", "warp", "tcp"))).transport == "alloy"
+    assert choose(ours, Offer(theirs.transports, "warp")) == Choice(
+        "warp", "warp was asked for by the peer (default)", ("local",)
+    )
 
 
 offers = st.builds(

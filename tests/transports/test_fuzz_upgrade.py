@@ -176,7 +176,7 @@ def test_the_judge_sees_what_must_not_happen(monkeypatch, measured):
         with pytest.raises(error):
             fuzz_upgrade.judge(*case)
     monkeypatch.setattr(Dialogue, "_step", real)
-    monkeypatch.setattr(fuzz_upgrade.Part, "made", lambda part, fd, channel: Made(fd, device="made"))
+    monkeypatch.setattr(fuzz_upgrade.Part, "made", lambda part, fd, channel: Made(fd, carrier="made"))
     with pytest.raises(AssertionError, match="given back"):
         fuzz_upgrade.judge(*good)
     assert json.loads(ACCEPT[35:])["step"] == "accept"

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from transfer.broker.crowd import Crowd
-from transfer.broker.engine.first_bytes import ENOUGH, ENOUGH_SECURED, Guess, Speech, guess, guess_secured
+from transfer.broker.engine.first_bytes import Guess, Speech, guess, guess_secured
 from transfer.broker.listener import Accepted
 from transfer.throttled_log import ThrottledLog
 from transports.accepting import has_spoken
 from transports.errors import TransferError
+from transports.peer_type import ENOUGH, ENOUGH_SECURED
 from transports.wire import SocketType
 
 _log = logging.getLogger("transfer.broker")

@@ -13,6 +13,7 @@ from typing import Any
 
 from transfer.doctor.finding import Check, read
 from transports import config
+from transports.choice import LOCAL
 from transports.errors import TransferError
 from transports.probe import Probe, names, probe
 from transports.security.settings import Security
@@ -21,7 +22,8 @@ from transports.wire import SocketType
 #: how long one self test may take, seconds
 PATIENCE = 5.0
 #: driven by somebody else's library
-_FOREIGN = frozenset({"rdma", "ucx"})
+#: no protocol to wish for
+_UNNAMED = frozenset({LOCAL, "ipc", "inproc"})
 #: words of probes that mean: not there, and nobody expects it to be
 _ABSENT = frozenset({"no_device", "missing", "switched_off", "system", "no_host_id"})
 
@@ -38,7 +40,7 @@ def self_tests() -> Iterator[Check]:
     for name in names():
         found = probe(name)
         if found.usable:
-            yield _explained(_apart(name) if name in _FOREIGN else _local_test(), found)
+            yield _explained(_local_test() if name == LOCAL else _apart(name), found)
         else:
             status = "off" if found.word in _ABSENT else "warn"
             yield Check("transports", name, status, found.reason, found.hint)
@@ -81,7 +83,7 @@ def _self_test(name: str, endpoint: str, wanted: str) -> Check:
 
     sent = b"doctor" * 20_000
     milliseconds = round(PATIENCE * 1000)
-    protocol = wanted if wanted in config.PROTOCOLS else "auto"
+    protocol = "auto" if wanted in _UNNAMED else wanted
     policy = "auto" if protocol == "auto" else "require"
     try:
         with (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transports.descriptors import refuse_exhausted
 from transports.errors import OutOfDescriptors, SecurityError
+from transports.peer_type import OWN_PROTOCOL
 from transports.security.exposure import warn_of
 from transports.security.settings import Security, tokens_of
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer")
 
-#: what own sockets say by ALPN
-OWN_PROTOCOL = "transfer/1"
 #: seconds between two looks at the files
 _LOOK = 1.0
 

@@ -45,7 +45,7 @@ class UcxUpgrade(Upgrade):
         around = self.around
         beside = around.core.Stream(fd, int(around.socket_type), around.flusher, around.pool, channel=channel)
         stream = UcxStream(self._port(), endpoint, beside, self._ours, self._theirs, around)
-        return Made(fd, stream, None, stream.device)
+        return Made(fd, stream)
 
     def close(self) -> None:
         endpoint, self._endpoint = self._endpoint, None

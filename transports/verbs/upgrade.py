@@ -69,7 +69,7 @@ class VerbsUpgrade(Upgrade):
         stream.send_high_water_bytes = around.send_high_water_bytes
         stream.credits = around.credits
         stream.checksum = around.checksum
-        return Made(fd, stream, device=stream.device)
+        return Made(fd, stream)
 
     def close(self) -> None:
         pair, self._pair = self._pair, None

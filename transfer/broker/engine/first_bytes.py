@@ -9,13 +9,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from transfer.broker.engine.client_hello import offered
-from transports.first_record import HEAD, LARGEST_HELLO
-from transports.wire import HEADER, HEADER_SIZE, MAGIC, SocketType
+from transports.client_hello import offered
+from transports.peer_type import MARK, told_by_header, told_by_protocol
+from transports.wire import SocketType
 
-#: bytes that are enough to tell, and to tell with TLS
-ENOUGH, ENOUGH_SECURED = HEADER_SIZE, HEAD + LARGEST_HELLO
-_OWN = MAGIC.to_bytes(4, "little")
 _TTP = b"TMQP"
 _METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
 
@@ -30,7 +27,7 @@ class Speech(Enum):
 
 
 #: by ALPN; transfer's own sockets say their type behind their word
-TTP_PROTOCOL, HTTP_PROTOCOL, _OWN_PROTOCOL = "ttp/2", "http/1.1", "transfer/1/"
+TTP_PROTOCOL, HTTP_PROTOCOL = "ttp/2", "http/1.1"
 
 
 class Guess(NamedTuple):
@@ -44,19 +41,16 @@ class Guess(NamedTuple):
 
 def guess(first: bytes) -> Guess:
     """What the first bytes of a connection tell."""
-    if first[:4] == _OWN:
-        if len(first) < HEADER_SIZE:
-            return Guess(None, wanted=HEADER_SIZE)
-        kind = HEADER.unpack_from(first)[2]
-        try:
-            return Guess(Speech.OWN, SocketType(kind & 0x7F))
-        except ValueError:
-            return Guess(Speech.FOREIGN)
+    if first[:4] == MARK:
+        kind, wanted = told_by_header(first)
+        if wanted:
+            return Guess(None, wanted=wanted)
+        return Guess(Speech.FOREIGN) if kind is None else Guess(Speech.OWN, kind)
     if first[:4] == _TTP:
         return Guess(Speech.TTP)
     if any(first.startswith(method) for method in _METHODS):
         return Guess(Speech.HTTP)
-    undecided = any(mark.startswith(first) for mark in (_OWN, _TTP, *_METHODS))
+    undecided = any(mark.startswith(first) for mark in (MARK, _TTP, *_METHODS))
     return Guess(None if undecided else Speech.FOREIGN)
 
 
@@ -77,7 +71,5 @@ def _told_by(protocol: str) -> Guess | None:
         return Guess(Speech.TTP)
     if protocol == HTTP_PROTOCOL:
         return Guess(Speech.HTTP)
-    kind = protocol.removeprefix(_OWN_PROTOCOL)
-    if kind != protocol and kind in SocketType.__members__:
-        return Guess(Speech.OWN, SocketType[kind])
-    return None
+    kind = told_by_protocol(protocol)
+    return None if kind is None else Guess(Speech.OWN, kind)
