@@ -23,10 +23,11 @@ from typing import Any, Protocol
 from transports.address import Address
 from transports.base import Stream, Transport
 from transports.choice import HINT, permitted
+from transports.compatible import common_peers
 from transports.errors import AddressInUse, Fatal, HandshakeError, TransferError
 from transports.exchange import Exchange, OnEnd, wished
 from transports.handshake import Admits, Handshake
-from transports.hello import Agreement, Hello, common_peers
+from transports.hello import Agreement, Hello
 from transports.peercred import same_user
 from transports.pending import MOST
 from transports.reactor import Reactor

@@ -21,6 +21,7 @@ from typing import Any
 
 from transports.address import POLICIES
 from transports.choice import BASE, Choice, strictness
+from transports.compatible import talks_to
 from transports.errors import HandshakeError, TransferError
 from transports.hello import (
     MAX_HELLO,
@@ -31,7 +32,6 @@ from transports.hello import (
     encode_refusal,
     negotiate,
     plain_peer,
-    talks_to,
 )
 from transports.security.proof import transcript
 from transports.security.proving import Proving

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from transports.address import POLICIES
 from transports.choice import BASE, LOCAL, Choice, Offer, choose
+from transports.compatible import compatible, talks_to
 from transports.errors import HandshakeError
 from transports.wire import HEADER, MAGIC, VERSION, Control, Flag, SocketType
 
@@ -66,33 +67,6 @@ _HINTS = {
     "pair_busy": "a PAIR is one to one: close the other one, or use PUSH/PULL or ROUTER/DEALER",
 }
 _WORD = re.compile(r"[a-z][a-z0-9_.:-]{0,63}\Z")
-
-_COMPATIBLE: dict[SocketType, frozenset[SocketType]] = {
-    SocketType.REQ: frozenset({SocketType.REP, SocketType.ROUTER}),
-    SocketType.REP: frozenset({SocketType.REQ, SocketType.DEALER}),
-    SocketType.PUB: frozenset({SocketType.SUB}),
-    SocketType.SUB: frozenset({SocketType.PUB}),
-    SocketType.PUSH: frozenset({SocketType.PULL}),
-    SocketType.PULL: frozenset({SocketType.PUSH}),
-    SocketType.PAIR: frozenset({SocketType.PAIR}),
-    SocketType.DEALER: frozenset({SocketType.REP, SocketType.DEALER, SocketType.ROUTER}),
-    SocketType.ROUTER: frozenset({SocketType.REQ, SocketType.DEALER, SocketType.ROUTER}),
-}
-
-
-def compatible(one: SocketType, other: SocketType) -> bool:
-    """Whether ZeroMQ lets these two talk."""
-    return other in _COMPATIBLE[one]
-
-
-def common_peers(one: SocketType, other: SocketType) -> str:
-    """The types that both talk to, for people: with sockets of both behind one endpoint, whose peer is it?"""
-    return " and ".join(sorted(kind.name for kind in _COMPATIBLE[one] & _COMPATIBLE[other]))
-
-
-def talks_to(kind: SocketType) -> str:
-    """What a socket of this type can be connected with, for people."""
-    return f"{kind.name} talks to {', '.join(sorted(other.name for other in _COMPATIBLE[kind]))}"
 
 
 @dataclass(frozen=True, slots=True)

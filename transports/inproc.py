@@ -13,6 +13,7 @@ from typing import Any
 from transports.address import Address
 from transports.backoff import Backoff
 from transports.base import Capabilities, Listener
+from transports.compatible import compatible
 from transports.config import SocketOptions
 from transports.connection import (
     Acceptor,
@@ -28,7 +29,7 @@ from transports.connection import (
 )
 from transports.errors import Broken, Closed, Fatal, HandshakeError, NotSupported
 from transports.exchange import wished
-from transports.hello import compatible, mirrored, negotiate
+from transports.hello import mirrored, negotiate
 from transports.inproc_stream import InprocStream, pair
 from transports.reactor import Reactor, Timer
 from transports.wire import SocketType

@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 from transports.accepting import has_spoken, share_of
 from transports.address import Address
 from transports.base import Listener, Transport
+from transports.compatible import compatible
 from transports.connection import check_sharing
 from transports.descriptors import descriptor_hint, is_reserved
 from transports.errors import HandshakeError, OutOfDescriptors, TransferError
 from transports.exchange import Exchange, late
-from transports.hello import compatible
 from transports.peer_type import ENOUGH, ENOUGH_SECURED, Told, told_by_client_hello, told_by_header
 from transports.pending import PENDING
 from transports.reactor import EDGE, ERROR, HANGUP, PEER_CLOSED, READABLE, Reactor, Timer
@@ -65,7 +65,7 @@ class Silent:
         self.seen = len(first)
         return told_by_client_hello(first) if secured else told_by_header(first)
 
-    def wait_for(self, nbytes: int) -> None:
+    def wake_at(self, nbytes: int) -> None:
         """Is woken when so many bytes are there, or the peer goes: a peer that sends one at a time costs no
         more than others."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, max(nbytes, self.seen + 1))
@@ -259,7 +259,7 @@ class Listening:
             return silent.wanted or next(iter(acceptors), None)
         told = silent.look(secured=self._secured)
         if told.wanted and not whole:
-            silent.wait_for(told.wanted)
+            silent.wake_at(told.wanted)
             return None
         kind = told.socket_type
         if kind is not None:

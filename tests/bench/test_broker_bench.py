@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -106,8 +108,8 @@ RESULT = Result(
     lost=1,
     seconds=2.0,
     latency=Latency(1500.0, 2000.0, 250_000.0, 300_000.0),
-    before=Usage(1.0, 40_000_000, 50_000_000, 1000),
-    after=Usage(1.5, 60_000_000, 70_000_000, 3000),
+    before=Usage(1.0, 40_000_000, 50_000_000, 1000, 1000),
+    after=Usage(1.5, 60_000_000, 70_000_000, 3000, 96_000),
 )
 
 
@@ -126,9 +128,10 @@ def test_a_result_as_a_row():
         "RSS MB": "60",
         "peak MB": "70",
         "blocks/msg": "2",
+        "allocs/msg": "95",
     }
     unknown = replace(RESULT, latency=None, before=Usage(), after=Usage())
-    assert row(unknown)[3:7] == ("-",) * 4 and row(unknown)[8:] == ("-",) * 5
+    assert row(unknown)[3:7] == ("-",) * 4 and row(unknown)[8:] == ("-",) * 6
 
 
 def test_a_result_as_json():
@@ -141,6 +144,7 @@ def test_a_result_as_json():
         "resident_bytes": 60_000_000,
         "peak_resident_bytes": 70_000_000,
         "grown_blocks_per_message": 2.0,
+        "allocations_per_message": 95.0,
     }
 
 
@@ -154,6 +158,31 @@ def test_usage_of_a_process():
     assert ours.blocks and seen.blocks is None
     with pytest.raises(UsageError):
         usage.of_process(2**22 + 1)
+
+
+_COUNTING = """
+from transports.native.allocations import allocations, count_allocations
+
+def counted(make):
+    before = allocations()
+    kept = make()
+    return allocations() - before
+
+assert allocations() is None
+count_allocations()
+count_allocations()
+nothing = min(counted(lambda: None) for _ in range(9))
+print([min(counted(make) for _ in range(9)) - nothing for make in (
+    lambda: bytes(100), lambda: bytes(10_000), lambda: bytes(10_000_000), lambda: bytearray(100),
+)])
+"""
+
+
+def test_allocations_are_counted_once_each():
+    pytest.importorskip("transports.native.allocations", reason="the compiled core is not built")
+    code = [sys.executable, "-c", _COUNTING]
+    ended = subprocess.run(code, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(ended.stdout) == [1, 1, 1, 2]
 
 
 def test_usage_of_metrics():

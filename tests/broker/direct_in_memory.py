@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from transfer.broker.courier import Sent
+from transfer.broker.courier import HOPELESS, Sent
 from transfer.broker.engine.direct import DirectDesk, Rules
 from transfer.broker.engine.direct_actions import (
     Admitted,
@@ -56,7 +56,12 @@ class InMemory:
         return verdict
 
     def unsent(self, action, sent):
-        self._do(self.desk.unsent(action.delivery, action.peer, self.now, gone=sent is Sent.GONE))
+        self._do(self._given_up(action, sent))
+
+    def _given_up(self, action, sent):
+        if sent in HOPELESS:
+            return self.desk.remove(action.parcel.number, HOPELESS[sent])
+        return self.desk.unsent(action.delivery, action.peer, self.now, gone=sent is Sent.GONE)
 
     def unroutable(self, message, facts, reason):
         self.lost.append((facts.topic, facts.message_id, reason))
@@ -74,8 +79,7 @@ class InMemory:
                 case Dispatch(parcel=parcel) as action:
                     sent = self._courier.dispatch(action, self._messages[parcel.ref.offset])
                     if sent is not Sent.YES:
-                        gone = sent is Sent.GONE
-                        actions += self.desk.unsent(action.delivery, action.peer, self.now, gone=gone)
+                        actions += self._given_up(action, sent)
                 case Answer(peer, reply):
                     self._courier.answer(peer, reply)
                 case DeadLetter() as letter:

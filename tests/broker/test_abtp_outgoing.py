@@ -15,10 +15,10 @@ from tests.broker.running import running
 from transfer.broker.beside import Beside
 from transfer.broker.courier import Sent
 from transfer.broker.engine.sessions import Capabilities
-from transfer.broker.fronts import abtp
 from transfer.broker.fronts.abtp_outgoing import Outgoing
 from transfer.broker.settings import AbtpEndpoints, FastPath
 from transfer.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.protocols.abtp_media import Lz4
 
 WHERE = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
 CUTOVER = 2000
@@ -85,7 +85,7 @@ def test_what_cannot_be_sent_later_is_told():
 
 
 def packing(broker):
-    able = Capabilities(supports_ack=True, max_inflight=100, supports_compression=True)
+    able = Capabilities(supports_ack=True, max_inflight=100, supports_compression=("lz4",))
     return AbtpConsumer("worker", ["t.*"], broker.endpoints["abtp router"], capabilities=able)
 
 
@@ -108,14 +108,14 @@ def test_messages_come_packed_and_in_their_order(tmp_path):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_one_that_cannot_be_packed_there(tmp_path, monkeypatch, in_place):
-    compress = abtp.compress
+    compress = Lz4.compress
 
-    def breaks_beside(data):
+    def breaks_beside(self, data):
         if threading.current_thread().name.startswith("transfer-broker-beside"):
             raise MemoryError("no room there")
-        return compress(data)
+        return compress(self, data)
 
-    monkeypatch.setattr(abtp, "compress", breaks_beside)
+    monkeypatch.setattr(Lz4, "compress", breaks_beside)
     with (
         running(tmp_path, abtp=WHERE, fast_path=FastPath(cutover=CUTOVER, in_place=in_place)) as broker,
         packing(broker) as worker,

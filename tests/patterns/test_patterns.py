@@ -13,6 +13,7 @@ from patterns import PATTERNS, Dealer, Pair, Publisher, Pusher, Replier, Request
 from patterns.base import ANYONE
 from patterns.pub_sub import decode_order
 from patterns.req_rep import CORRELATED
+from transports.compatible import compatible
 from transports.errors import (
     Broken,
     HandshakeError,
@@ -22,7 +23,6 @@ from transports.errors import (
     Unroutable,
     UsageError,
 )
-from transports.hello import compatible
 from transports.wire import Control, SocketType
 
 S = SocketType

@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 class Sent(Enum):
     """What became of a message that was to be sent. YES: the socket has it. BUSY: too much waits for its
     consumer already. GONE: nobody is there any more. FAILED: it cannot be written as its consumer wants it,
-    and another try would not help."""
+    and another try would not help. UNREAD: its consumer does not read its codec."""
 
     YES = "yes"
     BUSY = "busy"
     GONE = "gone"
     FAILED = "failed"
+    UNREAD = "unread"
+
+
+#: what a message becomes a dead letter for that can never be sent
+HOPELESS = {Sent.FAILED: "it could not be packed", Sent.UNREAD: "its consumer does not read its codec"}
 
 
 class Courier(Protocol):

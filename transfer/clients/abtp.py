@@ -29,7 +29,7 @@ from transfer.protocols.abtp import (
     encode_register,
 )
 from transfer.protocols.abtp_delivered import Delivered, read_delivered
-from transfer.protocols.abtp_media import compress as compress_payload
+from transfer.protocols.abtp_media import encoded, packed
 from transfer.protocols.abtp_words import CONTROL, SPEC_VERSION, Code, to_json
 from transfer.protocols.names import encode_topic
 from transports.address import parse
@@ -163,32 +163,36 @@ class AbtpProducer(_Client):
         *,
         headers: Mapping[str, Any] | None = None,
         message_id: str = "",
-        compress: bool = False,
+        codec: str = "",
+        compress: bool | str = False,
         wait: bool = True,
         timeout: float | None = None,
     ) -> str:
         """Publishes bytes as they are, and anything else as JSON; returns the message's id.
 
-        headers: known ones (priority, ttl_ms, delivery_mode, idempotency_key ...) and your own. It
-        returns when the broker has taken the message; with wait=False at once, and `confirm` waits. An id
-        that is given again is another message with the same id.
+        codec: another one ("msgpack"), in which the payload is encoded. compress: True is "lz4"; or the name
+        of another one ("zstd"). headers: known ones (priority, ttl_ms, delivery_mode, idempotency_key ...)
+        and your own. It returns when the broker has taken the message; with wait=False at once, and
+        `confirm` waits. An id that is given again is another message with the same id.
         """
         if timeout is not None:
             patience(timeout, endless=False)
         message_id = text(message_id, "message_id") or uuid.uuid4().hex
-        raw = isinstance(payload, bytes | bytearray | memoryview)
-        data = bytes(payload) if raw else to_json(payload, "the payload")
+        bare = isinstance(payload, bytes | bytearray | memoryview)
+        codec = text(codec, "codec") or ("raw" if bare else "json")
+        data = encoded(payload, codec)
         said: dict[str, Any] = {
             **members(headers, "headers"),
             "message_id": message_id,
             "producer_id": self.producer_id,
             "timestamp_unix_ms": int(time.time() * 1000),
-            "codec": "raw" if raw else "json",
+            "codec": codec,
         }
         if self._tenant:
             said["tenant_id"] = self._tenant
         if compress:
-            said["compression"], data = "lz4", compress_payload(data)
+            said["compression"] = "lz4" if compress is True else compress
+            data = packed(data, said["compression"])
         flags, name = bytes((WANTS_ANSWER,)), encode_topic(topic)
         frames = (b"", SPEC_VERSION.encode(), flags, name, to_json(said, "the headers"), data)
         with self._lock:

@@ -37,6 +37,8 @@ WANTS_ANSWER = 1
 MAX_CONTROL = 64 << 10
 #: subscriptions of a consumer at most
 MAX_SUBSCRIPTIONS = 1024
+#: codecs, and compressors, that a consumer lists at most
+MAX_NAMES = 64
 _VERSIONS = (SPEC_VERSION.encode(), b"1", b"\x01")
 
 
@@ -122,7 +124,7 @@ def _message_id(data: bytes) -> str:
 
 class _Capabilities(msgspec.Struct):
     supports_ack: bool = True
-    supports_compression: bool | list[str] = False
+    supports_compression: bool | str | list[str] = False
     supports_codec: bool | str | list[str] = True
     max_inflight: int = 1024
 
@@ -203,19 +205,25 @@ def _registration(ask: _Register) -> Register:
         raise ProtocolError(Code.MALFORMED_CONTROL, f"more than {MAX_SUBSCRIPTIONS} subscriptions")
     if len(tenant.encode()) > MAX_ID or "/" in tenant or "\0" in tenant:
         raise ProtocolError(Code.MALFORMED_CONTROL, f"tenant_id {tenant!r:.80} is no name")
-    codecs: tuple[str, ...] = ("json", "raw")
-    if not isinstance(said.supports_codec, bool):
-        listed = said.supports_codec
-        codecs = (listed,) if isinstance(listed, str) else tuple(listed)
-    compressed = said.supports_compression
     capabilities = Capabilities(
         supports_ack=said.supports_ack,
-        supports_compression=compressed if isinstance(compressed, bool) else "lz4" in compressed,
-        supports_codec=codecs,
+        supports_compression=_names(said.supports_compression, ("lz4",)),
+        supports_codec=_names(said.supports_codec, ("json", "raw"), ("json", "raw")),
         max_inflight=said.max_inflight,
     )
     subscriptions = tuple(dict.fromkeys(ask.subscriptions))
     return Register(ask.consumer_id, tenant, ask.mode, subscriptions, capabilities, ask.session_id)
+
+
+def _names(said: bool | str | list[str], yes: tuple[str, ...], no: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """What a consumer lists; True and False stand for these."""
+    if isinstance(said, bool):
+        return yes if said else no
+    listed = (said,) if isinstance(said, str) else tuple(dict.fromkeys(said))
+    if len(listed) > MAX_NAMES or any(len(name) > MAX_ID for name in listed):
+        text = f"more than {MAX_NAMES} codecs or compressors, or a name of more than {MAX_ID}"
+        raise ProtocolError(Code.MALFORMED_CONTROL, text)
+    return listed
 
 
 # --- answers ----------------------------------------------------------------------------------------------

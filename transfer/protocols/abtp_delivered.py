@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transfer.protocols.abtp_media import FRAME_MAGIC, decompress
+from transfer.protocols.abtp_media import codecs, compressor_of, decompressed
 from transfer.protocols.abtp_words import Code
 from transports.errors import ProtocolError, comes_with
 
@@ -18,7 +18,7 @@ with comes_with("fronts", __name__):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A message. payload: what JSON's types say, or bytes if the codec is raw.
+    """A message. payload: what its codec makes of it; bytes if the codec is raw, or not known here.
 
     attempt, delivery_id, session_id: of a direct delivery, for its ACK; 0 and "" on the PUB socket.
     fields: the whole envelope but the payload.
@@ -49,14 +49,17 @@ class _Envelope(msgspec.Struct):
 def read_delivered(data: bytes, limit: int) -> Delivered:
     """The message in an envelope, compressed or not. limit: bytes of it, decompressed. Raises
     ProtocolError."""
-    if data.startswith(FRAME_MAGIC):
-        data = decompress(data, limit)
+    packer = compressor_of(data)
+    if packer is not None:
+        data = decompressed(packer, data, limit)
     try:
         fields = msgspec.json.decode(data, type=dict[str, Any])
         known = msgspec.convert(fields, _Envelope)
         payload = fields.pop("payload")
-        if known.headers.get("codec") == "raw":
+        codec = known.headers.get("codec", "json")
+        if codec != "json":
             payload = base64.b64decode(payload, validate=True)
+            payload = codecs()[codec].decode(payload) if codec in codecs() else payload
     except (msgspec.DecodeError, RecursionError, binascii.Error, ValueError, TypeError) as error:
         raise ProtocolError(Code.MALFORMED_ENVELOPE, str(error)) from error
     return Delivered(

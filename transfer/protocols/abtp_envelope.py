@@ -16,7 +16,8 @@ from typing import Any
 from transfer import json_text
 from transfer.broker.engine.fair import class_of
 from transfer.broker.engine.grammar import Kind, check_topic
-from transfer.protocols.abtp_media import FRAME_MAGIC, decompress
+from transfer.protocols import abtp_lz4
+from transfer.protocols.abtp_media import codec as known_codec, compressor, decompressed
 from transfer.protocols.abtp_words import MAX_ID, SPEC_VERSION, Code
 from transports.errors import ProtocolError, UsageError, comes_with
 
@@ -39,7 +40,7 @@ class Envelope:
     """A producer's message, looked through.
 
     head: the envelope as JSON, without payload. payload: JSON's text if codec is "json", else the bytes
-    that are meant ("raw": in an envelope they are base64). headers: known and unknown ones, as they came
+    that are meant (in an envelope they are base64). headers: known and unknown ones, as they came
     but for `compression`, which is undone. auth: what the producer said to prove who it is; it is not in
     the head.
     """
@@ -122,8 +123,8 @@ def read_old(data: bytes, origin: Origin) -> Envelope:
     """
     _check_size(data, origin.limit)
     text = _as_json(data)
-    if text is None and data.startswith(FRAME_MAGIC):
-        data = decompress(data, origin.limit)
+    if text is None and data.startswith(abtp_lz4.FRAME_MAGIC):
+        data = abtp_lz4.decompress(data, origin.limit)
         text = _as_json(data)
     elif text is None:
         text = _block_of_json(data, origin.limit)
@@ -137,10 +138,12 @@ def read_new(headers_frame: bytes, data: bytes, origin: Origin) -> Envelope:
     _check_size(data, origin.limit)
     headers = _read_headers(headers_frame)
     codec = _codec(headers)
-    if _compression(headers) == "lz4":
-        data = decompress(data, origin.limit)
-    if codec == "raw":
-        return _bare(data, headers, "raw", origin)
+    packer = compressor(headers.get("compression", "none"))
+    if packer is not None:
+        data = decompressed(packer, data, origin.limit)
+    if codec != "json":
+        _check_payload(codec, data)
+        return _bare(data, headers, codec, origin)
     text = _as_json(data)
     if text is None:
         raise ProtocolError(Code.MALFORMED_ENVELOPE, "the payload is no JSON: say codec raw for other bytes")
@@ -171,11 +174,12 @@ def _whole(fields: dict[str, msgspec.Raw], frame_headers: dict[str, Any], origin
     headers = {**frame_headers, **(own or {})}
     compressed = headers.pop("compression", None)
     if compressed is not None:
-        _compression({"compression": compressed})
+        compressor(compressed)
     codec = _codec(headers)
     payload = bytes(fields["payload"])
-    if codec == "raw":
+    if codec != "json":
         payload = _base64(payload, origin.limit)
+        _check_payload(codec, payload)
     if own != headers:
         fields["headers"] = msgspec.Raw(msgspec.json.encode(headers))
     head = msgspec.json.encode({name: value for name, value in fields.items() if name not in _LEFT_OUT})
@@ -197,8 +201,8 @@ def _bare(data: bytes, headers: dict[str, Any], codec: str, origin: Origin) -> E
         if name in headers:
             said[name] = headers.pop(name)
     _check_version(said["spec_version"])
-    if codec == "raw":
-        headers["codec"] = "raw"
+    if codec != "json":
+        headers["codec"] = codec
     fields = {name: value for name, value in said.items() if name not in _LEFT_OUT}
     if headers:
         fields["headers"] = headers
@@ -280,7 +284,7 @@ def _as_json(data: bytes) -> bytes | None:
 def _block_of_json(data: bytes, limit: int) -> bytes | None:
     """JSON in an LZ4 block; None if it is none: many bytes are some block."""
     try:
-        text = decompress(data, limit)
+        text = abtp_lz4.decompress(data, limit)
     except ProtocolError as error:
         if error.reason == Code.OVERSIZED_PAYLOAD:
             raise
@@ -307,16 +311,15 @@ def _read_headers(frame: bytes) -> dict[str, Any]:
 
 def _codec(headers: Mapping[str, Any]) -> str:
     codec = headers.get("codec", "json")
-    if codec not in ("json", "raw"):
-        raise ProtocolError(Code.UNSUPPORTED_CODEC, f"{codec!r:.40}; json and raw are known")
+    known_codec(codec)
     return str(codec)
 
 
-def _compression(headers: Mapping[str, Any]) -> str:
-    compression = headers.get("compression", "none")
-    if compression not in ("none", "lz4"):
-        raise ProtocolError(Code.UNSUPPORTED_COMPRESSION, f"{compression!r:.40}; none and lz4 are known")
-    return str(compression)
+def _check_payload(codec: str, data: bytes) -> None:
+    try:
+        known_codec(codec).check(data)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(Code.MALFORMED_ENVELOPE, f"the payload is no {codec}: {error}") from error
 
 
 def _base64(text: bytes, limit: int) -> bytes:
@@ -324,7 +327,7 @@ def _base64(text: bytes, limit: int) -> bytes:
         data = base64.b64decode(msgspec.json.decode(text, type=str), validate=True)
     except (msgspec.DecodeError, binascii.Error, ValueError) as error:
         raise ProtocolError(
-            Code.MALFORMED_ENVELOPE, f"a payload of codec raw is no base64: {error}"
+            Code.MALFORMED_ENVELOPE, f"a payload that is not JSON is no base64: {error}"
         ) from error
     _check_size(data, limit)
     return data

@@ -120,6 +120,12 @@ class Result:
         grown = _difference(self.before.blocks, self.after.blocks)
         return None if grown is None or not self.messages else grown / self.messages
 
+    @property
+    def allocations_per_message(self) -> float | None:
+        """How often the broker's Python asked for memory, for each message published."""
+        asked = _difference(self.before.allocations, self.after.allocations)
+        return None if asked is None or not self.messages else asked / self.messages
+
     def as_data(self) -> dict[str, object]:
         """For JSON."""
         return {
@@ -138,6 +144,7 @@ class Result:
                 "resident_bytes": self.after.resident,
                 "peak_resident_bytes": self.after.peak,
                 "grown_blocks_per_message": self.blocks_per_message,
+                "allocations_per_message": self.allocations_per_message,
             },
         }
 
@@ -149,7 +156,7 @@ def _difference(before: float | None, after: float | None) -> float | None:
 #: the head of the table
 HEAD = (
     *("what", "messages/s", "GB/s", "p50 ms", "p95 ms", "p99 ms", "max ms", "lost"),
-    *("CPU µs/msg", "CPU %", "RSS MB", "peak MB", "blocks/msg"),
+    *("CPU µs/msg", "CPU %", "RSS MB", "peak MB", "blocks/msg", "allocs/msg"),
 )
 
 
@@ -169,6 +176,7 @@ def row(result: Result) -> tuple[str, ...]:
         _shown(share),
         *(_shown(None if size is None else size / 1e6) for size in (after.resident, after.peak)),
         _shown(result.blocks_per_message),
+        _shown(result.allocations_per_message),
     )
 
 

@@ -168,6 +168,7 @@ def temporary(parent: Path | None = None) -> Iterator[Path]:
 
 def _serve(stage: Stage, folder: Path, settings: Settings) -> None:
     """The part of a broker: it says where it listens, and answers what it has used."""
+    usage.count_allocations()
     begun = time.monotonic()
     with Broker(folder, settings) as broker:
         stage.tell((broker.ports, broker.endpoints, time.monotonic() - begun))

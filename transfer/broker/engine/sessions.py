@@ -16,12 +16,12 @@ class Capabilities:
     """What a consumer said that it can do.
 
     supports_ack: it acknowledges; else a message is done when it was sent, at most once.
-    supports_compression: envelopes may be LZ4 frames. supports_codec: the codecs of payloads.
-    max_inflight: messages it holds at once.
+    supports_compression: how envelopes may be compressed, best first. supports_codec: the codecs of payloads
+    that it reads. max_inflight: messages it holds at once.
     """
 
     supports_ack: bool = True
-    supports_compression: bool = False
+    supports_compression: tuple[str, ...] = ()
     supports_codec: tuple[str, ...] = ("json", "raw")
     max_inflight: int = 1024
 

@@ -25,7 +25,7 @@ from transfer.broker.engine.direct_events import Facts
 from transfer.broker.fronts.abtp_awaiting import Awaiting, AwaitingRoute
 from transfer.broker.fronts.abtp_names import Names
 from transfer.broker.fronts.abtp_outgoing import Frames, Outgoing
-from transfer.broker.fronts.abtp_pub import PubSubscriber, envelope_of
+from transfer.broker.fronts.abtp_pub import PubSubscriber, codec_of, envelope_of
 from transfer.broker.fronts.abtp_sockets import AbtpSettings, bind, open_sockets
 from transfer.broker.fronts.abtp_times import expired, timed
 from transfer.broker.message import Front, Message
@@ -41,7 +41,7 @@ from transfer.protocols.abtp import (
     read_frames,
 )
 from transfer.protocols.abtp_envelope import Envelope, write_envelope
-from transfer.protocols.abtp_media import compress
+from transfer.protocols.abtp_media import Compressor, codecs, compressors
 from transfer.protocols.abtp_words import CONTROL, DEAD_LETTERS, Code
 from transports.errors import InternalError, LogFull, TransferError, UsageError
 
@@ -78,6 +78,8 @@ class AbtpFront:
         names: Names[Any] | None = None,
     ) -> None:
         self.settings = settings or AbtpSettings()
+        for load in (codecs, compressors):  # those of other distributions too, or it says why not
+            load()
         self.counters: Counter[str] = Counter()
         self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy
         self._limits = Limits(self.settings.largest)
@@ -336,8 +338,12 @@ class AbtpFront:
 
     def dispatch(self, action: Dispatch, message: Message) -> Sent:
         """Sends a message to a consumer, in an envelope that says which delivery it is."""
-        packs = action.session.capabilities.supports_compression
-        make = partial(_frames_of, action, message, packs=packs)
+        reads = action.session.capabilities
+        if codec_of(message) not in reads.supports_codec:
+            return Sent.UNREAD
+        known = compressors()
+        packs = next((known[name] for name in reads.supports_compression if name in known), None)
+        make = partial(_frames_of, action, message, packs)
         failed = partial(self._direct.unsent, action)
         if packs and self._outgoing.takes(message.nbytes):
             return self._outgoing.pack(action.peer, make, failed)
@@ -384,8 +390,8 @@ class AbtpFront:
         self._pub.send(envelope, _NOW)
 
 
-def _frames_of(action: Dispatch, message: Message, *, packs: bool) -> Frames:
-    """A message for a consumer. packs: as LZ4. Any thread."""
+def _frames_of(action: Dispatch, message: Message, packs: Compressor | None) -> Frames:
+    """A message for a consumer. Any thread."""
     delivery = action.delivery
     envelope = write_envelope(
         *envelope_of(message),
@@ -393,4 +399,4 @@ def _frames_of(action: Dispatch, message: Message, *, packs: bool) -> Frames:
         delivery_id=delivery.delivery_id,
         session_id=delivery.session_id,
     )
-    return [action.peer, b"", delivery.topic.encode(), compress(envelope) if packs else envelope]
+    return [action.peer, b"", delivery.topic.encode(), packs.compress(envelope) if packs else envelope]

@@ -21,12 +21,19 @@ MOST_PREFIXES = 10_000
 _JSON = "application/json"
 
 
-def envelope_of(message: Message) -> tuple[bytes, bytes, str]:
-    """Head, payload and codec of a message, whichever protocol it came by."""
-    payload, headers = bytes(message.payload), message.headers or {}
+def codec_of(message: Message) -> str:
+    """Whichever protocol it came by."""
+    headers = message.headers or {}
     if message.front is Front.ABTP and message.head:
-        return message.head, payload, str(headers.get("codec", "json"))
-    codec = "json" if headers.get("content_type") == _JSON and is_json(payload) else "raw"
+        return str(headers.get("codec", "json"))
+    return "json" if headers.get("content_type") == _JSON and is_json(bytes(message.payload)) else "raw"
+
+
+def envelope_of(message: Message) -> tuple[bytes, bytes, str]:
+    """Head, payload and codec of a message."""
+    payload, headers, codec = bytes(message.payload), message.headers or {}, codec_of(message)
+    if message.front is Front.ABTP and message.head:
+        return message.head, payload, codec
     said = {name: value for name, value in headers.items() if name not in ("message_id", "compression")}
     said["codec"] = codec
     message_id = headers.get("message_id")

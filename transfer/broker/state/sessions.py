@@ -72,4 +72,8 @@ def _session(session_id: str, tenant: str, consumer_id: str, said: str) -> Sessi
     words = json.loads(said)
     subscriptions = tuple(words.pop("subscriptions"))
     words["supports_codec"] = tuple(words["supports_codec"])
+    packed = words["supports_compression"]
+    if isinstance(packed, bool):  # of an earlier version: whether by LZ4
+        packed = ("lz4",) if packed else ()
+    words["supports_compression"] = tuple(packed)
     return Session(tenant, consumer_id, session_id, None, subscriptions, Capabilities(**words))
