@@ -24,7 +24,7 @@ from transfer.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.protocols import abtp_media
 from transfer.protocols.abtp_media import Codec, Compressor, codec, compressor, compressor_of, decompressed
 from transfer.protocols.abtp_words import Code
-from transports.errors import OptionError, ProtocolError, UsageError
+from transports.errors import Again, OptionError, ProtocolError, UsageError
 
 LIMIT = 1 << 20
 
@@ -182,6 +182,45 @@ def test_what_its_consumer_does_not_read_is_a_dead_letter(broker):
         assert {one.reason for one in direct(broker).letters} == {"its consumer does not read its codec"}
 
 
+@pytest.mark.parametrize("payload", [b"\xa1\xff", b"\x81\x80\x01", b"\xc7\x0c\xff" + b"\xff" * 12])
+def test_what_no_codec_decodes_is_a_dead_letter_and_concerns_nobody_else(broker, payload, caplog):
+    able = Capabilities(supports_codec=("msgpack", "json"), max_inflight=1)
+    with (
+        plain(broker) as sockets,
+        AbtpConsumer("w", ["t"], router(broker), capabilities=able) as worker,
+        subscribed(broker, "all") as subscriber,
+    ):
+        producer = sockets(zmq.REQ)
+        for data, codec in ((payload, b"msgpack"), (b"[1]", b"json")):
+            producer.send_multipart([b"abtp/1", b"\x01", b"t", b'{"codec":"%s"}' % codec, data])
+            assert json.loads(producer.recv_multipart()[1])["type"] == "accepted"
+        worker.heartbeat()
+        found = worker.recv(10)
+        assert found.payload == [1]
+        worker.ack(found, confirm=True)
+        broker.until(lambda: len(direct(broker).letters) == 1)
+        assert "its payload is no msgpack" in caplog.text
+        producer.send_multipart([b"abtp/1", b"\x01", b"all", b'{"codec":"msgpack"}', payload])
+        with pytest.raises(ProtocolError, match="its payload is no msgpack"):
+            subscriber.recv(10)
+
+
+def test_a_refusal_finds_its_message(broker):
+    with AbtpProducer(router(broker)) as producer:
+        with pytest.raises(ProtocolError) as raised:
+            producer.publish("t", 1, headers={"x": "a" * 70_000, "priority": []}, timeout=5)
+        assert raised.value.reason == Code.MALFORMED_ENVELOPE
+        producer.publish("t", 2, timeout=5)
+
+
+def test_who_lists_nothing_reads_json_and_raw_and_none_comes_in_its_turn(broker):
+    with plain(broker) as sockets:
+        lists = {"supports_codec": [], "supports_compression": ["none", "lz4"]}
+        consumer, _ = registered(sockets, "w", ["t"], **lists)
+        sockets(zmq.DEALER).send_multipart([b"t", b"[1, 2]"])
+        assert json.loads(consumer.recv_multipart()[2])["payload"] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("headers", "payload", "code"),
     [
@@ -276,11 +315,54 @@ def test_a_codec_and_a_compressor_of_another_distribution(brought, tmp_path):
             assert json.loads(other.recv_multipart()[1])["code"] == Code.MALFORMED_ENVELOPE
 
 
-def test_one_that_is_none_ends_the_start_with_a_sentence(brought, tmp_path):
-    brought(codec=("csv", "brought"))
-    anywhere = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
+class Careless(Compressor):
+    magic = b"careless"
+
+    def compress(self, data):
+        raise KeyError("no room")
+
+    def decompress(self, data, limit):
+        raise RuntimeError("no idea")
+
+
+class Unmarked(Backwards):
+    magic = b""
+
+
+def test_a_careless_compressor_costs_its_message(brought, tmp_path):
+    brought(compressor=("careless", "Careless"))
+    able = Capabilities(supports_compression=("careless",))
     with (
-        pytest.raises(OptionError, match=r"own_package:brought.*is no Codec"),
-        whole(tmp_path, abtp=anywhere),
+        running(tmp_path) as broker,
+        AbtpConsumer("w", ["t"], router(broker), capabilities=able) as worker,
+        AbtpConsumer("other", ["o"], router(broker)) as other,
+        AbtpProducer(router(broker)) as producer,
     ):
+        producer.publish("t", 1)
+        broker.until(lambda: len(direct(broker).letters) == 1)
+        producer.publish("o", 2)
+        assert other.recv(10).payload == 2
+        with pytest.raises(UsageError, match="careless: KeyError"):
+            producer.publish("t", 1, compress="careless")
+        with pytest.raises(Again):
+            worker.recv(0.05)
+        with plain(broker) as sockets:
+            odd = sockets(zmq.REQ)
+            odd.send_multipart([b"abtp/1", b"\x01", b"o", b'{"compression":"careless"}', b"careless"])
+            assert json.loads(odd.recv_multipart()[1])["code"] == Code.MALFORMED_ENVELOPE
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ({"codec": ("csv", "brought")}, "own_package:brought.*is no Codec"),
+        ({"codec": ("csv", "Nothing")}, "own_package:Nothing, registered as csv.*cannot be used.*Nothing"),
+        ({"codec": ("csv", "Codec")}, "own_package:Codec.*cannot be used.*abstract"),
+        ({"compressor": ("odd", "Unmarked")}, "the compressor odd has no magic"),
+    ],
+)
+def test_one_that_is_none_ends_the_start_with_a_sentence(brought, tmp_path, what, why):
+    brought(**what)
+    anywhere = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
+    with pytest.raises(OptionError, match=why), whole(tmp_path, abtp=anywhere):
         pass

@@ -9,18 +9,17 @@ with AbtpConsumer("worker-1", ["orders.*"]) as consumer:
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from transfer.broker.engine.direct_actions import Ack, Deregister, Heartbeat, Nack, Register
 from transfer.broker.engine.sessions import Capabilities
-from transfer.clients.secured import checked
-from transfer.clients.tunnel import Tunnel
+from transfer.clients.abtp_connection import LOOK, AbtpConnection
 from transfer.protocols.abtp import (
     PUB_ENDPOINT,
     ROUTER_ENDPOINT,
@@ -32,10 +31,8 @@ from transfer.protocols.abtp_delivered import Delivered, read_delivered
 from transfer.protocols.abtp_media import encoded, packed
 from transfer.protocols.abtp_words import CONTROL, SPEC_VERSION, Code, to_json
 from transfer.protocols.names import encode_topic
-from transports.address import parse
 from transports.arguments import instance, members, patience, sequence, text, wrong
 from transports.errors import Again, Closed, ProtocolError, TransferError, comes_with
-from transports.security.guard import check_connecting, is_private
 
 with comes_with("fronts", __name__):
     import msgspec
@@ -44,94 +41,14 @@ with comes_with("fronts", __name__):
 if TYPE_CHECKING:
     from transports.security.settings import Security
 
+_log = logging.getLogger("transfer")
 #: bytes of an envelope that a client takes, decompressed
 MAX_ENVELOPE = 64 << 20
-#: seconds between two looks for what came: another thread's send may swallow libzmq's signal
-_LOOK = 0.05
 #: answers that mean: come again later
 _LATER = frozenset({Code.THROTTLED, Code.DROPPED, Code.UNAVAILABLE})
 
 
-class _Client:
-    """A socket that threads share: one of them at a time uses it. With TLS it connects by a tunnel."""
-
-    def __init__(self, kind: int, endpoint: str, timeout: float, security: Security | None) -> None:
-        self._timeout = timeout = patience(timeout, endless=False) or 0.0
-        parse(text(endpoint, "endpoint"))
-        self._lock = threading.RLock()
-        security = checked(security)
-        if not is_private(endpoint):
-            check_connecting(endpoint, security)
-        self._tunnel: Tunnel | None = None
-        if security.tls and endpoint.startswith("tcp://"):
-            self._tunnel = Tunnel(endpoint, security)
-            endpoint = self._tunnel.endpoint
-        self._context = zmq.Context()
-        self._socket = self._context.socket(kind)
-        self._socket.setsockopt(zmq.LINGER, int(min(timeout, 1.0) * 1000))
-        self._socket.connect(endpoint)
-
-    def close(self) -> None:
-        """What was sent has a second to leave. Idempotent."""
-        with self._lock:
-            self._context.destroy()
-        if self._tunnel is not None:
-            self._tunnel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _send(self, *frames: bytes) -> None:
-        """Raises Again: nobody takes it in time; Closed."""
-        deadline = time.monotonic() + self._timeout
-        while True:
-            with self._lock:
-                self._check_open()
-                try:
-                    self._socket.send_multipart(frames, zmq.DONTWAIT)
-                    return
-                except zmq.Again:
-                    pass
-            if time.monotonic() > deadline:
-                raise Again(f"the broker took nothing in {self._timeout} s", hint=self._why)
-            time.sleep(_LOOK)
-
-    def _frames(self, deadline: float) -> list[bytes]:
-        """The next message. Raises Again: nothing came in time; Closed."""
-        while True:
-            with self._lock:
-                self._check_open()
-                try:
-                    return self._socket.recv_multipart(zmq.DONTWAIT)
-                except zmq.Again:
-                    pass
-                waiter = zmq.Poller()
-                waiter.register(self._socket.fileno(), zmq.POLLIN)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise Again("nothing came in time", hint=self._why)
-            waiter.poll(max(1, int(min(left, _LOOK) * 1000)))
-
-    @property
-    def _why(self) -> str:
-        """What is known of the reason."""
-        return self._tunnel.failure if self._tunnel is not None else ""
-
-    def _check_open(self) -> None:
-        if self._context.closed:
-            raise Closed("the client is closed")
-
-    def _deadline(self, timeout: float | None) -> float:
-        seconds = self._timeout if timeout is None else patience(timeout, endless=False) or 0.0
-        return time.monotonic() + seconds
-
-
-class AbtpProducer(_Client):
+class AbtpProducer(AbtpConnection):
     """Publishes, and hears that it was taken. Thread-safe; threads take turns.
 
     timeout: seconds for an answer. security: certificates, instead of what the TRANSFER_TLS_ variables say;
@@ -182,6 +99,9 @@ class AbtpProducer(_Client):
         codec = text(codec, "codec") or ("raw" if bare else "json")
         data = encoded(payload, codec)
         said: dict[str, Any] = {
+            "message_id": ""
+        }  # its place is the first, where a broker finds it that refuses the rest
+        said |= {
             **members(headers, "headers"),
             "message_id": message_id,
             "producer_id": self.producer_id,
@@ -191,6 +111,7 @@ class AbtpProducer(_Client):
         if self._tenant:
             said["tenant_id"] = self._tenant
         if compress:
+            compress = compress if compress is True else text(compress, "compress")
             said["compression"] = "lz4" if compress is True else compress
             data = packed(data, said["compression"])
         flags, name = bytes((WANTS_ANSWER,)), encode_topic(topic)
@@ -214,11 +135,14 @@ class AbtpProducer(_Client):
 
     def _answer(self, frames: list[bytes]) -> TransferError | None:
         answer = _read_answer(frames)
-        self._open.pop(str(answer.get("message_id")), None)
+        message_id = str(answer.get("message_id"))
+        if not message_id and len(self._open) == 1:  # it was refused before its id could be read
+            message_id = next(iter(self._open))
+        self._open.pop(message_id, None)
         return _error(answer) if answer.get("type") == "error" else None
 
 
-class AbtpConsumer(_Client):
+class AbtpConsumer(AbtpConnection):
     """Registers, is given messages one after the other, and acknowledges each.
 
     subscriptions: patterns (`orders.*`, `orders.>`) that are routes to this consumer while it is there;
@@ -271,7 +195,8 @@ class AbtpConsumer(_Client):
         self._beats.start()
 
     def recv(self, timeout: float | None = None) -> Delivered:
-        """The next message. Raises Again: none came in time."""
+        """The next message. Raises Again: none came in time. One that its codec cannot decode here is not
+        returned: it is refused for good, so that it is a dead letter, and logged."""
         deadline = self._deadline(timeout)
         while True:
             with self._reading:
@@ -348,7 +273,7 @@ class AbtpConsumer(_Client):
     def _read(self, deadline: float) -> None:
         """Takes what comes next, or nothing after a moment, so that other threads come to their turn."""
         try:
-            self._take(self._frames(min(deadline, time.monotonic() + _LOOK)))
+            self._take(self._frames(min(deadline, time.monotonic() + LOOK)))
         except Again:
             if time.monotonic() >= deadline:
                 raise
@@ -356,7 +281,7 @@ class AbtpConsumer(_Client):
     def _take(self, frames: list[bytes]) -> None:
         """A message goes into the inbox; an answer is looked at."""
         if len(frames) < 2 or frames[-2] != CONTROL:
-            self._inbox.append(read_delivered(frames[-1], MAX_ENVELOPE))
+            self._take_message(frames[-1])
             return
         answer = _read_answer(frames)
         if any(_fits(answer, awaited) for awaited in self._awaited):
@@ -367,6 +292,22 @@ class AbtpConsumer(_Client):
             self.session_id = str(answer.get("session_id"))
         elif answer.get("code") == "unknown_session":
             self._send(b"", CONTROL, encode_register(self._register))
+
+    def _take_message(self, envelope: bytes) -> None:
+        """What cannot be read concerns nobody who waits for something else."""
+        try:
+            found = read_delivered(envelope, MAX_ENVELOPE)
+        except ProtocolError as error:
+            self.refused += 1
+            _log.warning("a delivery that is no envelope: %s", error)
+            return
+        if not found.fault:
+            self._inbox.append(found)
+            return
+        _log.warning("message %s is refused: %s", found.message_id, found.fault)
+        ids = found.session_id, found.delivery_id
+        ask = Nack(found.message_id, self.consumer_id, True, found.fault, *ids)
+        self._send(b"", CONTROL, encode_control(ask, _now_ms()))
 
     def _beat(self, seconds: float) -> None:
         while not self._ended.wait(seconds):
@@ -381,7 +322,7 @@ class AbtpConsumer(_Client):
                 return
 
 
-class AbtpSubscriber(_Client):
+class AbtpSubscriber(AbtpConnection):
     """Everything that is published on topics that begin with a prefix, at most once: what this socket has
     no room for is lost, and so is what is published before the broker has heard of the subscription."""
 
@@ -413,8 +354,11 @@ class AbtpSubscriber(_Client):
             self._socket.setsockopt(zmq.UNSUBSCRIBE, encoded)
 
     def recv(self, timeout: float | None = None) -> Delivered:
-        """The next message. Raises Again: none came in time; ProtocolError: it was no envelope."""
-        return read_delivered(self._frames(self._deadline(timeout))[-1], MAX_ENVELOPE)
+        """The next message. Raises Again: none came in time; ProtocolError: it cannot be read."""
+        found = read_delivered(self._frames(self._deadline(timeout))[-1], MAX_ENVELOPE)
+        if found.fault:
+            raise ProtocolError(Code.MALFORMED_ENVELOPE, f"message {found.message_id}: {found.fault}")
+        return found
 
 
 def _encode_prefix(prefix: str) -> bytes:

@@ -216,10 +216,12 @@ def _registration(ask: _Register) -> Register:
 
 
 def _names(said: bool | str | list[str], yes: tuple[str, ...], no: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """What a consumer lists; True and False stand for these."""
+    """What a consumer lists; True stands for `yes`, False and nothing for `no`."""
     if isinstance(said, bool):
         return yes if said else no
     listed = (said,) if isinstance(said, str) else tuple(dict.fromkeys(said))
+    if not any(listed):
+        return no
     if len(listed) > MAX_NAMES or any(len(name) > MAX_ID for name in listed):
         text = f"more than {MAX_NAMES} codecs or compressors, or a name of more than {MAX_ID}"
         raise ProtocolError(Code.MALFORMED_CONTROL, text)

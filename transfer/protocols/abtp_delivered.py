@@ -18,7 +18,8 @@ with comes_with("fronts", __name__):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A message. payload: what its codec makes of it; bytes if the codec is raw, or not known here.
+    """A message. payload: what its codec makes of it; bytes if the codec is raw, not known here, or cannot
+    decode it: fault says so then.
 
     attempt, delivery_id, session_id: of a direct delivery, for its ACK; 0 and "" on the PUB socket.
     fields: the whole envelope but the payload.
@@ -33,6 +34,7 @@ class Delivered:
     delivery_id: str
     session_id: str
     fields: Mapping[str, Any]
+    fault: str = ""
 
 
 class _Envelope(msgspec.Struct):
@@ -48,7 +50,7 @@ class _Envelope(msgspec.Struct):
 
 def read_delivered(data: bytes, limit: int) -> Delivered:
     """The message in an envelope, compressed or not. limit: bytes of it, decompressed. Raises
-    ProtocolError."""
+    ProtocolError where there is no envelope."""
     packer = compressor_of(data)
     if packer is not None:
         data = decompressed(packer, data, limit)
@@ -59,9 +61,14 @@ def read_delivered(data: bytes, limit: int) -> Delivered:
         codec = known.headers.get("codec", "json")
         if codec != "json":
             payload = base64.b64decode(payload, validate=True)
-            payload = codecs()[codec].decode(payload) if codec in codecs() else payload
     except (msgspec.DecodeError, RecursionError, binascii.Error, ValueError, TypeError) as error:
         raise ProtocolError(Code.MALFORMED_ENVELOPE, str(error)) from error
+    fault = ""
+    if codec != "json" and codec in codecs():
+        try:
+            payload = codecs()[codec].decode(payload)
+        except Exception as error:  # noqa: BLE001 - a codec of another distribution may raise what it likes
+            fault = f"its payload is no {codec}: {error!r:.200}"
     return Delivered(
         known.topic,
         payload,
@@ -72,4 +79,5 @@ def read_delivered(data: bytes, limit: int) -> Delivered:
         known.delivery_id,
         known.session_id,
         fields,
+        fault,
     )

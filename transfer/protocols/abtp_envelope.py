@@ -138,7 +138,7 @@ def read_new(headers_frame: bytes, data: bytes, origin: Origin) -> Envelope:
     _check_size(data, origin.limit)
     headers = _read_headers(headers_frame)
     codec = _codec(headers)
-    packer = compressor(headers.get("compression", "none"))
+    packer = compressor(headers.get("compression") or "none")
     if packer is not None:
         data = decompressed(packer, data, origin.limit)
     if codec != "json":
@@ -318,8 +318,8 @@ def _codec(headers: Mapping[str, Any]) -> str:
 def _check_payload(codec: str, data: bytes) -> None:
     try:
         known_codec(codec).check(data)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(Code.MALFORMED_ENVELOPE, f"the payload is no {codec}: {error}") from error
+    except Exception as error:
+        raise ProtocolError(Code.MALFORMED_ENVELOPE, f"the payload is no {codec}: {error!r:.200}") from error
 
 
 def _base64(text: bytes, limit: int) -> bytes:

@@ -138,7 +138,7 @@ _COMPRESSORS: dict[str, type[Compressor]] = {"lz4": Lz4, "zstd": Zstd}
 @functools.cache
 def codecs() -> dict[str, Codec]:
     """All that this process knows, by name. Raises OptionError for one that cannot be loaded."""
-    return {name: make() for name, make in (_CODECS | _brought(CODEC_POINTS, Codec)).items()}
+    return {name: make() for name, make in _CODECS.items()} | _brought(CODEC_POINTS, Codec)
 
 
 @functools.cache
@@ -150,7 +150,13 @@ def compressors() -> dict[str, Compressor]:
             import zstandard  # noqa: F401 - asked only whether it is there
     except ImportError:
         del known["zstd"]
-    return {name: make() for name, make in (known | _brought(COMPRESSOR_POINTS, Compressor)).items()}
+    brought = _brought(COMPRESSOR_POINTS, Compressor)
+    for name, one in brought.items():
+        if not isinstance(getattr(one, "magic", None), bytes) or not one.magic:
+            raise OptionError(
+                f"the compressor {name} has no magic", hint="name the bytes that it begins with"
+            )
+    return {name: make() for name, make in known.items()} | brought
 
 
 def codec(name: object) -> Codec:
@@ -179,7 +185,9 @@ def decompressed(one: Compressor, data: bytes, limit: int) -> bytes:
     """Raises ProtocolError."""
     try:
         return one.decompress(data, limit)
-    except ValueError as error:
+    except ProtocolError:
+        raise
+    except Exception as error:
         raise ProtocolError(Code.MALFORMED_ENVELOPE, f"damaged compressed bytes: {error}") from error
 
 
@@ -193,7 +201,7 @@ def encoded(value: Any, name: str) -> bytes:
         raise wrong("codec", name, f"one of {', '.join(codecs())}")
     try:
         return codecs()[name].encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except Exception as error:
         raise UsageError(f"the payload cannot be written as {name}: {error}") from error
 
 
@@ -201,16 +209,29 @@ def packed(data: bytes, name: str) -> bytes:
     """As a producer sends it. Raises UsageError."""
     if name not in compressors():
         raise wrong("compress", name, f"True, False, or one of {', '.join(compressors())}")
-    return compressors()[name].compress(data)
+    try:
+        return compressors()[name].compress(data)
+    except Exception as error:
+        raise UsageError(f"the payload cannot be compressed as {name}: {error!r:.200}") from error
 
 
-def _brought(group: str, base: type[Any]) -> dict[str, type[Any]]:
+def _brought(group: str, base: type[Any]) -> dict[str, Any]:
+    """What other distributions bring, made. Raises OptionError."""
     found = {}
     for point in metadata.entry_points(group=group):
-        with undivided():
-            made = point.load()
-        if not (isinstance(made, type) and issubclass(made, base)):
-            what = f"{point.value}, registered as {point.name} in {group}, is no {base.__name__}"
-            raise OptionError(what, hint=f"name a class derived from {base.__module__}.{base.__name__}")
-        found[point.name] = made
+        what = f"{point.value}, registered as {point.name} in {group}"
+        try:
+            with undivided():
+                made = point.load()
+            if not (isinstance(made, type) and issubclass(made, base)):
+                raise OptionError(
+                    f"{what}, is no {base.__name__}",
+                    hint=f"name a class derived from {base.__module__}.{base.__name__}",
+                )
+            found[point.name] = made()
+        except OptionError:
+            raise
+        except Exception as error:
+            hint = "mend or remove the distribution that brings it"
+            raise OptionError(f"{what}, cannot be used: {error!r:.200}", hint=hint) from error
     return found

@@ -341,13 +341,18 @@ class AbtpFront:
         reads = action.session.capabilities
         if codec_of(message) not in reads.supports_codec:
             return Sent.UNREAD
-        known = compressors()
+        known: dict[str, Compressor | None] = {"none": None, **compressors()}
         packs = next((known[name] for name in reads.supports_compression if name in known), None)
         make = partial(_frames_of, action, message, packs)
         failed = partial(self._direct.unsent, action)
         if packs and self._outgoing.takes(message.nbytes):
             return self._outgoing.pack(action.peer, make, failed)
-        return self._outgoing.send(make(), failed)
+        try:
+            frames = make()
+        except Exception as error:  # noqa: BLE001 - of a compressor of another distribution
+            self._failed(None, "a message that is to be packed", error)
+            return Sent.FAILED
+        return self._outgoing.send(frames, failed)
 
     def answer(self, peer: bytes, reply: Reply) -> None:
         """Answers a consumer."""
