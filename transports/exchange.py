@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from transports.handshake import Handshake
 from transports.hello import Agreement, Hello
 from transports.reactor import EDGE, ERROR, HANGUP, PEER_CLOSED, READABLE, WRITABLE, Reactor
 from transports.security import hints
-from transports.upgrade import Made
+from transports.upgrade import Made, declined
 from transports.wire import HEADER_SIZE
 
 if TYPE_CHECKING:
@@ -203,9 +205,21 @@ class Exchange:
             return None
         self._finish()
         if isinstance(outcome, Agreement):
-            return outcome, self._handshake.made(self._socket.detach(), self._channel)
+            return self._made(outcome, self._socket.detach())
         self._socket.close()
         return outcome, None
+
+    def _made(self, agreement: Agreement, fd: int) -> tuple[Agreement | HandshakeError, Made | None]:
+        inode = os.fstat(fd).st_ino
+        try:
+            made = self._handshake.made(fd, self._channel)
+        except Exception as error:  # noqa: BLE001 - of another distribution's transport
+            why = declined(error)
+            with suppress(OSError):  # closed already, and perhaps another's
+                if os.fstat(fd).st_ino == inode:
+                    os.close(fd)
+            return HandshakeError("upgrade", str(why).partition("\n")[0], hint=why.hint), None
+        return agreement, made
 
     def _go_on(self) -> None:
         wanted = self._wanted()

@@ -22,7 +22,7 @@ from typing import Any
 from transports.address import POLICIES
 from transports.choice import BASE, Choice, strictness
 from transports.compatible import talks_to
-from transports.errors import HandshakeError, TransferError
+from transports.errors import HandshakeError
 from transports.hello import (
     MAX_HELLO,
     Agreement,
@@ -36,7 +36,7 @@ from transports.hello import (
 from transports.security.proof import transcript
 from transports.security.proving import Proving
 from transports.strangers import stranger
-from transports.upgrade import Declined, Dialogue, Made, Refusal, Upgrade, UpgradeFactory
+from transports.upgrade import Declined, Dialogue, Made, Refusal, Upgrade, UpgradeFactory, declined
 from transports.wire import (
     HEADER,
     HEADER_SIZE,
@@ -247,8 +247,8 @@ class Handshake:
             if self._upgrades is None:
                 raise Declined("unavailable", f"nothing here sets up {agreement.choice.transport}")
             upgrade = self._upgrades(agreement, self.connecting)
-        except TransferError as error:
-            upgrade = Refusal(error, connecting=self.connecting)
+        except Exception as error:  # noqa: BLE001 - of another distribution's transport, too
+            upgrade = Refusal(declined(error), connecting=self.connecting)
         self._dialogue = Dialogue(upgrade, self.local.socket_type)
         self._dialogue.begin()
         self._after_step()
@@ -297,14 +297,24 @@ class Handshake:
         channel: TLS on it."""
         if self._dialogue is None:
             return Made(fd, channel=channel)
-        dialogue, self._dialogue = self._dialogue, None
-        return dialogue.upgrade.made(fd, channel)
+        try:
+            made = self._dialogue.upgrade.made(fd, channel)
+            if not isinstance(made, Made):
+                raise TypeError(f"{made!r:.80} is no Made")
+        except BaseException:
+            self.abandon()
+            raise
+        self._dialogue = None
+        return made
 
     def abandon(self) -> None:
         """Frees what an upgrade took, if there is one. Idempotent."""
         dialogue, self._dialogue = self._dialogue, None
         if dialogue is not None:
-            dialogue.upgrade.close()
+            try:
+                dialogue.upgrade.close()
+            except Exception as error:  # noqa: BLE001 - as above
+                declined(error)
 
     def _fail(self, error: HandshakeError, *, tell: bool) -> None:
         self.outcome = error

@@ -226,10 +226,13 @@ class InprocConnector:
 
     def _meet(self, acceptors: list[InprocAcceptor]) -> None:
         local = wished(self._owner.hello(), self.address, SCHEME)
-        ours_to_meet = (one for one in acceptors if compatible(one.owner.socket_type, local.socket_type))
-        acceptor = next(ours_to_meet, acceptors[0])
+        talking = [one for one in acceptors if compatible(one.owner.socket_type, local.socket_type)]
+        acceptor = [*talking, *acceptors][0]
         remote = acceptor.owner.hello()
         try:
+            if not talking and len(acceptors) > 1:
+                names = " and ".join(one.owner.socket_type.name for one in acceptors)
+                raise HandshakeError("socket_type", f"{names} cannot talk to {local.socket_type.name}")
             ours = negotiate(local, remote, base=SCHEME)
             if self._owner.admits is not None:
                 self._owner.admits(ours)

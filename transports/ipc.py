@@ -53,8 +53,10 @@ class IpcTransport(Transport):
         return IpcListener(listener, address, self.options, inode, folder)
 
     def place(self, address: Address) -> Hashable | None:
-        path = address.path
-        return path if address.is_abstract else None if path == "*" else os.path.realpath(path)
+        if address.is_abstract:
+            return address.path
+        inode = _inode(address.path)  # of a file that is gone, or another's by now, nothing is shared
+        return None if inode is None else (os.path.realpath(address.path), *inode)
 
     def tune(self, connection: socket.socket) -> None:
         tune(connection, self.options)

@@ -40,7 +40,7 @@ class Silent:
     what its peer gets."""
 
     __slots__ = (
-        "_reactor", "_waits", "connection", "peer", "refusal", "seen", "since", "timer", "wanted",
+        "_reactor", "_still", "_waits", "connection", "peer", "refusal", "seen", "since", "timer", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,7 @@ class Silent:
     ) -> None:
         self._reactor = reactor
         self._waits = False
+        self._still = 0  # looks in a row that found no more than the one before
         self.connection = connection
         self.peer = peer
         self.wanted = wanted
@@ -62,8 +63,14 @@ class Silent:
             first = self.connection.recv(ENOUGH_SECURED if secured else ENOUGH, socket.MSG_PEEK)
         except OSError:
             return Told()
+        self._still = self._still + 1 if len(first) == self.seen else 0
         self.seen = len(first)
         return told_by_client_hello(first) if secured else told_by_header(first)
+
+    @property
+    def is_stuck(self) -> bool:
+        """It was woken without more bytes, again and again: the kernel has no room for what is needed."""
+        return self._still > 2
 
     def wake_at(self, nbytes: int) -> None:
         """Is woken when so many bytes are there, or the peer goes: a peer that sends one at a time costs no
@@ -106,7 +113,7 @@ class Listening:
         transport: Transport,
         listener: Listener,
         first: SocketAcceptor,
-        forget: Callable[[], object],
+        forget: Callable[[Listening], object],
     ) -> None:
         first.owner.check_listening(listener.address)
         self._reactor = reactor
@@ -147,9 +154,9 @@ class Listening:
             self.acceptors = [other for other in self.acceptors if other is not acceptor]
             last = not self.acceptors
             if last:
-                self._forget()
                 self._reactor.unregister(self._listener.fileno())
                 self._listener.close()
+                self._forget(self)
             ended = [one for one, whose in self.unfinished.items() if last or whose is acceptor]
             for one in ended:
                 del self.unfinished[one]
@@ -258,7 +265,7 @@ class Listening:
         if silent.wanted is not None or len(acceptors) < 2:
             return silent.wanted or next(iter(acceptors), None)
         told = silent.look(secured=self._secured)
-        if told.wanted and not whole:
+        if told.wanted and not whole and not silent.is_stuck:
             silent.wake_at(told.wanted)
             return None
         kind = told.socket_type
@@ -314,6 +321,12 @@ class _Places:
         self.lock = threading.Lock()
         self.taken: dict[Hashable, Listening] = {}
 
+    def forget(self, place: Hashable, listening: Listening) -> None:
+        """It is closed. Without the lock, which another thread may have that looks a name up."""
+        found = self.taken.pop(place, None)
+        if found is not None and found is not listening:
+            self.taken.setdefault(place, found)
+
 
 _places: WeakKeyDictionary[Reactor, _Places] = WeakKeyDictionary()
 
@@ -332,7 +345,7 @@ def listen(
         listener = transport.listen(address, backlog=backlog)
         key = (transport.place(listener.address) if acceptor.owner.shares else None) or listener
         try:
-            made = Listening(reactor, transport, listener, acceptor, partial(places.taken.pop, key, None))
+            made = Listening(reactor, transport, listener, acceptor, partial(places.forget, key))
         except BaseException:
             listener.close()
             raise

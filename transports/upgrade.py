@@ -13,6 +13,7 @@ transport's own. All of it runs in the reactor's thread.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from transports.hello import MAX_DEPTH, Agreement, frame, is_shallow, refusal_in
 from transports.probe import Probe
 from transports.reactor import Reactor
 from transports.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Control, Flag, SocketType
+
+logger = logging.getLogger("transfer")
 
 #: for the JSON of one step, in bytes
 MAX_STEP = 16 * 1024
@@ -88,7 +91,8 @@ class Made(NamedTuple):
 
 
 class Upgrade(ABC):
-    """One side's part in one upgrade. Each step may raise Declined, or any other TransferError.
+    """One side's part in one upgrade. Each step may raise Declined, or any other TransferError: both sides go
+    on by TCP then. So they do after another exception, which is logged; one of `made` ends the connection.
 
     `close` is called in any case, unless `made` was: it frees what the steps took.
     """
@@ -212,12 +216,14 @@ class Dialogue:
 
     def _answer(self, step: str, content: Callable[[], dict[str, Any]]) -> None:
         try:
-            said = content()
-        except TransferError as error:
-            self.outcome = error if isinstance(error, Declined) else _declined(error)
-            said = {"reason": self.outcome.reason, "message": _first_line(error)}
-            step = DECLINE
-        self.output += encode(self._socket_type, step, said)
+            said = encode(self._socket_type, step, content())
+        except HandshakeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of another distribution's transport, too
+            self.outcome = declined(error)
+            told = {"reason": self.outcome.reason, "message": _first_line(error)}
+            said = encode(self._socket_type, DECLINE, told)
+        self.output += said
 
 
 def encode(socket_type: SocketType, step: str, content: dict[str, Any]) -> bytes:
@@ -228,10 +234,19 @@ def encode(socket_type: SocketType, step: str, content: dict[str, Any]) -> bytes
     return frame(socket_type, bytes([Control.UPGRADE]) + body)
 
 
-def _declined(error: TransferError) -> Declined:
-    declined = Declined(getattr(error, "reason", "") or "failed", _first_line(error), hint=error.hint)
-    declined.__cause__ = error
-    return declined
+def declined(error: Exception) -> Declined:
+    """What an upgrade comes to nothing by. What is no error of ours is logged: it is its program's."""
+    if isinstance(error, Declined):
+        return error
+    if not isinstance(error, TransferError):
+        logger.error("a transport to change to failed: %r", error, exc_info=error)
+        found = Declined(
+            "failed", f"a fault of the transport: {error!r:.200}", hint="the log has the traceback"
+        )
+    else:
+        found = Declined(getattr(error, "reason", "") or "failed", _first_line(error), hint=error.hint)
+    found.__cause__ = error
+    return found
 
 
 def _first_line(error: BaseException) -> str:

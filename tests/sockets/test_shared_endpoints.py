@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -192,6 +194,38 @@ def _all(context, endpoint):
     return bound, reached(context, endpoint, bound)
 
 
+@pytest.mark.parametrize("scheme", ["tcp", "ipc", "inproc"])
+def test_one_binds_while_the_last_one_closes(context, scheme, tmp_path):
+    endpoint = {"tcp": "tcp://127.0.0.1:0", "ipc": f"ipc://{tmp_path}/s", "inproc": "inproc://x"}[scheme]
+    first = context.socket(transfer.PULL)
+    first.bind(endpoint)
+    endpoint, failed = first.last_endpoint, []
+    for number in range(60):
+        other = context.socket((transfer.REP, transfer.PULL)[number % 2])
+        closing = threading.Thread(target=first.close, args=(0,))
+        closing.start()
+        try:
+            other.bind(endpoint)
+        except transfer.AddressInUse:
+            closing.join()
+            other.bind(endpoint)
+            failed.append(number)
+        closing.join()
+        first = other
+    assert len(failed) <= 3  # between the kernel's close and our note of it
+
+
+def test_a_file_that_was_removed_is_shared_with_nobody(context, tmp_path):
+    gone, here = context.socket(transfer.PULL), context.socket(transfer.REP, rcvtimeo=10_000)
+    gone.bind(f"ipc://{tmp_path}/s")
+    os.unlink(tmp_path / "s")
+    here.bind(f"ipc://{tmp_path}/s")
+    requester = context.socket(transfer.REQ, sndtimeo=10_000)
+    requester.connect(f"ipc://{tmp_path}/s")
+    requester.send(b"q")
+    assert here.recv() == b"q"
+
+
 # -- bytes that tell nothing, too little, or too late ------------------------------------------------
 
 
@@ -236,6 +270,24 @@ def test_a_client_hello_that_comes_in_pieces_is_waited_for(made, secure):  # noq
         peers = reached(made(secure), slow.endpoint, {transfer.REP: bound[transfer.REP]})
         say({transfer.REP: bound[transfer.REP]}, peers, b"slowly")
     assert slow.pieces > 50
+
+
+def test_one_that_needs_more_bytes_than_the_kernel_takes_costs_no_processor(made, secure):  # noqa: F811
+    """A ClientHello of 16 KiB, where the buffer has 4."""
+    context = made(secure)
+    pull, rep = context.socket(transfer.PULL, rcvbuf=4096), context.socket(transfer.REP)
+    pull.bind("tcp://127.0.0.1:0")
+    rep.bind(pull.last_endpoint)
+    with socket.create_connection(place(pull.last_endpoint), 10) as stranger:
+        stranger.settimeout(0.5)
+        with suppress(OSError):
+            stranger.sendall(b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03" + bytes(16_000))
+        before = time.process_time()
+        time.sleep(1)
+        assert time.process_time() - before < 0.5
+    peers = reached(made(secure), pull.last_endpoint, {transfer.REP: rep})
+    rep.rcvtimeo = 10_000
+    say({transfer.REP: rep}, peers, b"after")
 
 
 class Slow:

@@ -171,6 +171,44 @@ def test_one_that_does_not_work_here_is_not_offered_and_says_why(core, installed
             one.connect(bound.last_endpoint)
 
 
+def raises(*_):
+    raise KeyError("a mistake")
+
+
+@pytest.mark.parametrize(
+    ("step", "does"),
+    [
+        ("__init__", raises),
+        ("offer", raises),
+        ("accept", raises),
+        ("finish", raises),
+        ("offer", lambda self: None),
+        ("offer", lambda self: {"name": {1, 2}}),
+    ],
+)
+def test_a_mistake_in_it_costs_the_speed_only(core, aside, monkeypatch, caplog, step, does):  # noqa: F811
+    monkeypatch.setattr(Aside, step, does if step != "__init__" else lambda *_, connecting: raises())
+    context, push, pull = pair(core, protocol="aside")
+    with context, push, pull:
+        assert transports_of(push, pull) == {"tcp"}
+        push.send(b"x")
+        assert pull.recv() == b"x"
+    assert "callback" not in caplog.text
+
+
+@pytest.mark.parametrize("does", [raises, lambda self, fd, channel=None: None])
+def test_one_that_cannot_give_what_was_agreed_on_ends_the_connection(core, aside, monkeypatch, does):  # noqa: F811
+    monkeypatch.setattr(Aside, "made", does)
+    with transfer.Context(core=core, protocol="aside") as context:
+        pull, push = context.socket(transfer.PULL), context.socket(transfer.PUSH, sndtimeo=500)
+        pull.bind("tcp://127.0.0.1:0")
+        push.connect(pull.last_endpoint)
+        with pytest.raises(transfer.Again, match="a fault of the transport"):
+            push.send(b"x")
+        pull.close(0)
+        push.close(0)
+
+
 def test_the_doctor_tries_it(aside):
     assert ways.names()[:2] == ("local", "aside")
     found = ways._self_test("aside", "tcp://127.0.0.1:0", "aside")
