@@ -230,6 +230,7 @@ def test_who_lists_nothing_reads_json_and_raw_and_none_comes_in_its_turn(broker)
         (b'{"compression":"brotli"}', b"[]", Code.UNSUPPORTED_COMPRESSION),
         (b'{"codec":"xml"}', b"[]", Code.UNSUPPORTED_CODEC),
         (b'{"compression":"zstd"}', zstandard.compress(bytes(1 << 28)), Code.OVERSIZED_PAYLOAD),
+        (b'{"compression":"zstd"}', zstandard.compress(b"[%s0]" % (b"0," * 200_000)), Code.OVERSIZED_PAYLOAD),
     ],
 )  # fmt: skip
 def test_bad_payloads_are_refused(broker, headers, payload, code):

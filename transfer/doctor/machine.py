@@ -128,6 +128,7 @@ _OPTIONAL = {
     "numpy": ("tensors", "pip install 'tensor-transfer[numpy]'"),
     "ml-dtypes": ("bfloat16 and float8 in numpy", "pip install 'tensor-transfer[numpy]'"),
     "lz4": ("compression", "pip install 'tensor-transfer[lz4]'"),
+    "zstandard": ("abtp's compression by zstd", "pip install 'tensor-transfer[zstd]'"),
     "torch": ("torch tensors, StreamDataset, the demo", "pip install 'tensor-transfer[torch]'"),
     "pyspark": ("the Spark sink, the demo", "pip install 'tensor-transfer[spark]'"),
     "pyarrow": ("the Spark sink, the demo", "pip install 'tensor-transfer[spark]'"),
