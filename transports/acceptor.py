@@ -1,4 +1,4 @@
-"""A bound endpoint in the reactor's thread: it shakes hands with those who come in for it."""
+"""A bound endpoint: does the handshakes with its peers, in the reactor's thread."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from transports.connection import AcceptorOwner, Connected, hand_over
 from transports.errors import HandshakeError
 from transports.exchange import Exchange
 from transports.hello import Agreement
-from transports.listening import Listening, Silent, listen
 from transports.reactor import Reactor
+from transports.shared_listener import PendingConnection, SharedListener, listen
 from transports.upgrade import Made
 
 
 class SocketAcceptor:
-    """See `connection.Acceptor`; made by `connection.serve`. timeout: seconds of a handshake. closed: nobody
-    more is let in."""
+    """See `connection.Acceptor`; made by `connection.serve`. timeout: seconds for a handshake. closed: it
+    accepts no more connections."""
 
     def __init__(
         self,
@@ -40,34 +40,34 @@ class SocketAcceptor:
         self.address = address
         listen(reactor, transport, address, backlog, self)
 
-    def placed(self, listening: Listening) -> None:
-        """Before the first peer comes in there."""
-        self._listening = listening
-        where = listening.address
-        self.address = replace(self.address, host=where.host, port=where.port, path=where.path)
+    def attach(self, listener: SharedListener) -> None:
+        """Called before the listener gives it the first connection."""
+        self._listener = listener
+        bound = listener.address
+        self.address = replace(self.address, host=bound.host, port=bound.port, path=bound.path)
 
     def close(self) -> None:
         self.closed = True
-        self._listening.leave(self)
+        self._listener.remove_acceptor(self)
 
     def adopt(self, connection: socket.socket, peer: str) -> None:
         """See `connection.Acceptor`."""
-        self._reactor.call_soon(self._listening.adopt, connection, peer, self)
+        self._reactor.call_soon(self._listener.adopt, connection, peer, self)
 
-    def begin(self, silent: Silent) -> Exchange:
-        """The handshake with a peer that has spoken. Raises TransferError."""
-        if self._transport is not self._listening.transport:
-            with suppress(OSError):  # it was reset: the handshake finds out
-                self._transport.tune(silent.connection)
+    def begin(self, pending: PendingConnection) -> Exchange:
+        """Begins the handshake with a peer that has sent something. Raises TransferError."""
+        if self._transport is not self._listener.transport:
+            with suppress(OSError):  # it was reset, which the handshake reports
+                self._transport.tune(pending.connection)
         exchange = self.owner.exchange(
-            self._reactor, silent.connection, self.address, silent.peer, self._ended,
-            base=self._transport.scheme, user=self._listening.user, refusal=silent.refusal,
+            self._reactor, pending.connection, self.address, pending.peer, self._ended,
+            base=self._transport.scheme, user=self._listener.user, refusal=pending.refusal,
         )  # fmt: skip
-        exchange.start(self.timeout, silent.since)
+        exchange.start(self.timeout, pending.since)
         return exchange
 
     def _ended(self, exchange: Exchange, outcome: Agreement | HandshakeError, made: Made | None) -> None:
-        self._listening.remove(exchange)
+        self._listener.remove(exchange)
         # A connection that was agreed on while `close` ran is handed out: the peer counts on it.
         if isinstance(outcome, Agreement):
             assert made is not None

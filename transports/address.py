@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from importlib import metadata
 from urllib.parse import parse_qsl
 
+from transports import plugins
 from transports.errors import AddressError
 
 #: auto: the best that both have. prefer: fall back, and say so. require: fail instead.
@@ -127,7 +127,7 @@ def parse(endpoint: str | bytes, *, default_scheme: str | None = None) -> Addres
     try:
         return _taken_apart(scheme, rest, text)
     except AddressError as error:
-        if scheme in SCHEMES or any(metadata.entry_points(group=g, name=scheme) for g in _GROUPS):
+        if scheme in SCHEMES or any(scheme in plugins.names(group) for group in _GROUPS):
             raise
         # Which rules the rest has is not known, so its scheme is what is wrong.
         raise AddressError(f"nothing here speaks {scheme}://", hint=scheme_hint(scheme)) from error

@@ -72,9 +72,9 @@ class Transport(ABC):
     def listen(self, address: Address, *, backlog: int = 4096) -> Listener:
         """Binds. Raises AddressInUse, AddressNotAvailable, AddressError."""
 
-    def place(self, address: Address) -> Hashable | None:
-        """Where it would listen: equal for two addresses that are one place. None: nobody else is there. May
-        block on a look-up. Raises AddressError."""
+    def listen_key(self, address: Address) -> Hashable | None:
+        """Equal for two addresses at which `listen` would bind the same. None: no listener can be there yet.
+        May block on a name look-up. Raises AddressError."""
         return None
 
     def tune(self, connection: Any) -> None:

@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from transports import own_upgrades
+from transports import probe
 from transports.address import POLICIES, advertised, is_numeric
 from transports.descriptors import refuse_exhausted
 from transports.errors import AddressError, OptionError, SecurityError
@@ -112,7 +112,7 @@ def load(
     if policy is not None:
         environ = {**environ, ARGUMENT_POLICY: policy}
     names = (ARGUMENT_PROTOCOL, "TRANSFER_PROTOCOL", "MC_RPC_PROTOCOL")
-    wished, wished_by = _choice(environ, names, (*PROTOCOLS, *own_upgrades.names()))
+    wished, wished_by = _choice(environ, names, (*PROTOCOLS, *probe.plugin_names()))
     strict, strict_by = _choice(environ, (ARGUMENT_POLICY, "MC_RPC_POLICY"), POLICIES)
     return TransportConfig(wished, wished_by, strict, strict_by)
 

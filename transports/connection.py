@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from transports.address import Address
 from transports.base import Stream, Transport
 from transports.choice import HINT, permitted
-from transports.compatible import common_peers
+from transports.compatibility import common_peers
 from transports.errors import AddressInUse, Fatal, HandshakeError, TransferError
 from transports.exchange import Exchange, OnEnd, wished
 from transports.handshake import Admits, Handshake
@@ -172,8 +172,8 @@ class Owner:
         """The handshake on a new connection, which is the exchange's from now on, unless this raises.
 
         base: the transport's scheme. server_name: of whom was connected to; None: the connection was
-        accepted. user: who listens; None: the user of this process. refusal: all that the peer gets. Raises
-        TransferError.
+        accepted. user: who listens; None: the user of this process. refusal: the error that the peer gets.
+        Raises TransferError.
         """
         connecting = server_name is not None
         secure = self.secure(server_name or "") if self.networked else None
@@ -234,16 +234,16 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptorOwner(Owner):
-    """The same of who serves one, and where it is told what happens. shares: others of the same context, for
-    peers of other types, may have the endpoint too."""
+    """The owner of a bound endpoint, and its callbacks. shares_endpoint: sockets of the same context may bind
+    the endpoint too, if no peer can talk to both."""
 
     on_connected: OnConnected
     on_failed: OnRefused
-    shares: bool = True
+    shares_endpoint: bool = True
 
     @property
-    def speaks_tls(self) -> bool:
-        """Who comes in has to."""
+    def requires_tls(self) -> bool:
+        """Peers have to connect with TLS."""
         return self.networked and self.credentials is not None and self.credentials.security.tls
 
     @property
@@ -252,10 +252,10 @@ class AcceptorOwner(Owner):
         return MOST if self.credentials is None else self.credentials.security.unfinished
 
     def check_listening(self, address: Address) -> None:
-        """Raises SecurityError if strangers could come in there, or if nobody could."""
+        """Raises SecurityError if peers could connect there without authentication, or if none could."""
         if self.credentials is not None and self.networked:
             check_listening(address.host, str(address), self.credentials.security)
-            self.secure("")  # without a certificate nobody could come in
+            self.secure("")  # without a certificate no peer could connect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,14 +291,14 @@ def _other_user() -> HandshakeError:
 
 
 def check_sharing(address: Address, one: AcceptorOwner | None, other: AcceptorOwner | None) -> None:
-    """Raises AddressInUse where both cannot listen there: nobody could tell whose a peer is."""
-    if one is None or other is None or not (one.shares and other.shares):
+    """Raises AddressInUse unless both may bind the address: then each peer can talk to one of them only."""
+    if one is None or other is None or not (one.shares_endpoint and other.shares_endpoint):
         raise AddressInUse(f"{address} is in use", hint="it can be bound once: take another port or name")
     both = common_peers(one.socket_type, other.socket_type)
     if both:
         raise AddressInUse(
             f"{address} is in use by a {one.socket_type.name}, which talks to {both} too",
-            hint="sockets of one endpoint have peers of different types, as PULL, REP and PUB do",
+            hint="sockets that share an endpoint need peers of different types, as PULL, REP and PUB have",
         )
 
 
@@ -324,12 +324,12 @@ def serve(
     upgrades: UpgradeFactory | None = None,
     credentials: Credentials | None = None,
     admits: Admits | None = None,
-    shares: bool = True,
+    shares_endpoint: bool = True,
 ) -> Acceptor:
     """Binds `address` now, in the calling thread, and accepts until `close`.
 
     credentials: what is shown to, and asked of, peers: all who come by a network, and on a Unix socket
-    those of other users. admits, shares: as in `Owner` and `AcceptorOwner`. Raises AddressInUse,
+    those of other users. admits: as in `Owner`; shares_endpoint: as in `AcceptorOwner`. Raises AddressInUse,
     AddressNotAvailable, AddressError, OutOfDescriptors, SecurityError.
     """
     if not transport.capabilities.has_socket:
@@ -342,7 +342,7 @@ def serve(
         credentials=credentials,
         networked=transport.capabilities.networked,
         admits=admits,
-        shares=shares,
+        shares_endpoint=shares_endpoint,
     )
     if isinstance(transport, DirectTransport):
         return transport.serve(reactor, address, owner)

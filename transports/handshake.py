@@ -21,7 +21,7 @@ from typing import Any
 
 from transports.address import POLICIES
 from transports.choice import BASE, Choice, strictness
-from transports.compatible import talks_to
+from transports.compatibility import talks_to
 from transports.errors import HandshakeError
 from transports.hello import (
     MAX_HELLO,

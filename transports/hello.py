@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from transports.address import POLICIES
 from transports.choice import BASE, LOCAL, Choice, Offer, choose
-from transports.compatible import compatible, talks_to
+from transports.compatibility import compatible, talks_to
 from transports.errors import HandshakeError
 from transports.wire import HEADER, MAGIC, VERSION, Control, Flag, SocketType
 

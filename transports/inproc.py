@@ -13,7 +13,7 @@ from typing import Any
 from transports.address import Address
 from transports.backoff import Backoff
 from transports.base import Capabilities, Listener
-from transports.compatible import compatible
+from transports.compatibility import compatible
 from transports.config import SocketOptions
 from transports.connection import (
     Acceptor,

@@ -52,10 +52,10 @@ class IpcTransport(Transport):
             raise
         return IpcListener(listener, address, self.options, inode, folder)
 
-    def place(self, address: Address) -> Hashable | None:
+    def listen_key(self, address: Address) -> Hashable | None:
         if address.is_abstract:
             return address.path
-        inode = _inode(address.path)  # of a file that is gone, or another's by now, nothing is shared
+        inode = _inode(address.path)  # the file may have been removed, or replaced by another process's
         return None if inode is None else (os.path.realpath(address.path), *inode)
 
     def tune(self, connection: socket.socket) -> None:

@@ -1,7 +1,7 @@
-"""Of which socket type a peer is, by the first bytes of its connection. Pure.
+"""Detects the socket type of a peer from the first bytes of its connection. Pure.
 
-The header of each of our frames names it; with TLS the ClientHello does, by ALPN. Nothing here is believed:
-the handshake decides, of whoever gets the connection.
+The header of each frame names the type. With TLS the ClientHello names it, by ALPN. The result selects an
+endpoint; its handshake checks the type again.
 """
 
 from __future__ import annotations
@@ -10,45 +10,45 @@ from typing import NamedTuple
 
 from transports.client_hello import offered
 from transports.first_record import HEAD, LARGEST_HELLO
-from transports.wire import HEADER, HEADER_SIZE, MAGIC, SocketType
+from transports.wire import HEADER, HEADER_SIZE, MAGIC, REFERENCE_BIT, SocketType
 
-#: bytes that are enough to tell, and to tell with TLS
-ENOUGH, ENOUGH_SECURED = HEADER_SIZE, HEAD + LARGEST_HELLO
-#: what own sockets say by ALPN, and "/" and their type behind it
-OWN_PROTOCOL = "transfer/1"
-#: what every frame of ours begins with
-MARK = MAGIC.to_bytes(4, "little")
+#: bytes that are always enough: of a frame, of a ClientHello
+HEADER_BYTES, CLIENT_HELLO_BYTES = HEADER_SIZE, HEAD + LARGEST_HELLO
+#: the ALPN protocol of our sockets; "/" and the socket type may follow
+ALPN_PROTOCOL = "transfer/1"
+#: the first bytes of each frame
+FRAME_MAGIC = MAGIC.to_bytes(4, "little")
 
 
-class Told(NamedTuple):
-    """socket_type: None as long as it is not known. wanted: how many bytes are needed to know it."""
+class Detection(NamedTuple):
+    """socket_type: None if it is not known. needed: bytes that it takes to know it; 0: more do not help."""
 
     socket_type: SocketType | None = None
-    wanted: int = 0
+    needed: int = 0
 
 
-def told_by_header(first: bytes) -> Told:
-    """What the first bytes of a frame tell. Bytes that are none tell nothing."""
-    if not first.startswith(MARK):
-        return Told(wanted=HEADER_SIZE if MARK.startswith(first) else 0)
+def detect_in_header(first: bytes) -> Detection:
+    """From the first bytes of a connection without TLS."""
+    if not first.startswith(FRAME_MAGIC):
+        return Detection(needed=HEADER_SIZE if FRAME_MAGIC.startswith(first) else 0)
     if len(first) < HEADER_SIZE:
-        return Told(wanted=HEADER_SIZE)
+        return Detection(needed=HEADER_SIZE)
     try:
-        return Told(SocketType(HEADER.unpack_from(first)[2] & 0x7F))
+        return Detection(SocketType(HEADER.unpack_from(first)[2] & ~REFERENCE_BIT))
     except ValueError:
-        return Told()
+        return Detection()
 
 
-def told_by_client_hello(first: bytes) -> Told:
-    """The same where all speak TLS."""
-    protocols, _foreign, wanted = offered(first)
+def detect_in_client_hello(first: bytes) -> Detection:
+    """From the first bytes of a TLS client."""
+    protocols, _foreign, needed = offered(first)
     if protocols is None:
-        return Told(wanted=wanted)
-    found = (told_by_protocol(name.decode("ascii", "replace")) for name in protocols)
-    return Told(next((kind for kind in found if kind is not None), None))
+        return Detection(needed=needed)
+    types = (socket_type_of(name.decode("ascii", "replace")) for name in protocols)
+    return Detection(next((found for found in types if found is not None), None))
 
 
-def told_by_protocol(name: str) -> SocketType | None:
-    """What a protocol of ALPN tells: `OWN_PROTOCOL` alone says no type."""
-    kind = name.removeprefix(f"{OWN_PROTOCOL}/")
-    return SocketType[kind] if kind != name and kind in SocketType.__members__ else None
+def socket_type_of(protocol: str) -> SocketType | None:
+    """The socket type in an ALPN protocol name; `ALPN_PROTOCOL` alone has none."""
+    name = protocol.removeprefix(f"{ALPN_PROTOCOL}/")
+    return SocketType[name] if name != protocol and name in SocketType.__members__ else None

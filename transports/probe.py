@@ -10,11 +10,15 @@ import importlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transports import own_upgrades
-from transports.choice import LOCAL
+from transports import plugins
+from transports.address import UPGRADE_POINTS
+from transports.choice import LOCAL, RANKING
 from transports.forking import undivided
+
+if TYPE_CHECKING:
+    from transports.upgrade import Upgrade
 
 logger = logging.getLogger("transfer")
 
@@ -65,9 +69,7 @@ def probe(name: str) -> Probe:
 
 def _look(name: str) -> Probe:
     try:
-        found = (
-            importlib.import_module(_PROBES[name]) if name in _PROBES else own_upgrades.load(name)
-        ).probe()
+        found = (importlib.import_module(_PROBES[name]) if name in _PROBES else load_plugin(name)).probe()
     except Exception as error:  # a broken driver stack must not keep anybody from using TCP
         logger.debug("probing %s failed", name, exc_info=True)
         return Probe(False, f"looking for it failed: {error!r}", "probe_failed")
@@ -83,4 +85,16 @@ def forget() -> None:
 
 def names() -> tuple[str, ...]:
     """Every transport that can be probed, best first."""
-    return (LOCAL, *own_upgrades.names(), *(name for name in _PROBES if name != LOCAL))
+    return (LOCAL, *plugin_names(), *(name for name in _PROBES if name != LOCAL))
+
+
+def plugin_names() -> tuple[str, ...]:
+    """Transports of other distributions to which a connection can be upgraded. Ours have priority."""
+    return tuple(name for name in plugins.names(UPGRADE_POINTS) if name not in RANKING)
+
+
+def load_plugin(name: str) -> type[Upgrade]:
+    """The class of one of them. Raises OptionError."""
+    with undivided():
+        base = importlib.import_module("transports.upgrade").Upgrade
+    return plugins.load(UPGRADE_POINTS, name, base)

@@ -12,14 +12,13 @@ import importlib
 import logging
 from collections.abc import Callable
 from functools import partial
-from importlib import metadata
 
-from transports import own_upgrades, probe
+from transports import plugins, probe
 from transports.address import ENTRY_POINTS, SCHEMES, scheme_hint
 from transports.base import Transport
 from transports.choice import BASE, LOCAL, Offer
 from transports.config import SocketOptions, TransportConfig
-from transports.errors import AddressError, TransferError
+from transports.errors import AddressError, OptionError, TransferError
 from transports.forking import undivided
 from transports.upgrade import Declined, Upgrade
 
@@ -65,8 +64,7 @@ def open_transport(scheme: str, options: SocketOptions | None = None) -> Transpo
 
 def schemes() -> tuple[str, ...]:
     """All schemes that an endpoint may have, sorted."""
-    points = metadata.entry_points(group=ENTRY_POINTS)
-    return tuple(sorted({*_BUILTIN, *own_upgrades.names(), *(point.name for point in points)}))
+    return tuple(sorted({*_BUILTIN, *probe.plugin_names(), *plugins.names(ENTRY_POINTS)}))
 
 
 def offer(config: TransportConfig, encrypt: str = "tcp") -> Offer:
@@ -86,9 +84,9 @@ def offer(config: TransportConfig, encrypt: str = "tcp") -> Offer:
 
 
 def upgrade(name: str) -> type[Upgrade]:
-    """What sets a transport up over a TCP connection. Raises Declined for one that nobody brings."""
-    if name in own_upgrades.names():
-        return _own_upgrade(name)
+    """The class that upgrades a TCP connection to this transport. Raises Declined if there is none."""
+    if name in probe.plugin_names():
+        return probe.load_plugin(name)
     if name not in _UPGRADES:
         raise Declined("unavailable", f"nothing here sets up {name}")
     module, _, attribute = _UPGRADES[name].partition(":")
@@ -96,14 +94,6 @@ def upgrade(name: str) -> type[Upgrade]:
         found = getattr(importlib.import_module(module), attribute)
     assert isinstance(found, type) and issubclass(found, Upgrade)
     return found
-
-
-def _own_upgrade(name: str) -> type[Upgrade]:
-    try:
-        return own_upgrades.load(name)
-    except Exception as error:
-        logger.debug("loading %s failed", name, exc_info=True)
-        raise Declined("unavailable", f"{name} cannot be loaded: {error}") from error
 
 
 def preparation(offer: Offer, scheme: str) -> Callable[[], None] | None:
@@ -131,18 +121,20 @@ def _prepare(name: str) -> None:
 
 
 def _load(scheme: str) -> type[Transport]:
-    if scheme in _BUILTIN or scheme in own_upgrades.names():
+    if scheme in _BUILTIN or scheme in probe.plugin_names():  # peers that upgrade meet by TCP
         module, _, name = _BUILTIN.get(scheme, _BUILTIN["tcp"]).partition(":")
         loaded = getattr(importlib.import_module(module), name)
-    else:
-        points = metadata.entry_points(group=ENTRY_POINTS, name=scheme)
-        if not points:
-            raise AddressError(
-                f"nothing here speaks {scheme}://",
-                hint=scheme_hint(scheme, {*schemes(), *SCHEMES}),
-                errno=errno.EPROTONOSUPPORT,
-            )
-        loaded = next(iter(points)).load()
-    if not (isinstance(loaded, type) and issubclass(loaded, Transport)):
-        raise AddressError(f"what is registered for {scheme}:// is no transport: {loaded!r}")
-    return loaded
+        assert isinstance(loaded, type) and issubclass(loaded, Transport)
+        return loaded
+    if scheme not in plugins.names(ENTRY_POINTS):
+        raise AddressError(
+            f"nothing here speaks {scheme}://",
+            hint=scheme_hint(scheme, {*schemes(), *SCHEMES}),
+            errno=errno.EPROTONOSUPPORT,
+        )
+    try:
+        return plugins.load(ENTRY_POINTS, scheme, Transport)  # type: ignore[type-abstract]
+    except OptionError as error:
+        raise AddressError(
+            f"{scheme}:// cannot be used: {str(error).partition(chr(10))[0]}", hint=error.hint
+        ) from error

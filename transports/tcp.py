@@ -64,7 +64,7 @@ class TcpTransport(Transport):
         host = "0.0.0.0" if address.host == "*" else name[0]
         return SocketListener(listener, address.with_port(name[1], host), self.options)
 
-    def place(self, address: Address) -> Hashable | None:
+    def listen_key(self, address: Address) -> Hashable | None:
         return bind_address(address) if address.port else None
 
     def tune(self, connection: socket.socket) -> None:

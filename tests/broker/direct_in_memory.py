@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from transfer.broker.courier import HOPELESS, Sent
+from transfer.broker.courier import DEAD_LETTER_REASONS, Sent
 from transfer.broker.engine.direct import DirectDesk, Rules
 from transfer.broker.engine.direct_actions import (
     Admitted,
@@ -59,8 +59,8 @@ class InMemory:
         self._do(self._given_up(action, sent))
 
     def _given_up(self, action, sent):
-        if sent in HOPELESS:
-            return self.desk.remove(action.parcel.number, HOPELESS[sent])
+        if sent in DEAD_LETTER_REASONS:
+            return self.desk.remove(action.parcel.number, DEAD_LETTER_REASONS[sent])
         return self.desk.unsent(action.delivery, action.peer, self.now, gone=sent is Sent.GONE)
 
     def unroutable(self, message, facts, reason):

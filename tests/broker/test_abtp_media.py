@@ -22,8 +22,16 @@ from transfer.broker.state.database import Database
 from transfer.broker.state.sessions import Sessions
 from transfer.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.protocols import abtp_media
-from transfer.protocols.abtp_media import Codec, Compressor, codec, compressor, compressor_of, decompressed
+from transfer.protocols.abtp_media import (
+    Codec,
+    Compressor,
+    codec,
+    compressor,
+    compressor_of,
+    decompress_payload,
+)
 from transfer.protocols.abtp_words import Code
+from transports import plugins
 from transports.errors import Again, OptionError, ProtocolError, UsageError
 
 LIMIT = 1 << 20
@@ -43,7 +51,7 @@ def broker(tmp_path):
 def test_compressed_bytes_are_known_by_their_beginning_and_read_back(name, data):
     one = compressor(name)
     packed = one.compress(data)
-    assert compressor_of(packed) is one and decompressed(one, packed, LIMIT) == data
+    assert compressor_of(packed) is one and decompress_payload(one, packed, LIMIT) == data
 
 
 @pytest.mark.parametrize("name", ["lz4", "zstd"])
@@ -54,11 +62,11 @@ def test_damage_is_refused_or_harmless_and_what_is_cut_is_refused(name, data, at
     begun = 4 + at % (len(packed) - 4)  # with its mark, without which it may be an LZ4 block
     for bad in (bytes(packed[:begun]), bytes(packed) + b"x"):
         with pytest.raises(ProtocolError) as raised:
-            decompressed(one, bad, LIMIT)
+            decompress_payload(one, bad, LIMIT)
         assert raised.value.reason == Code.MALFORMED_ENVELOPE
     packed[at % len(packed)] ^= 1 << bit
     try:
-        found = decompressed(one, bytes(packed), LIMIT)
+        found = decompress_payload(one, bytes(packed), LIMIT)
     except ProtocolError as error:
         reason = error.reason
     else:
@@ -73,7 +81,7 @@ def test_a_bomb_takes_little_more_memory_than_is_allowed(name):
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError) as raised:
-            decompressed(compressor(name), bomb, LIMIT)
+            decompress_payload(compressor(name), bomb, LIMIT)
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
@@ -86,7 +94,7 @@ def test_a_window_of_more_than_8_mib_is_refused():
     ).compressobj()
     packed = wide.compress(bytes(100)) + wide.flush()
     with pytest.raises(ProtocolError) as raised:
-        decompressed(compressor("zstd"), packed, LIMIT)
+        decompress_payload(compressor("zstd"), packed, LIMIT)
     assert raised.value.reason == Code.MALFORMED_ENVELOPE
 
 
@@ -179,7 +187,7 @@ def test_what_its_consumer_does_not_read_is_a_dead_letter(broker):
         producer.publish("t", [1], message_id="plain")
         assert worker.recv(10).message_id == "plain"
         broker.until(lambda: len(direct(broker).letters) == 2)
-        assert {one.reason for one in direct(broker).letters} == {"its consumer does not read its codec"}
+        assert {one.reason for one in direct(broker).letters} == {"its consumer does not support its codec"}
 
 
 @pytest.mark.parametrize("payload", [b"\xa1\xff", b"\x81\x80\x01", b"\xc7\x0c\xff" + b"\xff" * 12])
@@ -292,6 +300,7 @@ def brought(monkeypatch):
         forget()
 
     def forget():
+        plugins.names.cache_clear()
         abtp_media.codecs.cache_clear()
         abtp_media.compressors.cache_clear()
 
@@ -357,8 +366,11 @@ def test_a_careless_compressor_costs_its_message(brought, tmp_path):
     ("what", "why"),
     [
         ({"codec": ("csv", "brought")}, "own_package:brought.*is no Codec"),
-        ({"codec": ("csv", "Nothing")}, "own_package:Nothing, registered as csv.*cannot be used.*Nothing"),
-        ({"codec": ("csv", "Codec")}, "own_package:Codec.*cannot be used.*abstract"),
+        (
+            {"codec": ("csv", "Nothing")},
+            "own_package:Nothing, the entry.* csv.*cannot be loaded.*Nothing",
+        ),
+        ({"codec": ("csv", "Codec")}, "Codec, the entry point csv.*cannot be made.*abstract"),
         ({"compressor": ("odd", "Unmarked")}, "the compressor odd has no magic"),
     ],
 )

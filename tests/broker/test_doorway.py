@@ -16,7 +16,7 @@ from transfer.broker.engine.first_bytes import Guess, Speech, guess
 from transfer.clients.own import BrokerClient
 from transfer.clients.ttp import TtpClient
 from transfer.protocols.ttp import HEADER_SIZE, Kind, decode_error, decode_header, encode_head
-from transports.peer_type import ENOUGH
+from transports.peer_type import HEADER_BYTES
 from transports.wire import HEADER, MAGIC, VERSION, SocketType
 
 #: sockets that a test leaves to its end
@@ -48,9 +48,9 @@ def test_a_beginning_says_nothing_or_the_same(whole, data):
     assert found == guess(whole) or (found.speech is None and found.wanted <= len(whole))
 
 
-@given(st.binary(min_size=1, max_size=ENOUGH))
+@given(st.binary(min_size=1, max_size=HEADER_BYTES))
 def test_any_bytes_are_decided_on_by_then(first):
-    told = guess(first + bytes(ENOUGH))
+    told = guess(first + bytes(HEADER_BYTES))
     assert told.speech is not None
 
 

@@ -13,7 +13,7 @@ from patterns import PATTERNS, Dealer, Pair, Publisher, Pusher, Replier, Request
 from patterns.base import ANYONE
 from patterns.pub_sub import decode_order
 from patterns.req_rep import CORRELATED
-from transports.compatible import compatible
+from transports.compatibility import compatible
 from transports.errors import (
     Broken,
     HandshakeError,

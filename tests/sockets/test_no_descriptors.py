@@ -88,7 +88,7 @@ def test_peers_meet_when_there_are_some_again(core, endpoint):
 
 def test_the_connecting_side_does_not_say_that_it_must_be_tls(core, monkeypatch):
     """The listener closes what it cannot keep, and the log of the listener alone says why."""
-    monkeypatch.setattr("transports.listening.is_reserved", lambda fd: True)
+    monkeypatch.setattr("transports.shared_listener.is_reserved", lambda fd: True)
     with (
         transfer.Context(core=core) as context,
         context.socket(transfer.PULL) as pull,

@@ -147,6 +147,7 @@ def test_unbind_gives_up_one_alone(context, endpoint):
     bound[transfer.PULL].unbind(endpoint)
     others = {kind: one for kind, one in bound.items() if kind is not transfer.PULL}
     say(others, reached(context, endpoint, others), b"still")
+    assert not bound[transfer.PULL].peers() and all(len(one.peers()) == 1 for one in others.values())
     bound[transfer.PULL].bind(endpoint)
     again = {transfer.PULL: bound[transfer.PULL]}
     say(again, reached(context, endpoint, again), b"again")

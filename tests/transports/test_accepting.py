@@ -112,7 +112,7 @@ def held(reactor):
 
 def test_a_handshake_is_made_at_the_first_byte(reactor, made):
     with serving(reactor) as (side, acceptor, connect), connect() as silent:
-        until(lambda: len(acceptor._listening.unfinished) == 1, "the connection")
+        until(lambda: len(acceptor._listener.unfinished) == 1, "the connection")
         assert made == [] and not side.failed
         silent.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
         until(lambda: side.failed, "the end of a stranger")
@@ -127,9 +127,9 @@ def test_nothing_is_made_for_who_has_gone(reactor, made, before):
                 connect().close()
         else:
             with connect():
-                until(lambda: acceptor._listening.unfinished, "the connection")
+                until(lambda: acceptor._listener.unfinished, "the connection")
         until(lambda: side.failed, "the end")
-        assert [error.reason for error in side.failed] == ["closed"] and not acceptor._listening.unfinished
+        assert [error.reason for error in side.failed] == ["closed"] and not acceptor._listener.unfinished
     assert made == []
 
 
@@ -142,7 +142,7 @@ def test_the_time_of_a_silent_one_is_over(reactor, made):
 
 def test_a_silent_one_ends_with_its_listener(reactor):
     with serving(reactor) as (side, acceptor, connect), connect() as silent:
-        until(lambda: acceptor._listening.unfinished, "the connection")
+        until(lambda: acceptor._listener.unfinished, "the connection")
         acceptor.close()
         assert silent.recv(1) == b"" and not side.failed
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from transports import hello as hellos
 from transports.address import POLICIES
 from transports.choice import Offer
-from transports.compatible import compatible
+from transports.compatibility import compatible
 from transports.errors import HandshakeError
 from transports.hello import Hello, decode_body, encode, encode_refusal, negotiate, plain_peer
 from transports.identity import FEATURES, host_id, make_hello, process_epoch

@@ -10,12 +10,12 @@ from hypothesis import given, strategies as st
 from transports.hello import encode
 from transports.identity import make_hello
 from transports.peer_type import (
-    ENOUGH,
-    OWN_PROTOCOL,
-    Told,
-    told_by_client_hello,
-    told_by_header,
-    told_by_protocol,
+    ALPN_PROTOCOL,
+    HEADER_BYTES,
+    Detection,
+    detect_in_client_hello,
+    detect_in_header,
+    socket_type_of,
 )
 from transports.wire import HEADER, MAGIC, REFERENCE_BIT, VERSION, SocketType
 
@@ -25,20 +25,22 @@ TYPES = st.sampled_from(SocketType)
 @given(TYPES, st.integers(1, 200))
 def test_a_hello_tells_its_type_when_its_header_is_there(kind, nbytes):
     first = encode(make_hello(kind))[:nbytes]
-    assert told_by_header(first) == (Told(kind) if len(first) >= ENOUGH else Told(wanted=ENOUGH))
+    assert detect_in_header(first) == (
+        Detection(kind) if len(first) >= HEADER_BYTES else Detection(needed=HEADER_BYTES)
+    )
 
 
 @given(TYPES, st.booleans())
 def test_a_plain_peers_first_message_does_too(kind, by_reference):
     bits = kind | REFERENCE_BIT * by_reference
-    assert told_by_header(HEADER.pack(MAGIC, VERSION, bits, 0, 1, 0, 5, 0)) == Told(kind)
+    assert detect_in_header(HEADER.pack(MAGIC, VERSION, bits, 0, 1, 0, 5, 0)) == Detection(kind)
 
 
 @given(st.binary(min_size=1, max_size=64))
 def test_what_is_no_frame_tells_nothing_and_is_not_waited_for(first):
-    told = told_by_header(first)
-    assert told.wanted == 0 or MAGIC.to_bytes(4, "little").startswith(first[:4])
-    assert told.socket_type is None or first[:4] == MAGIC.to_bytes(4, "little")
+    found = detect_in_header(first)
+    assert found.needed == 0 or MAGIC.to_bytes(4, "little").startswith(first[:4])
+    assert found.socket_type is None or first[:4] == MAGIC.to_bytes(4, "little")
 
 
 def client_hello(*protocols):
@@ -54,23 +56,23 @@ def client_hello(*protocols):
 @pytest.mark.parametrize(
     ("protocols", "kind"),
     [
-        ((OWN_PROTOCOL, f"{OWN_PROTOCOL}/SUB"), SocketType.SUB),
-        (("h2", f"{OWN_PROTOCOL}/PUSH"), SocketType.PUSH),
-        ((OWN_PROTOCOL,), None),
-        ((f"{OWN_PROTOCOL}/NOTHING",), None),
+        ((ALPN_PROTOCOL, f"{ALPN_PROTOCOL}/SUB"), SocketType.SUB),
+        (("h2", f"{ALPN_PROTOCOL}/PUSH"), SocketType.PUSH),
+        ((ALPN_PROTOCOL,), None),
+        ((f"{ALPN_PROTOCOL}/NOTHING",), None),
         ((), None),
     ],
 )
 def test_with_tls_the_client_hello_tells_it(protocols, kind):
     whole = client_hello(*protocols)
-    assert told_by_client_hello(whole) == Told(kind)
+    assert detect_in_client_hello(whole) == Detection(kind)
     for nbytes in (1, 5, 9, len(whole) - 1):
-        told = told_by_client_hello(whole[:nbytes])
-        assert told.socket_type is None and nbytes < told.wanted <= len(whole)
-    assert told_by_client_hello(b"GET / HTTP/1.1\r\n") == Told()
+        found = detect_in_client_hello(whole[:nbytes])
+        assert found.socket_type is None and nbytes < found.needed <= len(whole)
+    assert detect_in_client_hello(b"GET / HTTP/1.1\r\n") == Detection()
 
 
 @given(st.text(max_size=20))
 def test_no_other_protocol_is_a_type(name):
-    assert told_by_protocol(name) is None
-    assert told_by_protocol(f"{OWN_PROTOCOL}/{name}") == SocketType.__members__.get(name)
+    assert socket_type_of(name) is None
+    assert socket_type_of(f"{ALPN_PROTOCOL}/{name}") == SocketType.__members__.get(name)

@@ -9,7 +9,7 @@ from importlib import metadata
 
 import pytest
 
-from transports import registry
+from transports import plugins, registry
 from transports.config import SocketOptions, TransportConfig
 from transports.errors import AddressError
 from transports.tcp import TcpTransport
@@ -39,6 +39,7 @@ def points(monkeypatch, value: str) -> None:
     found = metadata.EntryPoints([point])
     monkeypatch.setattr(metadata, "entry_points", lambda **which: found.select(**which))
     monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(plugins, "names", plugins.names.__wrapped__)
 
 
 def test_an_entry_point(monkeypatch):
@@ -50,7 +51,7 @@ def test_an_entry_point(monkeypatch):
 
 def test_an_entry_point_that_is_no_transport(monkeypatch):
     points(monkeypatch, "os:getcwd")
-    with pytest.raises(AddressError, match="no transport"):
+    with pytest.raises(AddressError, match="is no Transport"):
         registry.find("own")
 
 

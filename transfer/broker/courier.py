@@ -16,17 +16,21 @@ if TYPE_CHECKING:
 class Sent(Enum):
     """What became of a message that was to be sent. YES: the socket has it. BUSY: too much waits for its
     consumer already. GONE: nobody is there any more. FAILED: it cannot be written as its consumer wants it,
-    and another try would not help. UNREAD: its consumer does not read its codec."""
+    and another try would not help. UNSUPPORTED_CODEC: the consumer did not list the
+    codec of the message."""
 
     YES = "yes"
     BUSY = "busy"
     GONE = "gone"
     FAILED = "failed"
-    UNREAD = "unread"
+    UNSUPPORTED_CODEC = "unsupported_codec"
 
 
-#: what a message becomes a dead letter for that can never be sent
-HOPELESS = {Sent.FAILED: "it could not be packed", Sent.UNREAD: "its consumer does not read its codec"}
+#: a message with one of these results becomes a dead letter with this reason
+DEAD_LETTER_REASONS = {
+    Sent.FAILED: "it could not be packed",
+    Sent.UNSUPPORTED_CODEC: "its consumer does not support its codec",
+}
 
 
 class Courier(Protocol):

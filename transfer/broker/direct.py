@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from transfer import steady_clock
 from transfer.broker.burying import finish_buried, keep_letter, large_of, letter_of_parcel
-from transfer.broker.courier import HOPELESS, Sent
+from transfer.broker.courier import DEAD_LETTER_REASONS, Sent
 from transfer.broker.direct_journal import DirectJournal
 from transfer.broker.durability import together
 from transfer.broker.engine.direct import DirectDesk, Rules
@@ -181,8 +181,8 @@ class Direct:
 
     def unsent(self, action: Dispatch, sent: Sent) -> None:
         """See DirectDriver."""
-        if sent in HOPELESS and action.parcel.number in self.desk.books.parcels:
-            self._do(self.desk.remove(action.parcel.number, HOPELESS[sent]))
+        if sent in DEAD_LETTER_REASONS and action.parcel.number in self.desk.books.parcels:
+            self._do(self.desk.remove(action.parcel.number, DEAD_LETTER_REASONS[sent]))
             return
         gone = sent is Sent.GONE
         self._do(self.desk.unsent(action.delivery, action.peer, self._now(), gone=gone))

@@ -16,7 +16,7 @@ from transfer.broker.listener import Accepted
 from transfer.throttled_log import ThrottledLog
 from transports.accepting import has_spoken
 from transports.errors import TransferError
-from transports.peer_type import ENOUGH, ENOUGH_SECURED
+from transports.peer_type import CLIENT_HELLO_BYTES, HEADER_BYTES
 from transports.wire import SocketType
 
 _log = logging.getLogger("transfer.broker")
@@ -60,7 +60,7 @@ class Doorway:
         self._throttled = ThrottledLog(_log)
         self._speakers = speakers
         self._own = own
-        self._guess, self._room = (guess_secured, ENOUGH_SECURED) if secured else (guess, ENOUGH)
+        self._guess, self._room = (guess_secured, CLIENT_HELLO_BYTES) if secured else (guess, HEADER_BYTES)
         self._secured = secured
         self._guests: Crowd[_Guest] = Crowd(loop, self._refuse, patience=patience, most=most, late="silent")
 

@@ -28,7 +28,7 @@ from transfer.protocols.abtp import (
     encode_register,
 )
 from transfer.protocols.abtp_delivered import Delivered, read_delivered
-from transfer.protocols.abtp_media import encoded, packed
+from transfer.protocols.abtp_media import compress_payload, encode_payload
 from transfer.protocols.abtp_words import CONTROL, SPEC_VERSION, Code, to_json
 from transfer.protocols.names import encode_topic
 from transports.arguments import instance, members, patience, sequence, text, wrong
@@ -97,7 +97,7 @@ class AbtpProducer(AbtpConnection):
         message_id = text(message_id, "message_id") or uuid.uuid4().hex
         bare = isinstance(payload, bytes | bytearray | memoryview)
         codec = text(codec, "codec") or ("raw" if bare else "json")
-        data = encoded(payload, codec)
+        data = encode_payload(payload, codec)
         said: dict[str, Any] = {
             "message_id": ""
         }  # its place is the first, where a broker finds it that refuses the rest
@@ -113,7 +113,7 @@ class AbtpProducer(AbtpConnection):
         if compress:
             compress = compress if compress is True else text(compress, "compress")
             said["compression"] = "lz4" if compress is True else compress
-            data = packed(data, said["compression"])
+            data = compress_payload(data, said["compression"])
         flags, name = bytes((WANTS_ANSWER,)), encode_topic(topic)
         frames = (b"", SPEC_VERSION.encode(), flags, name, to_json(said, "the headers"), data)
         with self._lock:

@@ -86,7 +86,7 @@ class Links(Arrivals):
                 handshake_timeout=_handshake_timeout(socket),
                 upgrades=self._upgrade,
                 credentials=self.context.credentials,
-                shares=self.context.defaults.shares_endpoints,
+                shares_endpoint=self.context.defaults.shares_endpoints,
             )
         except TransferError as error:
             self.emit(EventKind.BIND_FAILED, endpoint, error=error)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transfer.protocols.abtp_media import codecs, compressor_of, decompressed
+from transfer.protocols.abtp_media import codecs, compressor_of, decompress_payload
 from transfer.protocols.abtp_words import Code
 from transports.errors import ProtocolError, comes_with
 
@@ -53,7 +53,7 @@ def read_delivered(data: bytes, limit: int) -> Delivered:
     ProtocolError where there is no envelope."""
     packer = compressor_of(data)
     if packer is not None:
-        data = decompressed(packer, data, limit)
+        data = decompress_payload(packer, data, limit)
     try:
         fields = msgspec.json.decode(data, type=dict[str, Any])
         known = msgspec.convert(fields, _Envelope)

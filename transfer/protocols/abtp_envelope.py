@@ -17,7 +17,7 @@ from transfer import json_text
 from transfer.broker.engine.fair import class_of
 from transfer.broker.engine.grammar import Kind, check_topic
 from transfer.protocols import abtp_lz4
-from transfer.protocols.abtp_media import codec as known_codec, compressor, decompressed
+from transfer.protocols.abtp_media import codec as known_codec, compressor, decompress_payload
 from transfer.protocols.abtp_words import MAX_ID, SPEC_VERSION, Code
 from transports.errors import ProtocolError, UsageError, comes_with
 
@@ -144,7 +144,7 @@ def read_new(headers_frame: bytes, data: bytes, origin: Origin) -> Envelope:
     packer = compressor(headers.get("compression") or "none")
     if packer is not None:
         most = max(_SMALL_JSON, _MOST_OF_JSON * len(data)) if codec == "json" else origin.limit
-        data = decompressed(packer, data, min(origin.limit, most))
+        data = decompress_payload(packer, data, min(origin.limit, most))
     if codec != "json":
         _check_payload(codec, data)
         return _bare(data, headers, codec, origin)

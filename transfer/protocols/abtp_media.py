@@ -1,16 +1,18 @@
-"""What payloads of abtp/1 may be in, and how they may be compressed. Other distributions bring more, by entry
-points named like what they bring: of the group `transfer.codecs` a class derived from Codec, of the group
-`transfer.compressors` one derived from Compressor. The broker and those who read its messages need them."""
+"""Codecs and compressors for payloads of abtp/1. Other distributions can add some by entry points.
+
+An entry point in the group `transfer.codecs` names a class derived from Codec, one in `transfer.compressors`
+a class derived from Compressor. Both the broker and its clients need the distribution.
+"""
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from importlib import metadata
 from typing import Any
 
 from transfer.protocols import abtp_lz4
 from transfer.protocols.abtp_words import Code, to_json
+from transports import plugins
 from transports.arguments import wrong
 from transports.errors import OptionError, ProtocolError, UsageError, comes_with
 from transports.forking import undivided
@@ -22,24 +24,24 @@ CODEC_POINTS, COMPRESSOR_POINTS = "transfer.codecs", "transfer.compressors"
 
 
 class Codec(ABC):
-    """How a value is written as bytes. Without state; used by any thread. Made without an argument."""
+    """Converts values to bytes and back. The constructor takes no arguments. Thread-safe: it has no state."""
 
     @abstractmethod
     def encode(self, value: Any) -> bytes:
-        """Raises TypeError or ValueError for what it cannot say."""
+        """Raises TypeError or ValueError if it cannot represent the value."""
 
     @abstractmethod
     def decode(self, data: bytes) -> Any:
-        """Raises ValueError for bytes that are not whole, or not alone."""
+        """Raises ValueError if the bytes are incomplete, or if bytes are left over."""
 
     def check(self, data: bytes) -> None:
-        """Raises ValueError as `decode`, as far as that costs no more memory than the bytes: the broker asks
-        it, of strangers' messages. Not asked of "json" and "raw"."""
+        """Validates a payload that the broker received. Raises ValueError. It must not need more memory than
+        the payload. The broker does not call it for "json" and "raw"."""
 
 
 class Compressor(ABC):
-    """Without state; used by any thread. Made without an argument. magic: what all that it makes begins with,
-    by which readers know it."""
+    """The constructor takes no arguments. Thread-safe: it has no state. magic: the first bytes of all its
+    output, by which readers recognise it."""
 
     magic: bytes
 
@@ -48,8 +50,8 @@ class Compressor(ABC):
 
     @abstractmethod
     def decompress(self, data: bytes, limit: int) -> bytes:
-        """Takes no more memory than `limit` and some buffers. Raises ValueError for what is damaged, not
-        whole or not alone, and ProtocolError, reason oversized_payload."""
+        """Returns at most `limit` bytes, and allocates little more. Raises ValueError if the data are damaged
+        or incomplete, or if bytes are left over; ProtocolError, reason oversized_payload, above the limit."""
 
 
 class Raw(Codec):
@@ -137,26 +139,26 @@ _COMPRESSORS: dict[str, type[Compressor]] = {"lz4": Lz4, "zstd": Zstd}
 
 @functools.cache
 def codecs() -> dict[str, Codec]:
-    """All that this process knows, by name. Raises OptionError for one that cannot be loaded."""
-    return {name: make() for name, make in _CODECS.items()} | _brought(CODEC_POINTS, Codec)
+    """All codecs by name. Raises OptionError if an entry point cannot be loaded."""
+    return {name: make() for name, make in _CODECS.items()} | _load_plugins(CODEC_POINTS, Codec)
 
 
 @functools.cache
 def compressors() -> dict[str, Compressor]:
-    """The same of compressors."""
+    """All compressors by name. Raises OptionError if an entry point cannot be loaded."""
     known = dict(_COMPRESSORS)
     try:
         with undivided():
-            import zstandard  # noqa: F401 - asked only whether it is there
+            import zstandard  # noqa: F401 - only to see whether it is installed
     except ImportError:
         del known["zstd"]
-    brought = _brought(COMPRESSOR_POINTS, Compressor)
-    for name, one in brought.items():
+    added = _load_plugins(COMPRESSOR_POINTS, Compressor)
+    for name, one in added.items():
         if not isinstance(getattr(one, "magic", None), bytes) or not one.magic:
             raise OptionError(
-                f"the compressor {name} has no magic", hint="name the bytes that it begins with"
+                f"the compressor {name} has no magic", hint="set it to the first bytes of its output"
             )
-    return {name: make() for name, make in known.items()} | brought
+    return {name: make() for name, make in known.items()} | added
 
 
 def codec(name: object) -> Codec:
@@ -177,12 +179,12 @@ def compressor(name: object) -> Compressor | None:
 
 
 def compressor_of(data: bytes) -> Compressor | None:
-    """The one that made these bytes, by what they begin with; None: they are no compressor's."""
+    """The compressor whose magic the bytes begin with; None: the bytes are not compressed."""
     return next((one for one in compressors().values() if data.startswith(one.magic)), None)
 
 
-def decompressed(one: Compressor, data: bytes, limit: int) -> bytes:
-    """Raises ProtocolError."""
+def decompress_payload(one: Compressor, data: bytes, limit: int) -> bytes:
+    """Raises ProtocolError, also for exceptions of a plug-in."""
     try:
         return one.decompress(data, limit)
     except ProtocolError:
@@ -191,8 +193,8 @@ def decompressed(one: Compressor, data: bytes, limit: int) -> bytes:
         raise ProtocolError(Code.MALFORMED_ENVELOPE, f"damaged compressed bytes: {error}") from error
 
 
-def encoded(value: Any, name: str) -> bytes:
-    """As a producer sends it. Raises UsageError."""
+def encode_payload(value: Any, name: str) -> bytes:
+    """Encodes a value that a producer publishes. Raises UsageError."""
     if name == "json":
         return to_json(value, "the payload")
     if name == "raw" and not isinstance(value, bytes | bytearray | memoryview):
@@ -205,8 +207,8 @@ def encoded(value: Any, name: str) -> bytes:
         raise UsageError(f"the payload cannot be written as {name}: {error}") from error
 
 
-def packed(data: bytes, name: str) -> bytes:
-    """As a producer sends it. Raises UsageError."""
+def compress_payload(data: bytes, name: str) -> bytes:
+    """Compresses a payload that a producer publishes. Raises UsageError."""
     if name not in compressors():
         raise wrong("compress", name, f"True, False, or one of {', '.join(compressors())}")
     try:
@@ -215,23 +217,15 @@ def packed(data: bytes, name: str) -> bytes:
         raise UsageError(f"the payload cannot be compressed as {name}: {error!r:.200}") from error
 
 
-def _brought(group: str, base: type[Any]) -> dict[str, Any]:
-    """What other distributions bring, made. Raises OptionError."""
-    found = {}
-    for point in metadata.entry_points(group=group):
-        what = f"{point.value}, registered as {point.name} in {group}"
+def _load_plugins(group: str, base: type[Any]) -> dict[str, Any]:
+    """Instances of the classes that the entry points of a group name. Raises OptionError."""
+    made = {}
+    for name in plugins.names(group):
+        found = plugins.load(group, name, base)
         try:
-            with undivided():
-                made = point.load()
-            if not (isinstance(made, type) and issubclass(made, base)):
-                raise OptionError(
-                    f"{what}, is no {base.__name__}",
-                    hint=f"name a class derived from {base.__module__}.{base.__name__}",
-                )
-            found[point.name] = made()
-        except OptionError:
-            raise
+            made[name] = found()
         except Exception as error:
-            hint = "mend or remove the distribution that brings it"
-            raise OptionError(f"{what}, cannot be used: {error!r:.200}", hint=hint) from error
-    return found
+            what = f"{found.__module__}.{found.__qualname__}, the entry point {name} of {group},"
+            hint = "repair or uninstall the distribution that provides it"
+            raise OptionError(f"{what} cannot be made: {error!r:.200}", hint=hint) from error
+    return made

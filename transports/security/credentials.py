@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transports.descriptors import refuse_exhausted
 from transports.errors import OutOfDescriptors, SecurityError
-from transports.peer_type import OWN_PROTOCOL
+from transports.peer_type import ALPN_PROTOCOL
 from transports.security.exposure import warn_of
 from transports.security.settings import Security, tokens_of
 
@@ -57,13 +57,13 @@ class Credentials:
         if not self.security.tls:
             return None
         name = server_name and (self.security.server_name or server_name)
-        protocols = (OWN_PROTOCOL, f"{OWN_PROTOCOL}/{socket_type}") if socket_type else (OWN_PROTOCOL,)
+        protocols = (ALPN_PROTOCOL, f"{ALPN_PROTOCOL}/{socket_type}") if socket_type else (ALPN_PROTOCOL,)
         made: TlsChannel = self._core.TlsChannel(self.context(server=not name, protocols=protocols), fd, name)
         return made
 
     def check_server(self) -> None:
         """Raises SecurityError where this side has nothing to show to those who connect."""
-        self.context(server=True, protocols=(OWN_PROTOCOL,))
+        self.context(server=True, protocols=(ALPN_PROTOCOL,))
 
     def context(
         self, *, server: bool, protocols: tuple[str, ...] = (), clients: str | None = None
@@ -105,7 +105,7 @@ class Credentials:
         security = self.security
         contexts: dict[tuple[bool, str, tuple[str, ...]], TlsContext] = {}
         if security.tls:
-            wanted = list(self._contexts) or [(False, "", (OWN_PROTOCOL,))]
+            wanted = list(self._contexts) or [(False, "", (ALPN_PROTOCOL,))]
             contexts = {key: self._make(*key) for key in wanted}
         tokens: tuple[str, ...] = (security.token,) if security.token else ()
         if security.token_file:

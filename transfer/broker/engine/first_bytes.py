@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from transports.client_hello import offered
-from transports.peer_type import MARK, told_by_header, told_by_protocol
+from transports.peer_type import FRAME_MAGIC, detect_in_header, socket_type_of
 from transports.wire import SocketType
 
 _TTP = b"TMQP"
@@ -41,8 +41,8 @@ class Guess(NamedTuple):
 
 def guess(first: bytes) -> Guess:
     """What the first bytes of a connection tell."""
-    if first[:4] == MARK:
-        kind, wanted = told_by_header(first)
+    if first[:4] == FRAME_MAGIC:
+        kind, wanted = detect_in_header(first)
         if wanted:
             return Guess(None, wanted=wanted)
         return Guess(Speech.FOREIGN) if kind is None else Guess(Speech.OWN, kind)
@@ -50,7 +50,7 @@ def guess(first: bytes) -> Guess:
         return Guess(Speech.TTP)
     if any(first.startswith(method) for method in _METHODS):
         return Guess(Speech.HTTP)
-    undecided = any(mark.startswith(first) for mark in (MARK, _TTP, *_METHODS))
+    undecided = any(mark.startswith(first) for mark in (FRAME_MAGIC, _TTP, *_METHODS))
     return Guess(None if undecided else Speech.FOREIGN)
 
 
@@ -71,5 +71,5 @@ def _told_by(protocol: str) -> Guess | None:
         return Guess(Speech.TTP)
     if protocol == HTTP_PROTOCOL:
         return Guess(Speech.HTTP)
-    kind = told_by_protocol(protocol)
+    kind = socket_type_of(protocol)
     return None if kind is None else Guess(Speech.OWN, kind)

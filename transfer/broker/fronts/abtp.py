@@ -339,11 +339,12 @@ class AbtpFront:
     def dispatch(self, action: Dispatch, message: Message) -> Sent:
         """Sends a message to a consumer, in an envelope that says which delivery it is."""
         reads = action.session.capabilities
-        if codec_of(message) not in reads.supports_codec:
-            return Sent.UNREAD
+        codec = codec_of(message)
+        if codec not in reads.supports_codec:
+            return Sent.UNSUPPORTED_CODEC
         known: dict[str, Compressor | None] = {"none": None, **compressors()}
         packs = next((known[name] for name in reads.supports_compression if name in known), None)
-        make = partial(_frames_of, action, message, packs)
+        make = partial(_frames_of, action, message, codec, packs)
         failed = partial(self._direct.unsent, action)
         if packs and self._outgoing.takes(message.nbytes):
             return self._outgoing.pack(action.peer, make, failed)
@@ -395,11 +396,11 @@ class AbtpFront:
         self._pub.send(envelope, _NOW)
 
 
-def _frames_of(action: Dispatch, message: Message, packs: Compressor | None) -> Frames:
+def _frames_of(action: Dispatch, message: Message, codec: str, packs: Compressor | None) -> Frames:
     """A message for a consumer. Any thread."""
     delivery = action.delivery
     envelope = write_envelope(
-        *envelope_of(message),
+        *envelope_of(message, codec),
         attempt=delivery.attempt,
         delivery_id=delivery.delivery_id,
         session_id=delivery.session_id,

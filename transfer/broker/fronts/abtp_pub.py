@@ -29,9 +29,9 @@ def codec_of(message: Message) -> str:
     return "json" if headers.get("content_type") == _JSON and is_json(bytes(message.payload)) else "raw"
 
 
-def envelope_of(message: Message) -> tuple[bytes, bytes, str]:
-    """Head, payload and codec of a message."""
-    payload, headers, codec = bytes(message.payload), message.headers or {}, codec_of(message)
+def envelope_of(message: Message, codec: str) -> tuple[bytes, bytes, str]:
+    """Head, payload and codec of a message, whose codec is known already."""
+    payload, headers = bytes(message.payload), message.headers or {}
     if message.front is Front.ABTP and message.head:
         return message.head, payload, codec
     said = {name: value for name, value in headers.items() if name not in ("message_id", "compression")}
@@ -89,7 +89,7 @@ class PubSubscriber(Subscriber):
         if message.nbytes > self._largest:
             self.dropped += 1
             return
-        self._tell(message, *envelope_of(message))
+        self._tell(message, *envelope_of(message, codec_of(message)))
 
     def begin(self, message: Message, nbytes: int) -> bool:
         if self._gathered is not None or nbytes > self._largest:
@@ -108,7 +108,7 @@ class PubSubscriber(Subscriber):
         whole = type(message)(
             message.topic, (bytes(data),), message.front, message.head, message.headers, None, message.offset
         )
-        self._tell(whole, *envelope_of(whole))
+        self._tell(whole, *envelope_of(whole, codec_of(whole)))
 
     def close(self, reason: str) -> None:
         """What was begun will not come whole: nobody has heard of it yet."""

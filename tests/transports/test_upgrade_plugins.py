@@ -13,7 +13,7 @@ import pytest
 import transfer
 from tests.sockets.conftest import core, core_module  # noqa: F401 - a fixture
 from transfer.doctor import ways
-from transports import own_upgrades, probe, registry
+from transports import plugins, probe, registry
 from transports.address import UPGRADE_POINTS
 from transports.config import load
 from transports.errors import AddressError, Fatal, OptionError, ProtocolError
@@ -21,7 +21,7 @@ from transports.probe import Probe
 from transports.upgrade import Declined, Made, Upgrade
 
 
-class Aside(Upgrade):
+class UnixSocketUpgrade(Upgrade):
     """Data by a second connection, over a Unix socket."""
 
     declines = ""
@@ -58,13 +58,13 @@ class Aside(Upgrade):
         self._data.close()
 
 
-class Absent(Aside):
+class Absent(UnixSocketUpgrade):
     @classmethod
     def probe(cls):
         return Probe(False, "this machine has none", "no_device", "buy one")
 
 
-class Broken(Aside):
+class Broken(UnixSocketUpgrade):
     @classmethod
     def probe(cls):
         raise OSError("the driver is upset")
@@ -72,20 +72,20 @@ class Broken(Aside):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Pretends that a distribution brings this class as the transport `aside`."""
+    """Pretends that a distribution brings this class as the transport `unixdata`."""
     monkeypatch.setitem(sys.modules, "own_package", sys.modules[__name__])
     here = metadata.entry_points
 
     def install(name):
-        point = metadata.EntryPoint("aside", f"own_package:{name}", UPGRADE_POINTS)
+        point = metadata.EntryPoint("unixdata", f"own_package:{name}", UPGRADE_POINTS)
         own = metadata.EntryPoints([point])
         monkeypatch.setattr(metadata, "entry_points", lambda **which: own.select(**which) or here(**which))
         forget()
 
     def forget():
-        own_upgrades.names.cache_clear()
+        plugins.names.cache_clear()
         probe.forget()
-        registry._loaded.pop("aside", None)
+        registry._loaded.pop("unixdata", None)
 
     yield install
     monkeypatch.undo()
@@ -93,8 +93,8 @@ def installed(monkeypatch):
 
 
 @pytest.fixture
-def aside(installed):
-    installed("Aside")
+def unixdata(installed):
+    installed("UnixSocketUpgrade")
 
 
 def pair(core, scheme="tcp", **wish):  # noqa: F811
@@ -114,12 +114,13 @@ def transports_of(*sockets):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "wish"), [("tcp", {"protocol": "aside"}), ("aside", {}), ("aside", {"policy": "require"})]
+    ("scheme", "wish"),
+    [("tcp", {"protocol": "unixdata"}), ("unixdata", {}), ("unixdata", {"policy": "require"})],
 )
-def test_data_go_by_it_where_it_is_asked_for(core, aside, scheme, wish):  # noqa: F811
+def test_data_go_by_it_where_it_is_asked_for(core, unixdata, scheme, wish):  # noqa: F811
     context, push, pull = pair(core, scheme, **wish)
     with context, push, pull:
-        assert transports_of(push, pull) == {"aside"}
+        assert transports_of(push, pull) == {"unixdata"}
         rows = np.arange(300_000, dtype=np.float32).reshape(3, -1)
         for number in range(20):
             push.send(b"%d" % number)
@@ -127,47 +128,47 @@ def test_data_go_by_it_where_it_is_asked_for(core, aside, scheme, wish):  # noqa
         for number in range(20):
             assert pull.recv() == b"%d" % number
             np.testing.assert_array_equal(pull.recv_tensor(), rows + number)
-        assert "aside" in context.offer.transports and "aside" in registry.schemes()
+        assert "unixdata" in context.offer.transports and "unixdata" in registry.schemes()
 
 
-def test_between_processes_that_know_each_other_it_goes_before_tcp(core, aside, monkeypatch):  # noqa: F811
+def test_between_processes_that_know_each_other_it_goes_before_tcp(core, unixdata, monkeypatch):  # noqa: F811
     monkeypatch.setenv("TRANSFER_LOCAL", "off")
     monkeypatch.setenv("TRANSFER_TOKEN", "17c11c070fe9d38e70c224ae891089be")
     context, push, pull = pair(core)
     with context, push, pull:
-        assert transports_of(push, pull) == {"aside"}
+        assert transports_of(push, pull) == {"unixdata"}
         push.send(b"x")
         assert pull.recv() == b"x"
 
 
-def test_a_peer_that_makes_no_sense_or_declines_costs_the_speed_only(core, aside, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(Aside, "declines", "not today")
-    context, push, pull = pair(core, protocol="aside")
+def test_a_peer_that_makes_no_sense_or_declines_costs_the_speed_only(core, unixdata, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(UnixSocketUpgrade, "declines", "not today")
+    context, push, pull = pair(core, protocol="unixdata")
     with context, push, pull:
         assert transports_of(push, pull) == {"tcp"}
         assert "not today" in pull.peers()[0].reason
         push.send(b"x")
         assert pull.recv() == b"x"
-    monkeypatch.setattr(Aside, "declines", "")
-    monkeypatch.setattr(Aside, "offer", lambda self: {"name": 7})
-    context, push, pull = pair(core, protocol="aside")
+    monkeypatch.setattr(UnixSocketUpgrade, "declines", "")
+    monkeypatch.setattr(UnixSocketUpgrade, "offer", lambda self: {"name": 7})
+    context, push, pull = pair(core, protocol="unixdata")
     with context, push, pull:
         assert transports_of(push, pull) == {"tcp"}
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("Absent", "this machine has none"), ("Broken", "upset"), ("pair", "no tra")]
+    ("name", "why"), [("Absent", "this machine has none"), ("Broken", "upset"), ("pair", "is no Upgrade")]
 )
 def test_one_that_does_not_work_here_is_not_offered_and_says_why(core, installed, name, why):  # noqa: F811
     installed(name)
-    context, push, pull = pair(core, protocol="aside")
+    context, push, pull = pair(core, protocol="unixdata")
     with context, push, pull:
-        assert "aside" not in context.offer.transports
+        assert "unixdata" not in context.offer.transports
         assert why in push.peers()[0].reason and transports_of(push, pull) == {"tcp"}
-    with transfer.Context(core=core, protocol="aside", policy="require") as strict:
+    with transfer.Context(core=core, protocol="unixdata", policy="require") as strict:
         bound, one = strict.socket(transfer.PULL), strict.socket(transfer.PUSH)
         bound.bind("tcp://127.0.0.1:0")
-        with pytest.raises(Fatal, match="aside"):
+        with pytest.raises(Fatal, match="unixdata"):
             one.connect(bound.last_endpoint)
 
 
@@ -186,9 +187,11 @@ def raises(*_):
         ("offer", lambda self: {"name": {1, 2}}),
     ],
 )
-def test_a_mistake_in_it_costs_the_speed_only(core, aside, monkeypatch, caplog, step, does):  # noqa: F811
-    monkeypatch.setattr(Aside, step, does if step != "__init__" else lambda *_, connecting: raises())
-    context, push, pull = pair(core, protocol="aside")
+def test_a_mistake_in_it_costs_the_speed_only(core, unixdata, monkeypatch, caplog, step, does):  # noqa: F811
+    monkeypatch.setattr(
+        UnixSocketUpgrade, step, does if step != "__init__" else lambda *_, connecting: raises()
+    )
+    context, push, pull = pair(core, protocol="unixdata")
     with context, push, pull:
         assert transports_of(push, pull) == {"tcp"}
         push.send(b"x")
@@ -197,9 +200,9 @@ def test_a_mistake_in_it_costs_the_speed_only(core, aside, monkeypatch, caplog, 
 
 
 @pytest.mark.parametrize("does", [raises, lambda self, fd, channel=None: None])
-def test_one_that_cannot_give_what_was_agreed_on_ends_the_connection(core, aside, monkeypatch, does):  # noqa: F811
-    monkeypatch.setattr(Aside, "made", does)
-    with transfer.Context(core=core, protocol="aside") as context:
+def test_one_that_cannot_give_what_was_agreed_on_ends_the_connection(core, unixdata, monkeypatch, does):  # noqa: F811
+    monkeypatch.setattr(UnixSocketUpgrade, "made", does)
+    with transfer.Context(core=core, protocol="unixdata") as context:
         pull, push = context.socket(transfer.PULL), context.socket(transfer.PUSH, sndtimeo=500)
         pull.bind("tcp://127.0.0.1:0")
         push.connect(pull.last_endpoint)
@@ -209,14 +212,14 @@ def test_one_that_cannot_give_what_was_agreed_on_ends_the_connection(core, aside
         push.close(0)
 
 
-def test_the_doctor_tries_it(aside):
-    assert ways.names()[:2] == ("local", "aside")
-    found = ways._self_test("aside", "tcp://127.0.0.1:0", "aside")
+def test_the_doctor_tries_it(unixdata):
+    assert ways.names()[:2] == ("local", "unixdata")
+    found = ways._self_test("unixdata", "tcp://127.0.0.1:0", "unixdata")
     assert found.status == "ok", found
 
 
 def test_without_it_the_name_is_unknown():
-    with pytest.raises(OptionError, match="aside"):
-        load({"TRANSFER_PROTOCOL": "aside"})
+    with pytest.raises(OptionError, match="unixdata"):
+        load({"TRANSFER_PROTOCOL": "unixdata"})
     with pytest.raises(AddressError):
-        registry.find("aside")
+        registry.find("unixdata")
