@@ -52,6 +52,7 @@ __all__ = [
     "TlsContext",
     "Turn",
     "address_of",
+    "check_json",
     "copy_into",
     "crc32c",
     "openssl_version",
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
         TlsContext,
         Turn,
         address_of,
+        check_json,
         copy_into,
         crc32c,
         openssl_version,
@@ -96,6 +98,7 @@ else:
     TlsContext = _module.TlsContext
     Turn = _module.Turn
     address_of = _module.address_of
+    check_json = _module.check_json
     copy_into = _module.copy_into
     crc32c = _module.crc32c
     openssl_version = _module.openssl_version

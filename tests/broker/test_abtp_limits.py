@@ -10,7 +10,16 @@ import pytest
 from transfer.broker.engine.grammar import Kind, pattern
 from transfer.broker.fronts.abtp_awaiting import _MOST_BYTES, AwaitingRoute
 from transfer.broker.fronts.abtp_pub import MOST_PREFIXES, PubSubscriber
-from transfer.protocols.abtp import MAX_CONTROL, MAX_SUBSCRIPTIONS, ProtocolError, read_control
+from transfer.protocols.abtp import (
+    MAX_SUBSCRIPTIONS,
+    Limits,
+    ProtocolError,
+    Published,
+    read_control,
+    read_frames,
+)
+from transfer.protocols.abtp_envelope import may_be_compressed
+from transfer.protocols.abtp_words import MAX_CONTROL
 
 
 def register(**changed):
@@ -28,6 +37,43 @@ def test_a_control_message_and_its_subscriptions():
     assert read_control(register(padding="x" * room)).consumer_id == "c"
     with pytest.raises(ProtocolError, match="bytes"):
         read_control(register(padding="x" * (room + 1)))
+
+
+@pytest.mark.parametrize("payload", [1, "x" * 1_000_000])
+def test_an_envelope_without_its_payload(payload):
+    """A decoder holds the interpreter for a second while it makes a million fields of one."""
+
+    def read(more):
+        said = {"spec_version": "abtp/1", "message_id": "m", "producer_id": "p", "topic": "t",
+                "timestamp_unix_ms": 1, "more": "x" * more, "payload": payload}  # fmt: skip
+        text = json.dumps(said).encode()
+        return read_frames([b"peer", b"t", text], 1, "id", Limits()), len(text) - len(json.dumps(payload))
+
+    room = MAX_CONTROL - read(0)[1]
+    assert isinstance(read(room)[0], Published)
+    refused = read(room + 1)[0]
+    assert (refused.code, refused.message_id) == ("malformed_envelope", "m") and "65,536" in refused.text
+
+
+def test_fields_of_an_envelope_are_not_made_before_they_are_counted():
+    fields = b",".join(b'"%d":1' % number for number in range(100_000))
+    text = b'{"spec_version":"abtp/1","message_id":"m","payload":1,' + fields + b"}"
+    assert "65,536" in read_frames([b"peer", b"t", text], 1, "id", Limits()).text
+
+
+@pytest.mark.parametrize(
+    ("headers", "data", "may"),
+    [
+        (b"", b'{"a":1}', False),
+        (b"", b"\x04\x22\x4d\x18...", True),
+        (b"", b"a block", True),
+        (b'{"codec":"raw"}', b"bytes", False),
+        (b'{"compression":"zstd"}', b"bytes", True),
+        (b'{"compressio\\u006e":"zstd"}', b"bytes", True),
+    ],
+)
+def test_what_may_be_compressed_is_seen_by_a_look(headers, data, may):
+    assert may_be_compressed(headers, data) == may
 
 
 class Loop:

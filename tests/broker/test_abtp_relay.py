@@ -136,11 +136,28 @@ def test_what_cannot_be_followed_is_refused(tmp_path, caplog, said, why):
 def test_names_of_one_identity():
     names = Names()
     first, before = names.enter(b"me", 1)
-    assert before is None and names.name(b"me") == first
+    assert before is None and names.newest(b"me") is first
     second, before = names.enter(b"me", 2)
-    assert before == 1 and first != second
-    assert [names.identity(name) for name in (first, second, b"\0auto")] == [b"me", b"me", b"\0auto"]
+    assert before == 1 and first.name != second.name
+    assert [names.identity(one.name) for one in (first, second)] == [b"me", b"me"]
     names.leave(first)
-    assert names.name(b"me") == second
+    assert names.newest(b"me") is second
     names.leave(second)
-    assert names.name(b"me") == b"me"
+    assert names.newest(b"me") is None
+
+
+def test_peers_without_an_identity_have_names_too():
+    names = Names()
+    first, second = (names.enter(b"", number)[0] for number in (1, 2))
+    assert first.name != second.name
+    assert [names.newest(names.identity(one.name)) for one in (first, second)] == [first, second]
+    names.leave(first)
+    assert names.newest(first.name) is None and names.newest(second.name) is second
+
+
+def test_bytes_that_wait_for_a_peer():
+    named, _ = Names().enter(b"", 1)
+    named.passed += 40  # the handshake's
+    assert named.held == 0
+    named.sent += 100
+    assert named.held == 60

@@ -124,10 +124,10 @@ class Attack:
         more_sockets = MOST_GREETED if self.greeted else 0
         try:
             held = self.broker.settled(self.before, MOST_THREADS, more_sockets)
+            assert held.memory - self.before.memory < MOST_MEMORY, (self.before, held)
         except AssertionError:
             self.before = self.broker.held()  # the next door is judged by itself
             raise
-        assert held.memory - self.before.memory < MOST_MEMORY, (self.before, held)
         return held
 
 

@@ -33,7 +33,7 @@ from transfer.broker.settings import Settings
 from transfer.cli import app, health
 from transfer.cli.reaching import Reached
 from transfer.config import TRANSFER
-from transfer.protocols import abtp, zmtp
+from transfer.protocols import abtp, abtp_words, zmtp
 from transfer.socket import SocketMethods
 from transfer.spool import group, protocol, reader, row_requests
 from transports import descriptors, hello, pending, upgrade
@@ -134,7 +134,9 @@ VALUES = {
     ("abtp", "bytes of READY"): f"{size(zmtp.LONGEST_READY)}; {number(zmtp.LONGEST_IDENTITY)}",
     ("abtp", "messages"): f"{number(_ABTP.unkept)}; {size(_ABTP.unkept_bytes)}",
     ("abtp", "bytes of a message unpacked"): size(_ABTP.largest),
-    ("abtp", "bytes of a control"): f"{size(abtp.MAX_CONTROL)}; {number(abtp.MAX_SUBSCRIPTIONS)}",
+    ("abtp", "bytes of a control"): f"{size(abtp_words.MAX_CONTROL)}; {number(abtp.MAX_SUBSCRIPTIONS)}",
+    ("abtp", "bytes of an envelope"): size(abtp_words.MAX_CONTROL),
+    ("abtp", "messages and bytes"): f"{number(_ABTP.peer_queue)}; {size(_ABTP.peer_bytes)}",
     ("abtp", "messages that wait for a consumer"): "; ".join(
         (number(_ABTP.awaiting), number(_ABTP.awaiting_of_topic), size(abtp_awaiting._MOST_BYTES))
     ),

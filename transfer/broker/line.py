@@ -16,6 +16,7 @@ from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from transfer.broker.lines import kept
 from transfer.broker.pipes import POUR_FROM, Poured, Waiting, pour
 from transfer.broker.secured import channel_of
 from transports.errors import ProtocolError
@@ -209,11 +210,8 @@ class Line(ABC):
         room = self._lines.room()
         if self._looks:
             self._looks, room = False, room[:_LOOK]
-        if self._channel is not None:
-            nbytes = self._channel.recv_into(room)
-            return self._lines.take(nbytes), nbytes > len(room) - _SPILL
-        nbytes = self._socket.recv_into(room)
-        return self._lines.take(nbytes), nbytes == len(room)
+        nbytes = (self._socket if self._channel is None else self._channel).recv_into(room)
+        return self._lines.take(nbytes), nbytes > len(room) - (1 if self._channel is None else _SPILL)
 
     def _pour(self) -> Poured | None:
         """The next bytes of a payload, in a pipe; None: they have to be read."""
@@ -289,8 +287,8 @@ class Line(ABC):
         """Queues bytes, which stay as they are until they are written. Never waits."""
         if self.closed or not data:
             return
-        self._out.append(data)
         self.queued += len(data)
+        self._out.append(kept(data) if self._blocked else data)
         if self._blocked:
             return
         if self.queued >= _WRITE_NOW:
@@ -408,6 +406,7 @@ class Line(ABC):
     def _block(self) -> None:
         if not self._blocked:
             self._blocked = True
+            self._out = deque(map(kept, self._out))
             self._lines.blocked.add(self)
             self._loop.add_writer(self._socket.fileno(), self._writable)
 

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from transfer.broker.pipes import pipes_of
+from transports.core import Lease
 
 if TYPE_CHECKING:
     from transfer.broker.line import Line
     from transports.core_contract import Pool
 
+Kept = TypeVar("Kept")
+
 #: bytes of the arena that connections read into, one behind the other
 _ARENA = 1 << 20
 #: an arena with less room than this is left to those who hold views of it
 _LEAST_ROOM = 64 << 10
+#: smaller views of it that have to wait for a peer are copied: else a peer that does not read, and is allowed
+#: 64 MiB, would hold a thousand times as much
+_LEAST_VIEW = _ARENA // 4
 #: seconds of one turn of the loop in which connections may begin to read: then all else has its turn
 _READING = 0.05
+
+
+def kept(data: Kept) -> Kept | bytes:
+    """The same for something that has to wait: a small view of the arena would hold all of it."""
+    if isinstance(data, memoryview) and len(data) < _LEAST_VIEW and isinstance(data.obj, Lease):
+        return bytes(data)
+    return data
 
 
 class Lines:

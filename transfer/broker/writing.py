@@ -33,6 +33,10 @@ _FULL_PATIENCE = 30.0
 Written = Callable[[TransferError | None], None]
 
 
+def _let_go(error: TransferError | None) -> None:
+    """Stands for what was told, or will not be: a connection must not wait for the collector to be freed."""
+
+
 class Writer:
     """The thread that writes large payloads. One that waits for room in a full log lets others go on.
 
@@ -140,6 +144,7 @@ class Writing:
         """The rest will not come; what was written is given back. Idempotent."""
         if not self._given_up:
             self._given_up = True
+            self._written = _let_go
             self._thread.do(self.give_up)
 
     # -- on the writer's thread --------------------------------------------------------------------------
@@ -239,6 +244,7 @@ class Writing:
             self._written(error)
         except Exception:  # noqa: BLE001 - others go on
             _log.exception("a payload that was written is not kept")
+        self._written = _let_go
         self._publisher.resume()
 
     def _look(self) -> None:

@@ -23,7 +23,7 @@ from transfer.broker.engine.direct_actions import (
 )
 from transfer.broker.engine.sessions import Capabilities
 from transfer.protocols.abtp_envelope import Envelope, Origin, check_name, read_new, read_old
-from transfer.protocols.abtp_words import CONTROL, MAX_ID, SPEC_VERSION, Code, to_json
+from transfer.protocols.abtp_words import CONTROL, MAX_CONTROL, MAX_ID, SPEC_VERSION, Code, to_json
 from transports.errors import ProtocolError, comes_with
 
 with comes_with("fronts", __name__):
@@ -33,8 +33,6 @@ with comes_with("fronts", __name__):
 ROUTER_ENDPOINT, PUB_ENDPOINT = "tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556"
 #: bit of the flags frame: the producer wants an answer
 WANTS_ANSWER = 1
-#: bytes of a control message, and of headers, at most
-MAX_CONTROL = 64 << 10
 #: subscriptions of a consumer at most
 MAX_SUBSCRIPTIONS = 1024
 #: codecs, and compressors, that a consumer lists at most

@@ -18,7 +18,7 @@ from transfer.broker.engine.fair import class_of
 from transfer.broker.engine.grammar import Kind, check_topic
 from transfer.protocols import abtp_lz4
 from transfer.protocols.abtp_media import codec as known_codec, compressor, decompress_payload
-from transfer.protocols.abtp_words import MAX_ID, SPEC_VERSION, Code
+from transfer.protocols.abtp_words import MAX_CONTROL, MAX_ID, SPEC_VERSION, Code
 from transports.errors import ProtocolError, UsageError, comes_with
 
 with comes_with("fronts", __name__):
@@ -36,6 +36,16 @@ _MOST_MS = 1 << 62
 #: longer than to unpack it, and the processor's time is everybody's. LZ4 has this ratio by itself
 _SMALL_JSON, _MOST_OF_JSON = 64 << 10, 255
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class _Outline(msgspec.Struct):
+    """What is looked at first: a dict of a million fields takes the interpreter a second."""
+
+    spec_version: msgspec.Raw = msgspec.Raw()
+    payload: msgspec.Raw = msgspec.Raw()
+
+
+_outline = msgspec.json.Decoder(_Outline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +164,22 @@ def read_new(headers_frame: bytes, data: bytes, origin: Origin) -> Envelope:
     return _whole_or_bare(text, headers, origin)
 
 
+def may_be_compressed(headers_frame: bytes, data: bytes) -> bool:
+    """Whether `read_old` (its headers are empty) or `read_new` may decompress it, by a look."""
+    if headers_frame:
+        return b"compression" in headers_frame or b"\\" in headers_frame  # the name may be escaped
+    return data[:1] not in (b"{", b"[", b'"')
+
+
 def _whole_or_bare(text: bytes, headers: dict[str, Any], origin: Origin) -> Envelope:
     """An object with `spec_version` is an envelope; any other JSON is a payload alone."""
     if text.startswith(b"{") and b'"spec_version"' in text:
-        fields = _fields.decode(text)
-        if "spec_version" in fields:
-            return _whole(fields, headers, origin)
+        outline = _outline.decode(text)
+        if len(outline.spec_version):
+            if len(text) - len(outline.payload) > MAX_CONTROL:
+                what = f"an envelope of more than {MAX_CONTROL:,} bytes without its payload"
+                raise ProtocolError(Code.MALFORMED_ENVELOPE, what)
+            return _whole(_fields.decode(text), headers, origin)
     return _bare(text, headers, "json", origin)
 
 

@@ -19,6 +19,8 @@ CONTROL = b"_control"
 UNROUTABLE, DEAD_LETTERS = "_system.unroutable", "_dlq."
 #: bytes of an id at most
 MAX_ID = 255
+#: bytes of a control message, of headers, and of an envelope without its payload, at most
+MAX_CONTROL = 64 << 10
 
 
 class Code(StrEnum):

@@ -55,6 +55,11 @@ def write_ready(properties: dict[bytes, bytes]) -> bytes:
     return head + body
 
 
+def frame_size(frame: bytes) -> int:
+    """Bytes that it takes on a connection, with its head."""
+    return len(frame) + (2 if len(frame) < 256 else 9)
+
+
 def _properties(body: bytes) -> dict[bytes, bytes]:
     if not body.startswith(_NAME):
         raise ProtocolError("control", "a command other than READY behind the greeting")

@@ -3,6 +3,7 @@
 from transports.native.channel import TlsChannel, TlsContext
 from transports.native.checksum import crc32c
 from transports.native.flusher import Flusher
+from transports.native.json_check import check_json
 from transports.native.openssl import openssl_version
 from transports.native.pool import Frame, HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
 from transports.native.slots import Slots
@@ -25,6 +26,7 @@ __all__ = [
     "TlsContext",
     "Turn",
     "address_of",
+    "check_json",
     "copy_into",
     "crc32c",
     "openssl_version",

@@ -6,6 +6,7 @@ Same classes, same contract (`transports/core_contract.pyi`), same tests (`tests
 from transports.twin.checksum import crc32c
 from transports.twin.flusher import Flusher
 from transports.twin.frame import Frame
+from transports.twin.json_check import check_json
 from transports.twin.pool import HeldBuffer, Lease, Mapping, Pool, Region, address_of, copy_into
 from transports.twin.slots import Slots
 from transports.twin.socket import SocketBase
@@ -28,6 +29,7 @@ __all__ = [
     "TlsContext",
     "Turn",
     "address_of",
+    "check_json",
     "copy_into",
     "crc32c",
     "openssl_version",

@@ -40,9 +40,10 @@ from transfer.protocols.abtp import (
     encode_reply,
     read_frames,
 )
-from transfer.protocols.abtp_envelope import Envelope, write_envelope
+from transfer.protocols.abtp_envelope import Envelope, may_be_compressed, write_envelope
 from transfer.protocols.abtp_media import Compressor, codecs, compressors
 from transfer.protocols.abtp_words import CONTROL, DEAD_LETTERS, Code
+from transfer.protocols.zmtp import frame_size
 from transports.errors import InternalError, LogFull, TransferError, UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ Policy = Callable[[Envelope], Code | None]
 
 #: plain integers: with pyzmq's enums each frame costs a microsecond more
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+#: seconds of a turn at most, and one message more
+_TURN = 0.005
+#: compressed bytes that are read beside the loop: they may be some 255 times as many
+_COMPRESSED = 16 << 10
 
 
 class AbtpFront:
@@ -138,8 +143,12 @@ class AbtpFront:
         self._scheduled = False
         if self._context.closed:
             return
+        until = time.monotonic() + _TURN
         for _ in range(self.settings.batch):
             if self._away:
+                break
+            if time.monotonic() > until:
+                self._soon()
                 break
             try:
                 frames = self._router.recv_multipart(_NOW)
@@ -185,11 +194,19 @@ class AbtpFront:
 
     def _take(self, frames: list[bytes]) -> None:
         read = partial(read_frames, frames, int(time.time() * 1000), secrets.token_hex(16), self._limits)
-        if self._beside is None or not self._beside.takes(sum(map(len, frames))):
+        if self._beside is None or not self._is_large(frames):
             self._do(frames[0], read())
             return
         self._away = True
         self._beside.run(read, partial(self._come_back, frames[0]))
+
+    def _is_large(self, frames: list[bytes]) -> bool:
+        """It takes long to read."""
+        assert self._beside is not None
+        if self._beside.takes(sum(map(len, frames))):
+            return True
+        headers = frames[-2] if len(frames) > 4 else b""
+        return len(frames[-1]) >= _COMPRESSED and may_be_compressed(headers, frames[-1])
 
     def _come_back(self, peer: bytes, request: Request | TransferError) -> None:
         """A large message was read: those behind it are heard again."""
@@ -376,7 +393,12 @@ class AbtpFront:
         if self._context.closed:
             return Sent.GONE
         self._soon()
-        peer = frames[0] if self._names is None else self._names.name(frames[0])
+        peer, nbytes = frames[0], sum(map(frame_size, frames[1:]))
+        named = self._names.newest(peer) if self._names is not None else None
+        if named is not None:
+            peer = named.name
+            if named.held and named.held + nbytes > self.settings.peer_bytes:
+                return Sent.BUSY
         try:
             self._router.send(peer, _MORE)
             for frame in frames[1:-1]:
@@ -388,6 +410,8 @@ class AbtpFront:
             if error.errno == zmq.EHOSTUNREACH:
                 return Sent.GONE
             raise InternalError(f"the ROUTER cannot send: {error}") from error
+        if named is not None:
+            named.sent += nbytes
         return Sent.YES
 
     def _tell(self, topic: bytes, envelope: bytes) -> None:

@@ -1,6 +1,6 @@
-"""The identities of abtp's peers. libzmq knows each connection by a name of its own, so that it never has to
-part with one of two that have the same: what the older one had in its pipe would stay there for ever, and so
-would its descriptor."""
+"""The peers of abtp's ROUTER. libzmq knows each connection by a name of its own, so that it never has to
+part with one of two that have the same identity: what the older one had in its pipe would stay there for
+ever, and so would its descriptor."""
 
 from __future__ import annotations
 
@@ -11,34 +11,51 @@ C = TypeVar("C")
 
 #: bytes behind an identity that make a name of it
 _NUMBER = 8
+#: what stands before the number of a peer that has no identity: none begins with it
+_NO_IDENTITY = b"\0"
+
+
+class Named(Generic[C]):
+    """A peer's connection. sent: bytes that libzmq was given for it; passed: those that it has given on."""
+
+    __slots__ = ("connection", "name", "passed", "sent")
+
+    def __init__(self, name: bytes, connection: C) -> None:
+        self.name = name
+        self.connection = connection
+        self.sent = self.passed = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that libzmq holds for it."""
+        return max(0, self.sent - self.passed)
 
 
 class Names(Generic[C]):
-    """By identity, the newest connection. What libzmq itself has named begins with a zero, and stays."""
+    """By identity, the newest connection; one without an identity has its name for that."""
 
     def __init__(self) -> None:
-        self._newest: dict[bytes, tuple[bytes, C]] = {}
+        self._newest: dict[bytes, Named[C]] = {}
         self._numbers = count()
 
-    def enter(self, identity: bytes, connection: C) -> tuple[bytes, C | None]:
-        """(the name of the connection, the one that had the identity before)."""
-        name = identity + next(self._numbers).to_bytes(_NUMBER, "big")
-        before = self._newest.get(identity)
-        self._newest[identity] = name, connection
-        return name, before[1] if before is not None else None
+    def enter(self, identity: bytes, connection: C) -> tuple[Named[C], C | None]:
+        """(the connection with its name, the one that had the identity before)."""
+        name = (identity or _NO_IDENTITY) + next(self._numbers).to_bytes(_NUMBER, "big")
+        before = self._newest.get(self.identity(name))
+        self._newest[self.identity(name)] = named = Named(name, connection)
+        return named, before.connection if before is not None else None
 
-    def leave(self, name: bytes) -> None:
+    def leave(self, named: Named[C]) -> None:
         """The connection has ended."""
-        identity = self.identity(name)
-        if self.name(identity) == name:
+        identity = self.identity(named.name)
+        if self._newest.get(identity) is named:
             del self._newest[identity]
 
-    def name(self, identity: bytes) -> bytes:
-        """Of the newest connection; of one that is not there, the identity."""
-        newest = self._newest.get(identity)
-        return newest[0] if newest is not None else identity
+    def newest(self, identity: bytes) -> Named[C] | None:
+        """The newest connection; None: there is none."""
+        return self._newest.get(identity)
 
     @staticmethod
     def identity(name: bytes) -> bytes:
         """Of the peer that has this name."""
-        return name[:-_NUMBER] if name[0] else name
+        return name if name.startswith(_NO_IDENTITY) else name[:-_NUMBER]

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer.broker.fronts.abtp_names import Names
+from transfer.broker.fronts.abtp_names import Named, Names
 from transfer.broker.line import Line
 from transfer.protocols.zmtp import GREETING, IDENTITY, check_greeting, read_ready, write_ready
 from transfer.throttled_log import ThrottledLog
@@ -199,6 +199,8 @@ class _Inner(_End):
     def cut(self, data: memoryview) -> int:
         """See Line. libzmq's greeting comes at once."""
         self._accepted()
+        if isinstance(self.other, _Outer):
+            self.other.passed(len(data))
         return super().cut(data)
 
     def _accepted(self) -> None:
@@ -227,7 +229,7 @@ class _Outer(_End):
     def __init__(self, relay: Relay, lines: Lines, connection: socket.socket, peer: str) -> None:
         self._greeting = b""
         self._begun = False  # its READY has come
-        self._name = b""
+        self._named: Named[_Outer] | None = None
         super().__init__(relay, lines, connection, peer)
 
     def cut(self, data: memoryview) -> int:
@@ -245,15 +247,20 @@ class _Outer(_End):
         if ready is None:
             return 0
         size, properties = ready
-        identity, names = properties.get(IDENTITY), self._relay.names
-        if identity and names is not None:
-            self._name, before = names.enter(identity, self)
-            properties[IDENTITY] = self._name
+        names = self._relay.names
+        if names is not None:
+            self._named, before = names.enter(properties.get(IDENTITY, b""), self)
+            properties[IDENTITY] = self._named.name
             if before is not None:
                 before.close("another connection has its identity")
         self._begun = True
         super().cut(memoryview(write_ready(properties)))
         return size
+
+    def passed(self, nbytes: int) -> None:
+        """libzmq has given on so many bytes for it."""
+        if self._named is not None:
+            self._named.passed += nbytes
 
     def _reached(self) -> bool:
         if self.other is None:
@@ -273,8 +280,8 @@ class _Outer(_End):
 
     def lost(self, reason: str) -> None:
         """See Line."""
-        if self._name and self._relay.names is not None:
-            self._relay.names.leave(self._name)
+        if self._named is not None and self._relay.names is not None:
+            self._relay.names.leave(self._named)
         super().lost(reason)
 
 

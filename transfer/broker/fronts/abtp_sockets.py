@@ -21,9 +21,10 @@ class AbtpSettings:
     turn.
 
     unkept, unkept_bytes: what may wait for the disk; beyond it producers are throttled. peer_queue,
-    sub_queue: messages that may wait in the sockets for one peer. peer_unread: those of one peer that
-    libzmq reads before the broker does. route_grace: seconds that a message waits for a consumer that went a
-    moment ago; awaiting, awaiting_of_topic: how many of them, in all and of a topic.
+    sub_queue: messages that may wait in the sockets for one peer. peer_bytes: bytes that may wait there for a
+    peer of the ROUTER, unless one message alone is larger. peer_unread: messages of one peer that libzmq
+    reads before the broker does. route_grace: seconds that a message waits for a consumer that went a moment
+    ago; awaiting, awaiting_of_topic: how many of them, in all and of a topic.
     """
 
     router: str = ROUTER_ENDPOINT
@@ -33,6 +34,7 @@ class AbtpSettings:
     unkept: int = 8192
     unkept_bytes: int = 256 << 20
     peer_queue: int = 8192
+    peer_bytes: int = 64 << 20
     sub_queue: int = 1000
     peer_unread: int = 256
     route_grace: float = 5.0

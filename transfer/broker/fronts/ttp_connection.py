@@ -66,7 +66,6 @@ class TtpConnection(Outgoing):
         self._streams = Streams(
             front.hub,
             front.shared,
-            self,
             StreamLimits(settings.most_streams, settings.most_data, settings.most_gathered),
         )
         self._sink: Sink | None = None  # of the data that are still to come
@@ -236,7 +235,7 @@ class TtpConnection(Outgoing):
                 self._streams.refuse(number, str(error))
             raise
         receipt = partial(self._receipt, number, whole=False)
-        return self._streams.frame(header, topic, name, meta, receipt, self._loop.time())
+        return self._streams.frame(self, header, topic, name, meta, receipt, self._loop.time())
 
     def _heartbeat(self, header: Header, topic: bytes, meta: bytes) -> None:
         self._front.counters["heartbeats"] += 1
@@ -327,8 +326,10 @@ class TtpConnection(Outgoing):
 
     def lost(self, reason: str) -> None:
         """See Line."""
+        super().lost(reason)
         if self._sink is not None:
             self._sink.abandon(reason)
+            self._sink = None
         self._streams.leave(reason)
         self._hub.leave(self)
         self._front.disconnected(self)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from transfer.broker.fronts.ttp_frames import frames_of, opening
 from transfer.broker.line import Line
-from transfer.broker.lines import Lines
+from transfer.broker.lines import Lines, kept
 from transfer.broker.message import Buffer, Front, Message
 from transfer.broker.stream_passage import Frame
 from transfer.broker.subscriber import Subscriber
@@ -48,7 +48,7 @@ class Outgoing(Line, Subscriber):
     def hold(self, frames: Sequence[Buffer]) -> None:
         """Until what is on its way in pieces has ended."""
         if not self.closed:
-            self._behind.append(frames)
+            self._behind.append(tuple(map(kept, frames)))
             self.queued += sum(map(len, frames))
 
     def offer(self, message: Message) -> None:
@@ -92,3 +92,7 @@ class Outgoing(Line, Subscriber):
         for frames in behind:
             self.queued -= sum(map(len, frames))
             self.send(frames)
+
+    def lost(self, reason: str) -> None:
+        """See Line."""
+        self._behind.clear()  # its frames hold memory that connections read into

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from transfer.broker.fronts.ttp_frames import cut, headers_of, stream_head
@@ -134,7 +135,8 @@ class Stream:
         self._writing: Writing | None = None
         self._passage: StreamPassage
         try:
-            self._passage = hub.streams.begin(topic, publisher, self._broken_off)
+            broken_off = partial(_broken_off, topic, self.number)
+            self._passage = hub.streams.begin(topic, publisher, broken_off)
             self._gathers = hub.streams.gathers(topic)
         except BaseException:
             shared.give_back(self.number, 0)
@@ -275,22 +277,23 @@ class Stream:
         message.given = frozenset()
         return message
 
-    def _broken_off(self, reason: str) -> Frame:
-        return Frame(self.topic, (encode_error(self.number, "broken_off", reason),))
-
     def _end(self) -> None:
         self.ended = True
         self._shared.give_back(self.number, self._cost)
         self._cost = 0
 
 
+def _broken_off(topic: str, number: int, reason: str) -> Frame:
+    """It belongs to no stream: one that has ended is let go of with its passage, and not by the collector."""
+    return Frame(topic, (encode_error(number, "broken_off", reason),))
+
+
 class Streams:
     """The open streams of one publisher, by its own stream ids and their topics."""
 
-    def __init__(self, hub: Hub, shared: Shared, publisher: Line, limits: StreamLimits) -> None:
+    def __init__(self, hub: Hub, shared: Shared, limits: StreamLimits) -> None:
         self._hub = hub
         self._shared = shared
-        self._publisher = publisher
         self._limits = limits
         self._open: dict[int, dict[str, Stream]] = {}  # of an id the stream that began last is the last
         self._count = 0
@@ -298,7 +301,14 @@ class Streams:
         self._refused: dict[int, None] = {}  # what still comes of them is passed over; the oldest first
 
     def frame(
-        self, header: Header, topic: bytes, name: str, meta: bytes, receipt: Callable[[], Receipt], now: float
+        self,
+        publisher: Line,
+        header: Header,
+        topic: bytes,
+        name: str,
+        meta: bytes,
+        receipt: Callable[[], Receipt],
+        now: float,
     ) -> Sink:
         """A META or CHUNK: where its data go. name: its topic, "" if it names none.
 
@@ -320,7 +330,7 @@ class Streams:
         stream = its.get(name)
         try:
             if stream is None:
-                stream = self._begin(name, header)
+                stream = self._begin(publisher, name, header)
             if header.flags & WANTED and stream.receipt is None:
                 stream.receipt = receipt()
             stream.begin(header, topic, meta)
@@ -334,10 +344,10 @@ class Streams:
         stream.heard = now
         return stream
 
-    def _begin(self, name: str, header: Header) -> Stream:
+    def _begin(self, publisher: Line, name: str, header: Header) -> Stream:
         if self._count >= self._limits.streams:
             raise ProtocolError("control", f"{self._limits.streams} streams are open; no more are allowed")
-        stream = Stream(self._hub, self._shared, self._publisher, name, header, self._limits)
+        stream = Stream(self._hub, self._shared, publisher, name, header, self._limits)
         self._open.setdefault(header.stream_id, {})[name] = stream
         self._count += 1
         return stream

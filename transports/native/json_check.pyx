@@ -1,0 +1,131 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Whether decoders of JSON can read what a peer sent. The interpreter lock is let go meanwhile: in a decoder,
+one message of 16 MiB stops all threads for a second."""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+
+#: from so many bytes on the interpreter lock is let go
+cdef Py_ssize_t NO_GIL_FROM = 16 * 1024
+#: digits of an integer at most: Python's own limit
+cdef Py_ssize_t MOST_DIGITS = 4300
+#: the decimal exponent of the largest double, and where exponents stop counting
+cdef Py_ssize_t LARGEST_EXPONENT = 308, MOST_EXPONENT = 1 << 58
+#: from here on a decimal number is rounded to infinity
+cdef bytes _infinite = b"%d" % (2**1024 - 2**970)
+cdef const unsigned char* INFINITE = _infinite
+cdef Py_ssize_t INFINITE_DIGITS = len(_infinite)
+
+
+cdef enum Fault:
+    NONE, DEEP, LONG, LARGE
+
+
+cdef inline bint is_digit(unsigned char byte) noexcept nogil:
+    return c"0" <= byte <= c"9"
+
+
+cdef inline const unsigned char* past_digits(
+    const unsigned char* at, const unsigned char* end
+) noexcept nogil:
+    while at < end and is_digit(at[0]):
+        at += 1
+    return at
+
+
+cdef const unsigned char* past_string(const unsigned char* at, const unsigned char* end) noexcept nogil:
+    while at < end and at[0] != c'"':
+        at += 2 if at[0] == c"\\" else 1
+    return at + 1
+
+
+cdef bint is_infinite(
+    const unsigned char* at, const unsigned char* end, Py_ssize_t exponent
+) noexcept nogil:
+    """Digits, with a point among them or not; exponent: the first one's."""
+    cdef Py_ssize_t place
+    while at < end and (at[0] == c"0" or at[0] == c"."):
+        exponent -= at[0] == c"0"
+        at += 1
+    if at == end or exponent != LARGEST_EXPONENT:
+        return at < end and exponent > LARGEST_EXPONENT
+    for place in range(INFINITE_DIGITS):
+        if at < end and at[0] == c".":
+            at += 1
+        if at == end or at[0] != INFINITE[place]:
+            return at < end and at[0] > INFINITE[place]
+        at += 1
+    return True
+
+
+cdef const unsigned char* past_number(
+    const unsigned char* first, const unsigned char* end, Fault* fault
+) noexcept nogil:
+    cdef const unsigned char* at = past_digits(first, end)
+    cdef const unsigned char* digits
+    cdef Py_ssize_t whole = at - first, exponent = 0
+    cdef bint negative = False
+    if at < end and at[0] == c".":
+        at = past_digits(at + 1, end)
+    digits = at
+    if at < end and at[0] | 32 == c"e":
+        at += 1
+        if at < end and (at[0] == c"-" or at[0] == c"+"):
+            negative = at[0] == c"-"
+            at += 1
+        while at < end and is_digit(at[0]):
+            if exponent < MOST_EXPONENT:
+                exponent = exponent * 10 + at[0] - c"0"
+            at += 1
+        if negative:
+            exponent = -exponent
+    if at - first == whole:
+        if whole > MOST_DIGITS:
+            fault[0] = LONG
+    elif whole + exponent > LARGEST_EXPONENT and is_infinite(first, digits, whole - 1 + exponent):
+        fault[0] = LARGE
+    return at
+
+
+cdef Fault looked_through(
+    const unsigned char* at, const unsigned char* end, Py_ssize_t deepest
+) noexcept nogil:
+    cdef Fault fault = NONE
+    cdef Py_ssize_t depth = 0
+    cdef unsigned char byte
+    while at < end and fault == NONE:
+        byte = at[0]
+        if is_digit(byte):
+            at = past_number(at, end, &fault)
+            continue
+        at += 1
+        if byte == c'"':
+            at = past_string(at, end)
+        elif byte == c"[" or byte == c"{":
+            depth += 1
+            if depth > deepest:
+                fault = DEEP
+        elif byte == c"]" or byte == c"}":
+            depth -= 1
+    return fault
+
+
+def check_json(text, Py_ssize_t deepest):
+    cdef Py_buffer view
+    cdef const unsigned char* first
+    cdef Fault fault
+    PyObject_GetBuffer(text, &view, PyBUF_SIMPLE)
+    try:
+        first = <const unsigned char*>view.buf
+        if view.len < NO_GIL_FROM:
+            fault = looked_through(first, first + view.len, deepest)
+        else:
+            with nogil:
+                fault = looked_through(first, first + view.len, deepest)
+    finally:
+        PyBuffer_Release(&view)
+    if fault == DEEP:
+        raise ValueError(f"more than {deepest} arrays and objects within each other")
+    if fault == LONG:
+        raise ValueError(f"an integer of more than {MOST_DIGITS:,} digits")
+    if fault == LARGE:
+        raise ValueError("a number that is larger than any that a double holds")
