@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from patterns.base import OutFrame
     from transfer.links.following import Following
     from transfer.links.state import Orphan
+    from transfer.queue_limit import QueueLimit
     from transports.errors import TransferError
     from transports.hello import Agreement
 
@@ -31,7 +32,8 @@ class PeerInfo:
     carries the data, and why. device: the network device, if the transport names one. Then counts
     of messages; confirmed: consumed by the peer as far as it told; unconfirmed: given to the
     kernel and not confirmed (0 for peers that never confirm, as in PUB/SUB). encrypted: its messages go
-    through TLS; authenticated: it has shown who it is, by a certificate or a token.
+    through TLS; authenticated: it has shown who it is, by a certificate or a token. queue_limit: payload
+    bytes that may be queued for it now.
     """
 
     endpoint: str
@@ -48,6 +50,7 @@ class PeerInfo:
     unconfirmed: int
     encrypted: bool = False
     authenticated: bool = False
+    queue_limit: int = 0
 
 
 class Peer:
@@ -66,6 +69,7 @@ class Peer:
         "foreign",
         "heartbeat",
         "moved",
+        "queue_limit",
         "reading",
         "retained",
         "settled",
@@ -107,6 +111,8 @@ class Peer:
         self.settled: int | None = None
         #: of a lost peer: messages without a tracker that had not left for it, by their number
         self.moved: dict[int, Orphan] = {}
+        #: where the limit of its queue follows what it takes
+        self.queue_limit: QueueLimit | None = None
         #: held while control frames are read and taken into account
         self.reading = threading.RLock()
         self._confirming = threading.Lock()
@@ -174,6 +180,7 @@ class Peer:
             self.unconfirmed,
             agreement is not None and agreement.data_encrypted,
             agreement is not None and agreement.authenticated,
+            stream.send_high_water_bytes,
         )
 
 

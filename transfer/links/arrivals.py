@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from patterns import PATTERNS, Pair, Subscriber
 from transfer import draining
-from transfer.links.control import REPLACED, TAKEN, Controls
+from transfer.links.control import REPLACED, TAKEN
+from transfer.links.queue_limits import QueueLimits
 from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
@@ -30,7 +31,7 @@ logger = logging.getLogger("transfer")
 _UNREAD_TIMEOUT = 5.0
 
 
-class Arrivals(Controls):
+class Arrivals(QueueLimits):
     """The beginning of a connection, in the reactor's thread."""
 
     def _connected(self, record: Endpoint, made: Connected) -> None:

@@ -1,0 +1,67 @@
+"""Limits of the peers' queues that follow what each takes, and the memory that is free."""
+
+from __future__ import annotations
+
+import time
+
+from transfer.links.control import Controls
+from transfer.queue_limit import LEAST, QueueLimit
+from transports.local.memory import available_memory
+
+#: seconds between two looks
+_PAUSE = 0.1
+#: where there is no other limit
+_UNLIMITED = 1 << 62
+
+
+class QueueLimits(Controls):
+    """For sockets with the option `adaptive_hwm`."""
+
+    _looked_at = 0.0
+
+    def schedule_looks(self) -> None:
+        """The next look at the peers, for heartbeats and for limits."""
+        self.schedule_heartbeat()
+        socket = self._socket()
+        if socket is not None and socket.adaptive_hwm and not self.closing:
+            self._looked_at = time.monotonic()
+            self._later("limits", _PAUSE, self._adapt)
+
+    def _adapt(self) -> None:
+        socket = self._socket()
+        if socket is None or self.closing:
+            return
+        delay = socket.adaptive_hwm / 1000
+        peers = list(self.peers.values())
+        if not delay:
+            for peer in peers:
+                peer.queue_limit = None
+            socket._limits_changed()
+            return
+        now = time.monotonic()
+        seconds, self._looked_at = max(now - self._looked_at, 1e-3), now
+        wider = False
+        most = self._most([peer.stream.queued_bytes for peer in peers], socket.sndhwm_bytes or _UNLIMITED)
+        for peer in peers:
+            stream = peer.stream
+            if peer.pending:  # there is no connection that could take anything
+                stream.send_high_water_bytes = most
+                continue
+            queued = stream.queued_bytes
+            taken = stream.sent_bytes - queued
+            if peer.queue_limit is None:
+                peer.queue_limit = QueueLimit(most, taken)
+            before = peer.queue_limit.nbytes
+            stream.send_high_water_bytes = peer.queue_limit.follow(taken, queued, seconds, delay, most)
+            wider |= peer.queue_limit.nbytes > before
+        if wider:
+            socket._notify()
+        self._later("limits", _PAUSE, self._adapt)
+
+    @staticmethod
+    def _most(queued: list[int], option: int) -> int:
+        """Bytes for each queue: all of them leave half of the memory that is free to others."""
+        if not any(queued):
+            return option
+        share = (available_memory() // 2 + sum(queued)) // len(queued)
+        return min(option, max(LEAST, share))
