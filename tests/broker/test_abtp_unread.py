@@ -13,8 +13,11 @@ pytest.importorskip("zmq", reason="pip install 'tensor-transfer[fronts]'")
 import zmq
 
 from tests.broker.running import running
-from tests.broker.test_direct_delivery import ANYWHERE, producer
+from tests.broker.test_abtp_relay import greeted
+from tests.broker.test_direct_delivery import ANYWHERE, eventually, producer
+from transfer.broker.fronts import abtp_relay
 from transfer.broker.fronts.abtp_sockets import AbtpSettings
+from transfer.clients.abtp import AbtpSubscriber
 
 SIZE, MOST = 100_000, 2_000_000
 
@@ -99,3 +102,33 @@ def test_one_without_acknowledgements_loses_what_has_no_room(tmp_path):
             assert json.loads(silent.read()[-1])["topic"] == "orders.a"
         assert not silent.socket.poll(100)
         silent.close()
+
+
+@pytest.mark.parametrize("free", [0, 1 << 40])
+def test_a_subscriber_that_does_not_catch_up(tmp_path, monkeypatch, free):
+    """It is ended where memory is short, and others get all; else it may take its time."""
+    monkeypatch.setattr(abtp_relay, "_MOST_UNREAD", 8 << 20)
+    monkeypatch.setattr(abtp_relay, "_LOOK", 1 << 20)
+    monkeypatch.setattr(abtp_relay, "available_memory", lambda: free)
+    count, size = 150, 200_000
+    with (
+        running(tmp_path, abtp=ANYWHERE) as broker,
+        producer(broker) as maker,
+        greeted(broker.endpoints["abtp pub"], kind=b"SUB") as silent,
+        AbtpSubscriber(["news."], broker.endpoints["abtp pub"]) as reads,
+    ):
+        silent.sendall(b"\0\x06\x01news.")
+        eventually(lambda: broker.hub.fanout.subscriptions())
+        time.sleep(0.3)  # a SUB learns nothing of when it is heard
+        for number in range(count):
+            maker.publish("news.a", b"%03d" % number + bytes(size))
+            assert bytes(reads.recv(10).payload[:3]) == b"%03d" % number
+        silent.settimeout(2)
+        heard = 0
+        try:
+            while came := silent.recv(1 << 20):
+                heard += len(came)
+        except TimeoutError:
+            came = None
+        assert (came is None) == bool(free)
+        assert (heard > count * size) == bool(free)

@@ -20,7 +20,7 @@ from tests.security.conftest import TOKEN
 from transfer import http_client, scraping
 from transfer.broker.announced import AnnouncedLimits
 from transfer.broker.engine.registry import Limits as RegistryLimits
-from transfer.broker.fronts import abtp_awaiting, abtp_pub, own_consumers, own_offers, own_queue
+from transfer.broker.fronts import abtp_awaiting, abtp_pub, abtp_relay, own_consumers, own_offers, own_queue
 from transfer.broker.fronts.abtp import AbtpSettings
 from transfer.broker.fronts.own import OwnSettings
 from transfer.broker.fronts.pybroker import PyBrokerSettings
@@ -136,6 +136,7 @@ VALUES = {
     ("abtp", "bytes of a message unpacked"): size(_ABTP.largest),
     ("abtp", "bytes of a control"): f"{size(abtp_words.MAX_CONTROL)}; {number(abtp.MAX_SUBSCRIPTIONS)}",
     ("abtp", "bytes of an envelope"): size(abtp_words.MAX_CONTROL),
+    ("abtp", "bytes that are published"): size(abtp_relay._MOST_UNREAD),
     ("abtp", "messages and bytes"): f"{number(_ABTP.peer_queue)}; {size(_ABTP.peer_bytes)}",
     ("abtp", "messages that wait for a consumer"): "; ".join(
         (number(_ABTP.awaiting), number(_ABTP.awaiting_of_topic), size(abtp_awaiting._MOST_BYTES))

@@ -306,7 +306,10 @@ class Broker:
             awaiting=limits.max_queued_direct,
             awaiting_of_topic=limits.max_per_topic_queue,
         )
-        front = AbtpFront(self.hub, self._loop, self.direct, settings, beside=beside, names=names)
+        front = AbtpFront(
+            self.hub, self._loop, self.direct, settings,
+            beside=beside, names=names, published=relays.relays["pub"].published,
+        )  # fmt: skip
         self._add("abtp", front)
         self.hub.direct = self.direct  # from now on somebody brings its consumers
         self.endpoints |= {f"abtp {name}": endpoint for name, endpoint in relays.endpoints.items()}

@@ -68,7 +68,8 @@ class AbtpFront:
     "pub". connections: that are open at both.
 
     policy: says what may be published. beside: reads and packs large messages. names: of the peers, if they
-    come by a relay. counters: what happened, by name. Raises AddressInUse, AddressError.
+    come by a relay. published: is told how many bytes the PUB was given. counters: what happened, by name.
+    Raises AddressInUse, AddressError.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class AbtpFront:
         policy: Policy | None = None,
         beside: Beside | None = None,
         names: Names[Any] | None = None,
+        published: Callable[[int], None] | None = None,
     ) -> None:
         self.settings = settings or AbtpSettings()
         for load in (codecs, compressors):  # those of other distributions too, or it says why not
@@ -88,7 +90,7 @@ class AbtpFront:
         self.counters: Counter[str] = Counter()
         self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy
         self._limits = Limits(self.settings.largest)
-        self._names = names
+        self._names, self._published = names, published
         self._unkept = self._unkept_bytes = 0
         self._scheduled = False
         self._beside = beside
@@ -418,6 +420,8 @@ class AbtpFront:
         self._soon()
         self._pub.send(topic, _MORE)
         self._pub.send(envelope, _NOW)
+        if self._published is not None:
+            self._published(len(envelope))
 
 
 def _frames_of(action: Dispatch, message: Message, codec: str, packs: Compressor | None) -> Frames:

@@ -26,6 +26,7 @@ from transfer.throttled_log import ThrottledLog
 from transports.address import format_host, parse
 from transports.descriptors import is_reserved
 from transports.errors import InternalError, ProtocolError
+from transports.local.memory import available_memory
 from transports.pending import PENDING
 from transports.tcp import bind_address
 
@@ -37,6 +38,11 @@ _log = logging.getLogger("transfer.broker")
 
 #: bytes that wait for one end before no more are read from the other
 _MOST = 4 << 20
+#: bytes that are published before a subscriber that does not catch up is ended; more where half of the memory
+#: that is free is more
+_MOST_UNREAD = 256 << 20
+#: bytes that are published between two looks for such subscribers
+_LOOK = 16 << 20
 #: seconds that an end has to take what came before the other one ended
 _LAST_WORDS = 10.0
 #: bytes that the name of a Unix socket may have
@@ -73,6 +79,7 @@ class Relay:
     names: of peers by their identities, of which the newest connection stays.
 
     connections: that are open, until libzmq has read all that came. ends: of all of them, on both sides.
+    given: bytes that libzmq was given for its subscribers.
     """
 
     def __init__(self, lines: Lines, endpoint: str, names: PeerNames | None = None) -> None:
@@ -83,6 +90,26 @@ class Relay:
         self.connections = 0
         self.unanswered = 0  # inner ends that libzmq has not accepted yet
         self.ends: set[_End] = set()
+        self.given = self._looked = 0
+
+    def published(self, nbytes: int) -> None:
+        """libzmq was given so many bytes, which it holds until each subscriber has read them."""
+        self.given += nbytes
+        if self.given - self._looked >= _LOOK:
+            self._looked = self.given
+            self._end_slowest()
+
+    def _end_slowest(self) -> None:
+        """Ends the subscriber that has not caught up for longest, if libzmq may hold too much for it."""
+        stopped = [end for end in self.ends if isinstance(end, _Inner) and end.stopped]
+        slowest = min(stopped, key=lambda end: end.stopped_at, default=None)
+        if slowest is None or slowest.other is None:
+            return
+        unread = self.given - slowest.stopped_at
+        if unread > max(_MOST_UNREAD, available_memory() // 2):
+            why = f"it has not caught up while {unread:,} bytes were published"
+            self._throttled.say(logging.WARNING, "unread", "abtp ends %s: %s", slowest.peer, why)
+            slowest.other.close(why)
 
     def connected(self, connection: socket.socket, peer: str) -> Line:
         """Takes a connection that was let in, in non-blocking mode."""
@@ -133,7 +160,8 @@ class _End(Line):
     def __init__(self, relay: Relay, lines: Lines, connection: socket.socket, peer: str) -> None:
         self.other: _End | None = None
         self._relay = relay
-        self._stopped = False  # it reads no more until the other end has written
+        self.stopped = False  # it reads no more until the other end has written
+        self.stopped_at = 0  # what was published then
         self._last = False  # the other end has closed: it ends when all is written
         super().__init__(lines, connection, peer)
         relay.ends.add(self)
@@ -144,8 +172,8 @@ class _End(Line):
         if other is None:
             return len(data)  # for a peer that has gone
         other.write(data)
-        if other.queued >= _MOST and not self._stopped and not self.closed:
-            self._stopped = True
+        if other.queued >= _MOST and not self.stopped and not self.closed:
+            self.stopped, self.stopped_at = True, self._relay.given
             self.pause()
         return len(data)
 
@@ -158,8 +186,8 @@ class _End(Line):
 
     def go_on(self) -> None:
         """The other end has written what was read, or is gone."""
-        if self._stopped:
-            self._stopped = False
+        if self.stopped:
+            self.stopped = False
             self.resume()
 
     def left(self, reason: str) -> None:
@@ -294,12 +322,11 @@ def relayed(
 ) -> Relays:
     """What listens before abtp's sockets. where: their places by name, as others see them; inside: where they
     really listen. names: of the ROUTER's peers. Raises AddressInUse, AddressError, SecurityError."""
-    relays: list[Relay] = []
+    relays: dict[str, Relay] = {}
     endpoints: dict[str, str] = {}
     for name, endpoint in where.items():
         address = parse(endpoint)
-        relay = Relay(lines, inside[name], names if name == "router" else None)
-        relays.append(relay)
+        relays[name] = relay = Relay(lines, inside[name], names if name == "router" else None)
         open_now = partial(getattr, relay, "connections")
         if address.scheme == "ipc":
             entry = doors.entry("abtp", relay.connected, open_now, local=True)
@@ -316,9 +343,9 @@ class Relays(NamedTuple):
     """endpoints: where the relays listen, by name."""
 
     endpoints: dict[str, str]
-    relays: list[Relay]
+    relays: dict[str, Relay]
 
     def close(self) -> None:
         """Ends all connections. Idempotent."""
-        for relay in self.relays:
+        for relay in self.relays.values():
             relay.close()
