@@ -1,6 +1,7 @@
-"""Strangers that speak in transfer's own frames to sockets of every type, on both cores, by seed.
+"""Strangers that speak in transfer's own frames to sockets of every type, on both cores, by seed; to several
+behind one endpoint as well.
 
-A good peer goes round at the same socket meanwhile. `make test` says a few; the slow test says fresh ones
+A good peer goes round at each socket meanwhile. `make test` says a few; the slow test says fresh ones
 for FUZZ_SECONDS (300). Nothing but the core is started, so that it runs on a core with sanitizers as well.
 """
 
@@ -29,6 +30,8 @@ LARGEST, MOST_MEMORY = 1 << 20, 256 << 20
 #: (the socket's type, its good peer's)
 PAIRS = (("PULL", "PUSH"), ("PUSH", "PULL"), ("REP", "REQ"), ("ROUTER", "DEALER"), ("DEALER", "DEALER"),
          ("SUB", "PUB"), ("PUB", "SUB"), ("PAIR", "PAIR"))  # fmt: skip
+#: those of one endpoint
+SETS = (*((pair,) for pair in PAIRS), (("PULL", "PUSH"), ("REP", "REQ"), ("PUB", "SUB")))
 
 
 @pytest.fixture(params=["twin", "native"])
@@ -43,14 +46,14 @@ def most_memory():
 class Served:
     """A socket that strangers come to, and a good peer of it."""
 
-    def __init__(self, context, kind, peer):
+    def __init__(self, context, kind, peer, endpoint):
         self.kind, self.peer_kind = kind, peer
         self.socket = context.socket(getattr(transfer, kind), rcvtimeo=20_000, sndtimeo=20_000)
         self.socket.maxmsgsize = LARGEST
         self.socket.linger = 0
         if kind == "SUB":
             self.socket.subscribe(b"")
-        self.socket.bind("tcp://127.0.0.1:0")
+        self.socket.bind(endpoint)
         host, _, port = self.socket.last_endpoint.removeprefix("tcp://").rpartition(":")
         self.place = host, int(port)
         self.number = 0
@@ -139,27 +142,34 @@ class Served:
             assert self.good.recv() == said
 
 
-def attack(core, kind, peer, seeds, seconds=float("inf")):
+def attack(core, pairs, seeds, seconds=float("inf")):
     context = KeepingContext(core=core)
     until = time.monotonic() + seconds
+    name = " ".join(kind for kind, _ in pairs)
     try:
-        served = Served(context, kind, peer)
-        strangers = Strangers(plain(served.place))
+        served, endpoint = [], "tcp://127.0.0.1:0"
+        for kind, peer in pairs:
+            served.append(Served(context, kind, peer, endpoint))
+            endpoint = served[0].socket.last_endpoint
+        strangers = Strangers(plain(served[0].place))
         before = most_memory()
         said = ()
         try:
             for seed in seeds:
                 if time.monotonic() > until:
                     break
-                rng = random.Random(f"{kind} {seed}")
+                rng = random.Random(f"{name} {seed}")
                 said = seed
+                peer = rng.choice(pairs)[1] if len(pairs) > 1 else pairs[0][1]
                 strangers.come(disordered(rng, frames.talk(rng, SocketType[peer])), seed)
-                served.drain()
-                if seed % 10 == 0:
-                    served.round()
-            served.round()
+                for one in served:
+                    one.drain()
+                    if seed % 10 == 0:
+                        one.round()
+            for one in served:
+                one.round()
         except BaseException:
-            print(f"{kind}: the last seed was {said}")
+            print(f"{name}: the last seed was {said}")
             raise
         finally:
             strangers.close()
@@ -168,14 +178,18 @@ def attack(core, kind, peer, seeds, seconds=float("inf")):
         context.destroy(0)
 
 
-@pytest.mark.parametrize(("kind", "peer"), PAIRS, ids=lambda kind: kind.lower())
-def test_a_few_strangers(core, kind, peer):
-    attack(core, kind, peer, range(FEW))
+def named(pairs):
+    return "-".join(kind.lower() for kind, _ in pairs)
+
+
+@pytest.mark.parametrize("pairs", SETS, ids=named)
+def test_a_few_strangers(core, pairs):
+    attack(core, pairs, range(FEW))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 120)
-@pytest.mark.parametrize(("kind", "peer"), PAIRS, ids=lambda kind: kind.lower())
-def test_strangers_for_minutes(core, kind, peer):
+@pytest.mark.parametrize("pairs", SETS, ids=named)
+def test_strangers_for_minutes(core, pairs):
     first = int(time.time() * 1000)
-    attack(core, kind, peer, range(first, first + (1 << 40)), SECONDS)
+    attack(core, pairs, range(first, first + (1 << 40)), SECONDS)
