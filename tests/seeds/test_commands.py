@@ -1,4 +1,5 @@
-"""The commands of AetherBus-Tachyon's harness, as its document writes them, with shorter times."""
+"""The commands of AetherBus-Tachyon, as its document writes them: the harness, with shorter times, and those
+of its dead letters."""
 
 from __future__ import annotations
 
@@ -7,10 +8,15 @@ import shlex
 
 import pytest
 
+from tests.broker.running import running
 from transfer import cli
-from transfer.broker.bench import running
+from transfer.broker.bench import running as bench_running
+from transfer.broker.settings import AbtpEndpoints
+from transfer.clients.abtp import AbtpConsumer, AbtpProducer
 
 pytestmark = pytest.mark.timeout(120)
+
+ANYWHERE = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
 
 HARNESS = """
 go run ./cmd/tachyon-bench harness --mode direct-ack --payload-class small --compress=true --duration 20s
@@ -18,11 +24,20 @@ go run ./cmd/tachyon-bench harness --mode fanout --fanout-subs 8 --payload-class
 go run ./cmd/tachyon-bench harness --mode mixed --mixed-topics 8 --payload-class medium --compress=true --duration 30s
 """  # noqa: E501 - word for word
 
+DEAD_LETTERS = """
+go run ./cmd/tachyon dlq list --consumer worker-1
+go run ./cmd/tachyon dlq inspect --id msg-123
+go run ./cmd/tachyon dlq replay --ids msg-123 --target-consumer worker-1 --target-topic orders.created --actor ops@example.com --reason "customer-approved replay" --confirm REPLAY
+go run ./cmd/tachyon dlq dead-letter --id msg-123 --consumer worker-1 --topic orders.created --payload "raw-body" --actor ops@example.com --reason "manual quarantine"
+go run ./cmd/tachyon dlq purge --ids msg-123 --actor ops@example.com --mutation-reason "retention cleanup" --confirm PURGE
+go run ./cmd/tachyon dlq audit --id msg-123 --actor ops@example.com --start 2026-03-21T00:00:00Z --end 2026-03-22T00:00:00Z
+"""  # noqa: E501 - word for word
+
 
 @pytest.fixture(autouse=True)
 def busy(monkeypatch):
     """What has not come on a machine that is busy with other tests is not lost yet."""
-    monkeypatch.setattr(running, "_SILENCE", 30.0)
+    monkeypatch.setattr(bench_running, "_SILENCE", 30.0)
 
 
 @pytest.mark.parametrize("line", HARNESS.split("\n")[1:-1])
@@ -45,3 +60,32 @@ def test_the_matrix(capsys):
 def test_what_is_neither_true_nor_false(capsys):
     assert cli.run(["bench", "broker", "--compress", "maybe"]) == 2
     assert "true" in capsys.readouterr().err
+
+
+def test_the_dead_letters(tmp_path, monkeypatch, capsys):
+    """A whole broker: the message is given up, replayed, quarantined by hand and purged; the audit tells."""
+    with (
+        running(tmp_path, abtp=ANYWHERE, http=0) as broker,
+        AbtpConsumer("worker-1", ["orders.*"], broker.endpoints["abtp router"]) as worker,
+        AbtpProducer(broker.endpoints["abtp router"]) as producer,
+    ):
+        monkeypatch.setenv("TRANSFER_ADMIN_URL", f"http://127.0.0.1:{broker.ports['http']}")
+        said = [line.replace("go run ./cmd/tachyon ", "") for line in DEAD_LETTERS.split("\n")[1:-1]]
+
+        def told(line):
+            assert cli.run(shlex.split(line)) == 0, line
+            return capsys.readouterr().out
+
+        producer.publish("orders.created", b"body", message_id="msg-123")
+        worker.nack(worker.recv(10), "poison", terminal=True, confirm=True)
+        dead, inspected, replayed, quarantined, purged, audited = said
+        assert "msg-123" in told(dead) and "poison" in told(inspected)
+        assert told(replayed) == "replayed 1 of 1\n"
+        again = worker.recv(10)
+        assert (again.message_id, again.payload) == ("msg-123", b"body")
+        worker.ack(again, confirm=True)
+        assert told(quarantined) == "msg-123 is a dead letter now\n"
+        assert told(purged) == "purged 1 of 1\n" and told(dead) == "no dead letters\n"
+        assert told(audited) == "no events\n", "all was done on another day"
+        whole = told(audited.partition(" --start")[0])
+        assert [word for word in ("replay", "dead_letter", "purge") if word not in whole] == []
