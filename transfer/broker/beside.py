@@ -1,4 +1,4 @@
-"""Work on large payloads on a thread beside the loop: LZ4 and checksums let go of the interpreter there."""
+"""Work on large payloads on threads beside the loop: what takes long there lets go of the interpreter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Done = Callable[[T | TransferError], None]
 
 
 class Beside:
-    """A thread for what takes long. On the broker's loop.
+    """Threads for what takes long. On the broker's loop. threads: how many, by FastPath.
 
     counts: gets "beside" for what it did; "beside_in_place" for what the loop did after all, since the
     thread could not; "beside_failed" for what nobody did, since `FastPath.in_place` is false.
@@ -39,12 +39,13 @@ class Beside:
         self._counts = counts
         self._loop = loop
         self._settings = settings
+        self.threads = settings.threads
         initializer = threads.add_current if threads is not None else None
-        self._thread = ThreadPoolExecutor(1, "transfer-broker-beside", initializer)
+        self._pool = ThreadPoolExecutor(self.threads, "transfer-broker-beside", initializer)
 
     def close(self) -> None:
         """What was begun is done; nobody is told of it any more. Idempotent."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def takes(self, nbytes: int) -> bool:
         """Whether a payload of so many bytes is large enough."""
@@ -59,7 +60,7 @@ class Beside:
                 self._loop.call_soon_threadsafe(self._tell, future, work, done)
 
         try:
-            future = self._thread.submit(work)
+            future = self._pool.submit(work)
         except RuntimeError as error:  # no thread can be started
             self._in_place(error, work, done)
             return

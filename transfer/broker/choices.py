@@ -249,6 +249,7 @@ CHOICES = (
         "large.cutover", ("fast_path", "cutover"), values.size, "bytes from which abtp reads beside the loop"
     ),
     Choice("large.in_place", ("fast_path", "in_place"), values.flag, "and on the loop when that fails"),
+    Choice("large.threads", ("fast_path", "threads"), values.number(1, 64), "threads that do so"),
 )
 #: of the fronts that know no token
 _PLACES = frozenset({"ttp.port", "pybroker.port", "rqueue.port", "abtp.router", "abtp.pub"})

@@ -26,11 +26,12 @@ class FastPath:
     """Where abtp's large messages are taken apart, with LZ4 if they are compressed, and packed with it.
 
     cutover: bytes of a message from which on a thread beside the loop does it. in_place: the loop does it if
-    that fails; else the message is refused.
+    that fails; else the message is refused. threads: how many do so at a time, each for another peer.
     """
 
     cutover: int = 256 << 10
     in_place: bool = True
+    threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,10 @@ class Told:
     retention_age: Annotated[
         str | None, typer.Option(metavar="TIME", help="Remove messages so old that their groups have done.")
     ] = None
+    threads: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER", help="That read and pack large messages of abtp. [1]"),
+    ] = None
     drain: Annotated[
         str | None, typer.Option(metavar="TIME", help="At the end, wait so long for what has begun. [10]")
     ] = None
@@ -79,6 +83,7 @@ class Told:
             "requests": "own.requests", "pushes": "own.pushes", "subscriptions": "own.subscriptions",
             "abtp": "abtp.router", "abtp_pub": "abtp.pub", "spool": "spool.endpoint",
             "retention_bytes": "retention.bytes", "retention_age": "retention.age",
+            "threads": "large.threads",
         }  # fmt: skip
         given = {name: getattr(self, name) for name in names}
         return [

@@ -23,6 +23,7 @@ from transfer.broker.courier import DirectDriver, Sent
 from transfer.broker.engine.direct_actions import Admitted, Dispatch, Full, NoRoute, Register, Reply
 from transfer.broker.engine.direct_events import Facts
 from transfer.broker.fronts.abtp_awaiting import Awaiting, AwaitingRoute
+from transfer.broker.fronts.abtp_incoming import Incoming
 from transfer.broker.fronts.abtp_names import Names
 from transfer.broker.fronts.abtp_outgoing import Frames, Outgoing
 from transfer.broker.fronts.abtp_pub import PubSubscriber, codec_of, envelope_of
@@ -40,7 +41,7 @@ from transfer.protocols.abtp import (
     encode_reply,
     read_frames,
 )
-from transfer.protocols.abtp_envelope import Envelope, may_be_compressed, write_envelope
+from transfer.protocols.abtp_envelope import Envelope, write_envelope
 from transfer.protocols.abtp_media import Compressor, codecs, compressors
 from transfer.protocols.abtp_words import CONTROL, DEAD_LETTERS, Code
 from transfer.protocols.zmtp import frame_size
@@ -59,8 +60,6 @@ Policy = Callable[[Envelope], Code | None]
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 #: seconds of a turn at most, and one message more
 _TURN = 0.005
-#: compressed bytes that are read beside the loop: they may be some 255 times as many
-_COMPRESSED = 16 << 10
 
 
 class AbtpFront:
@@ -93,13 +92,12 @@ class AbtpFront:
         self._names, self._published = names, published
         self._unkept = self._unkept_bytes = 0
         self._scheduled = False
-        self._beside = beside
+        self._incoming = Incoming(self._read, self._understood, self._failed, beside, self._soon)
         self._outgoing = Outgoing(self._send, beside)
         grace, most = self.settings.route_grace, self.settings.awaiting
         of_topic = self.settings.awaiting_of_topic
         self._awaiting = AwaitingRoute(loop, grace, most, of_topic, self._give_again)
         self._faults = PeerFaults(_log)
-        self._away = False  # a large message is read beside the loop, and others come behind it
         self.connections = 0
         self._context = zmq.Context()
         try:
@@ -147,7 +145,7 @@ class AbtpFront:
             return
         until = time.monotonic() + _TURN
         for _ in range(self.settings.batch):
-            if self._away:
+            if self._incoming.full:
                 break
             if time.monotonic() > until:
                 self._soon()
@@ -158,10 +156,7 @@ class AbtpFront:
                 break
             if self._names is not None:
                 frames[0] = self._names.identity(frames[0])
-            try:
-                self._take(frames)
-            except Exception as error:  # noqa: BLE001 - of this peer; the others are heard in this turn
-                self._failed(frames[0], "a message", error)
+            self._incoming.take(frames)
         else:
             self._soon()
         self._hear()
@@ -194,35 +189,17 @@ class AbtpFront:
             with suppress(TransferError):
                 self._refuse(peer, Code.UNAVAILABLE, str(refusal), "")
 
-    def _take(self, frames: list[bytes]) -> None:
-        read = partial(read_frames, frames, int(time.time() * 1000), secrets.token_hex(16), self._limits)
-        if self._beside is None or not self._is_large(frames):
-            self._do(frames[0], read())
-            return
-        self._away = True
-        self._beside.run(read, partial(self._come_back, frames[0]))
+    def _read(self, frames: Frames) -> Request:
+        """Any thread."""
+        return read_frames(frames, int(time.time() * 1000), secrets.token_hex(16), self._limits)
 
-    def _is_large(self, frames: list[bytes]) -> bool:
-        """It takes long to read."""
-        assert self._beside is not None
-        if self._beside.takes(sum(map(len, frames))):
-            return True
-        headers = frames[-2] if len(frames) > 4 else b""
-        return len(frames[-1]) >= _COMPRESSED and may_be_compressed(headers, frames[-1])
-
-    def _come_back(self, peer: bytes, request: Request | TransferError) -> None:
-        """A large message was read: those behind it are heard again."""
-        self._away = False
+    def _understood(self, peer: bytes, request: Request | TransferError) -> None:
         if self._context.closed:
             return
         if isinstance(request, TransferError):
             self._refuse(peer, Code.UNAVAILABLE, str(request), "")
         else:
-            try:
-                self._do(peer, request)
-            except Exception as error:  # noqa: BLE001 - of this peer; the others are heard
-                self._failed(peer, "a large message", error)
-        self._soon()
+            self._do(peer, request)
 
     def _do(self, peer: bytes, request: Request) -> None:
         match request:
