@@ -109,11 +109,14 @@ def test_a_receiver_that_stops(core):
         pull.close(0)
 
 
-def test_one_that_waits_for_room_goes_on_when_there_is_some():
+@pytest.mark.parametrize("local", ["off", "on"])
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "ipc://*", "inproc://a"])
+def test_one_that_waits_for_room_goes_on_when_there_is_some(monkeypatch, endpoint, local):
     """A blocked send is woken by a limit that grows."""
+    monkeypatch.setenv("TRANSFER_LOCAL", local)
     with transfer.Context() as context:
         pull = context.socket(transfer.PULL)
-        pull.bind("tcp://127.0.0.1:0")
+        pull.bind(endpoint)
         push = context.socket(transfer.PUSH, adaptive_hwm=100, sndtimeo=20_000, linger=0)
         push.connect(pull.last_endpoint)
         total, nbytes = 200, 1 << 20
