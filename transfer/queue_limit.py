@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: bytes that a queue may always hold
+#: bytes that a queue may hold, unless `most` is less
 LEAST = 1 << 20
 
 
@@ -28,5 +28,5 @@ class QueueLimit:
             wanted = 2 * self.nbytes
         else:
             wanted = (self.nbytes + in_time) // 2
-        self.nbytes = max(LEAST, min(wanted, most))
+        self.nbytes = min(most, max(LEAST, wanted))
         return self.nbytes

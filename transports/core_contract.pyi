@@ -100,7 +100,8 @@ def crc32c(data: Any, value: int = 0, *, software: bool = False) -> int:
 
 def check_json(text: bytes, deepest: int) -> None:
     """Refuses JSON that decoders cannot read: numbers of more than a double's range, integers of more than
-    4,300 digits, more than `deepest` arrays and objects within each other. 16 KiB and more without the GIL.
+    4,300 digits, the sign among them, more than `deepest` arrays and objects within each other. 16 KiB and
+    more without the GIL.
 
     Text that is no JSON is refused or not. Raises ValueError.
     """

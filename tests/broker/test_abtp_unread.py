@@ -30,6 +30,11 @@ def with_less_room(broker):
     return front
 
 
+def held(front):
+    """Bytes that libzmq holds for each peer."""
+    return [max(0, named.sent - named.passed) for named in list(front._names._newest.values())]
+
+
 class Silent:
     """A consumer that registers, goes on to say that it lives, and reads when it is told to."""
 
@@ -74,7 +79,7 @@ def test_a_consumer_that_beats_and_does_not_read(tmp_path):
             assert time.monotonic() < until, counts
             silent.beat()
             time.sleep(0.1)
-            assert sum(named.held for named in list(front._names._newest.values())) <= MOST
+            assert sum(held(front)) <= MOST
         found = set()
         while broker.direct.desk.books.parcels:
             assert time.monotonic() < until + 40, len(found)
@@ -84,7 +89,7 @@ def test_a_consumer_that_beats_and_does_not_read(tmp_path):
                 silent.say("ack", message_id=message["message_id"], session_id=silent.session,
                            delivery_id=message["delivery_id"], status="processed")  # fmt: skip
         assert len(found) == count
-        assert all(named.held < 1000 for named in list(front._names._newest.values())), "all was counted"
+        assert max(held(front)) < 1000, "all was counted"
         silent.close()
 
 

@@ -62,7 +62,7 @@ def test_it_has_bounds(steps, most):
     limit, taken = QueueLimit(most, 0), 0
     for came, queued, seconds in steps:
         taken += came
-        assert LEAST <= limit.follow(taken, queued, seconds, DELAY, most) <= max(LEAST, most)
+        assert min(LEAST, most) <= limit.follow(taken, queued, seconds, DELAY, most) <= most
 
 
 def filled(sender, nbytes=1 << 18):

@@ -23,7 +23,7 @@ class QueueLimits(Controls):
         """The next look at the peers, for heartbeats and for limits."""
         self.schedule_heartbeat()
         socket = self._socket()
-        if socket is not None and socket.adaptive_hwm and not self.closing:
+        if socket is not None and socket.adaptive_hwm and "limits" not in self._timers:
             self._looked_at = time.monotonic()
             self._later("limits", _PAUSE, self._adapt)
 

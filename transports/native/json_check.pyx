@@ -6,7 +6,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 
 #: from so many bytes on the interpreter lock is let go
 cdef Py_ssize_t NO_GIL_FROM = 16 * 1024
-#: digits of an integer at most: Python's own limit
+#: digits of an integer at most, its sign among them: msgspec's limit, and one less than Python's own
 cdef Py_ssize_t MOST_DIGITS = 4300
 #: the decimal exponent of the largest double, and where exponents stop counting
 cdef Py_ssize_t LARGEST_EXPONENT = 308, MOST_EXPONENT = 1 << 58
@@ -58,7 +58,7 @@ cdef bint is_infinite(
 
 
 cdef const unsigned char* past_number(
-    const unsigned char* first, const unsigned char* end, Fault* fault
+    const unsigned char* first, const unsigned char* end, bint signed, Fault* fault
 ) noexcept nogil:
     cdef const unsigned char* at = past_digits(first, end)
     cdef const unsigned char* digits
@@ -79,7 +79,7 @@ cdef const unsigned char* past_number(
         if negative:
             exponent = -exponent
     if at - first == whole:
-        if whole > MOST_DIGITS:
+        if whole + signed > MOST_DIGITS:
             fault[0] = LONG
     elif whole + exponent > LARGEST_EXPONENT and is_infinite(first, digits, whole - 1 + exponent):
         fault[0] = LARGE
@@ -91,11 +91,11 @@ cdef Fault looked_through(
 ) noexcept nogil:
     cdef Fault fault = NONE
     cdef Py_ssize_t depth = 0
-    cdef unsigned char byte
+    cdef unsigned char byte = 0, before
     while at < end and fault == NONE:
-        byte = at[0]
+        before, byte = byte, at[0]
         if is_digit(byte):
-            at = past_number(at, end, &fault)
+            at = past_number(at, end, before == c"-", &fault)
             continue
         at += 1
         if byte == c'"':

@@ -7,7 +7,7 @@ import math
 import re
 from itertools import accumulate
 
-#: digits of an integer at most: Python's own limit
+#: digits of an integer at most, its sign among them: msgspec's limit, and one less than Python's own
 _MOST_DIGITS = 4300
 #: each bracket as 1 or -1 of a signed byte, and all bytes that are no bracket
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -49,6 +49,6 @@ def _finite(text: str) -> float:
 
 
 def _short(text: str) -> int:
-    if len(text.lstrip("-")) > _MOST_DIGITS:
+    if len(text) > _MOST_DIGITS:
         raise ValueError(f"an integer of more than {_MOST_DIGITS:,} digits")
     return int(text)

@@ -375,8 +375,8 @@ class AbtpFront:
         peer, nbytes = frames[0], sum(map(frame_size, frames[1:]))
         named = self._names.newest(peer) if self._names is not None else None
         if named is not None:
-            peer = named.name
-            if named.held and named.held + nbytes > self.settings.peer_bytes:
+            peer, held = named.name, named.held()
+            if held and held + nbytes > self.settings.peer_bytes:
                 return Sent.BUSY
         try:
             self._router.send(peer, _MORE)

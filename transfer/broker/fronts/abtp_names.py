@@ -25,10 +25,11 @@ class Named(Generic[C]):
         self.connection = connection
         self.sent = self.passed = 0
 
-    @property
     def held(self) -> int:
-        """Bytes that libzmq holds for it."""
-        return max(0, self.sent - self.passed)
+        """Bytes that libzmq holds for it. What it gave on beyond them was no message, and is forgotten: the
+        handshake, and PONGs."""
+        self.passed = min(self.passed, self.sent)
+        return self.sent - self.passed
 
 
 class Names(Generic[C]):
