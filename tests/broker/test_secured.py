@@ -79,3 +79,45 @@ def test_large_data_goes_both_ways_through_a_small_window(identities, core):
     assert asyncio.run(answer(Secured(ours, channel))) == hashlib.sha256(b"q" * SIZE).digest()
     thread.join(30)
     assert got == [bytes(range(256)) * (SIZE // 256) + b"!"]
+
+
+class Writes(asyncio.Protocol):
+    """Writes more than its peer takes, who then closes the connection."""
+
+    def __init__(self, theirs):
+        self.theirs = theirs
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport):
+        transport.pause_reading()  # the end is found by a write
+        transport.write(bytes(SIZE))
+        self.theirs.close()
+
+    def connection_lost(self, error):
+        self.lost.set_result(error)
+
+
+@pytest.mark.parametrize("core", [native, twin])
+def test_a_write_that_fails_leaves_no_view_of_what_was_to_be_written(identities, core):
+    """asyncio clears its buffer while it handles the error."""
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(30)
+    channel = Credentials(identities.of_broker(), core).channel(ours.fileno())
+    with context_of(identities, identities.client).wrap_socket(
+        theirs, server_hostname=HERE, do_handshake_on_connect=False
+    ) as secure:
+        thread = threading.Thread(target=secure.do_handshake)
+        thread.start()
+        ours.settimeout(0)
+        shake_hands(ours, channel)
+        thread.join(30)
+
+        async def scene():
+            loop, problems = asyncio.get_running_loop(), []
+            loop.set_exception_handler(lambda _, context: problems.append(context))
+            secured = Secured(ours, channel)
+            _, protocol = await loop.connect_accepted_socket(lambda: Writes(secure), secured)
+            return await asyncio.wait_for(protocol.lost, 30), problems
+
+        error, problems = asyncio.run(scene())
+        assert isinstance(error, OSError) and not problems, problems

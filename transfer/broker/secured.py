@@ -32,9 +32,9 @@ class Secured(socket.socket):
         ciphertext waits for the kernel, the last byte is told later. Raises BlockingIOError, OSError."""
         if not self.channel.flush():
             raise BlockingIOError
-        view, owed = memoryview(data), self._owed
-        self._owed = 0
-        taken = owed + (self.channel.send(view[owed:]) if len(view) > owed else 0)
+        owed, self._owed = self._owed, 0
+        with memoryview(data) as whole, whole[owed:] as rest:  # an error must leave no view: asyncio clears it
+            taken = owed + (self.channel.send(rest) if rest else 0)
         if taken and not self.channel.flush():
             self._owed = 1
         return taken - self._owed
