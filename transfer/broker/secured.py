@@ -33,7 +33,7 @@ class Secured(socket.socket):
         if not self.channel.flush():
             raise BlockingIOError
         owed, self._owed = self._owed, 0
-        with memoryview(data) as whole, whole[owed:] as rest:  # an error must leave no view: asyncio clears it
+        with memoryview(data) as whole, whole[owed:] as rest:  # an error leaves no view to asyncio
             taken = owed + (self.channel.send(rest) if rest else 0)
         if taken and not self.channel.flush():
             self._owed = 1
