@@ -1,4 +1,4 @@
-"""The byte limit of a peer's queue where it follows what the peer takes (the option `adaptive_hwm`)."""
+"""The byte limit of a peer's queue, adapted to the peer's throughput (the option `adaptive_hwm`)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class QueueLimit:
         self.nbytes = nbytes
         self._taken = taken
 
-    def follow(self, taken: int, queued: int, seconds: float, delay: float, most: int) -> int:
-        """The limit from now on. taken, queued: bytes; seconds: since the last call."""
+    def update(self, taken: int, queued: int, seconds: float, delay: float, most: int) -> int:
+        """Returns the new limit. taken, queued: bytes; seconds: since the last call."""
         came, self._taken = taken - self._taken, taken
         in_time = int(came / seconds * delay)
         if 2 * queued < self.nbytes and queued <= max(in_time, LEAST):

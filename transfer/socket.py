@@ -369,9 +369,9 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         self._balance = balance.made(self._values["balance"])
         self._ways_changed()
 
-    def _looks_changed(self) -> None:
+    def _checks_changed(self) -> None:
         if self._links.endpoints:
-            self._links.schedule_looks()
+            self._links.schedule_checks()
 
     def _ways_changed(self) -> None:
         """Decides which calls the core may do alone."""

@@ -1,4 +1,4 @@
-"""Large messages for abtp's consumers are packed beside the loop, and nothing overtakes them."""
+"""Large messages for abtp's consumers are packed in a pool of threads, and nothing overtakes them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ pytest.importorskip("zmq", reason="pip install 'tensor-transfer[fronts]'")
 
 from tests.broker.asking import until
 from tests.broker.running import running
-from transfer.broker.beside import Beside
 from transfer.broker.courier import Sent
 from transfer.broker.engine.sessions import Capabilities
 from transfer.broker.fronts.abtp_outgoing import Outgoing
+from transfer.broker.offload_pool import OffloadPool
 from transfer.broker.settings import AbtpEndpoints, FastPath
 from transfer.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.protocols.abtp_media import Lz4
@@ -45,13 +45,13 @@ def played(scene, **settings):
     peers = Peers()
 
     async def run():
-        beside = Beside(asyncio.get_running_loop(), FastPath(cutover=CUTOVER, **settings), Counter())
-        outgoing = Outgoing(peers.send, beside)
+        pool = OffloadPool(asyncio.get_running_loop(), FastPath(cutover=CUTOVER, **settings), Counter())
+        outgoing = Outgoing(peers.send, pool)
         scene(peers, outgoing)
         peers.ready.set()
         while outgoing._waiting:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.001)
-        beside.close()
+        pool.close()
 
     asyncio.run(asyncio.wait_for(run(), 20))
     return peers
@@ -102,7 +102,7 @@ def test_messages_come_packed_and_in_their_order(tmp_path):
         assert [one.payload for one in got] == payloads
         for one in got:
             worker.ack(one, confirm=True)
-        assert broker.hub.counts["beside"] == 20, "each large one was read there and packed there"
+        assert broker.hub.counts["offloaded"] == 20, "each large one was read there and packed there"
         assert not broker.hub.direct.desk.books.parcels
 
 
@@ -110,12 +110,12 @@ def test_messages_come_packed_and_in_their_order(tmp_path):
 def test_one_that_cannot_be_packed_there(tmp_path, monkeypatch, in_place):
     compress = Lz4.compress
 
-    def breaks_beside(self, data):
-        if threading.current_thread().name.startswith("transfer-broker-beside"):
+    def breaks_offloaded(self, data):
+        if threading.current_thread().name.startswith("transfer-broker-offload"):
             raise MemoryError("no room there")
         return compress(self, data)
 
-    monkeypatch.setattr(Lz4, "compress", breaks_beside)
+    monkeypatch.setattr(Lz4, "compress", breaks_offloaded)
     with (
         running(tmp_path, abtp=WHERE, fast_path=FastPath(cutover=CUTOVER, in_place=in_place)) as broker,
         packing(broker) as worker,

@@ -157,13 +157,13 @@ def test_peers_without_an_identity_have_names_too():
 
 def test_bytes_that_wait_for_a_peer():
     named, _ = Names().enter(b"", 1)
-    named.passed += 40  # the handshake's
-    assert named.held() == 0
+    named.forwarded += 40  # the handshake's
+    assert named.queued_bytes() == 0
     named.sent += 100
-    assert named.held() == 100
-    named.passed += 60
-    assert named.held() == 40
-    named.passed += 1000  # PONGs are no room for later
-    assert named.held() == 0
+    assert named.queued_bytes() == 100
+    named.forwarded += 60
+    assert named.queued_bytes() == 40
+    named.forwarded += 1000  # PONGs are no room for later
+    assert named.queued_bytes() == 0
     named.sent += 100
-    assert named.held() == 100
+    assert named.queued_bytes() == 100

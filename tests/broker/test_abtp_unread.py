@@ -32,7 +32,7 @@ def with_less_room(broker):
 
 def held(front):
     """Bytes that libzmq holds for each peer."""
-    return [max(0, named.sent - named.passed) for named in list(front._names._newest.values())]
+    return [max(0, named.sent - named.forwarded) for named in list(front._names._newest.values())]
 
 
 class Silent:
@@ -112,8 +112,8 @@ def test_one_without_acknowledgements_loses_what_has_no_room(tmp_path):
 @pytest.mark.parametrize("free", [0, 1 << 40])
 def test_a_subscriber_that_does_not_catch_up(tmp_path, monkeypatch, free):
     """It is ended where memory is short, and others get all; else it may take its time."""
-    monkeypatch.setattr(abtp_relay, "_MOST_UNREAD", 8 << 20)
-    monkeypatch.setattr(abtp_relay, "_LOOK", 1 << 20)
+    monkeypatch.setattr(abtp_relay, "_SLOW_SUBSCRIBER_BYTES", 8 << 20)
+    monkeypatch.setattr(abtp_relay, "_CHECK_EVERY", 1 << 20)
     monkeypatch.setattr(abtp_relay, "available_memory", lambda: free)
     count, size = 150, 200_000
     with (

@@ -143,6 +143,7 @@ class Served:
 
 
 def attack(core, pairs, seeds, seconds=float("inf")):
+    """Strangers come by these seeds while good peers go round. Returns how many came."""
     context = KeepingContext(core=core)
     until = time.monotonic() + seconds
     name = " ".join(kind for kind, _ in pairs)
@@ -174,6 +175,7 @@ def attack(core, pairs, seeds, seconds=float("inf")):
         finally:
             strangers.close()
         assert most_memory() - before < MOST_MEMORY
+        return strangers.came
     finally:
         context.destroy(0)
 
@@ -184,7 +186,7 @@ def named(pairs):
 
 @pytest.mark.parametrize("pairs", SETS, ids=named)
 def test_a_few_strangers(core, pairs):
-    attack(core, pairs, range(FEW))
+    assert attack(core, pairs, range(FEW)) == FEW
 
 
 @pytest.mark.slow
@@ -192,4 +194,4 @@ def test_a_few_strangers(core, pairs):
 @pytest.mark.parametrize("pairs", SETS, ids=named)
 def test_strangers_for_minutes(core, pairs):
     first = int(time.time() * 1000)
-    attack(core, pairs, range(first, first + (1 << 40)), SECONDS)
+    assert attack(core, pairs, range(first, first + (1 << 40)), SECONDS) > 0

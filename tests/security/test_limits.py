@@ -136,7 +136,7 @@ VALUES = {
     ("abtp", "bytes of a message unpacked"): size(_ABTP.largest),
     ("abtp", "bytes of a control"): f"{size(abtp_words.MAX_CONTROL)}; {number(abtp.MAX_SUBSCRIPTIONS)}",
     ("abtp", "bytes of an envelope"): size(abtp_words.MAX_CONTROL),
-    ("abtp", "bytes that are published"): size(abtp_relay._MOST_UNREAD),
+    ("abtp", "bytes that are published"): size(abtp_relay._SLOW_SUBSCRIBER_BYTES),
     ("abtp", "messages and bytes"): f"{number(_ABTP.peer_queue)}; {size(_ABTP.peer_bytes)}",
     ("abtp", "messages that wait for a consumer"): "; ".join(
         (number(_ABTP.awaiting), number(_ABTP.awaiting_of_topic), size(abtp_awaiting._MOST_BYTES))

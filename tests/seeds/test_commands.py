@@ -72,20 +72,20 @@ def test_the_dead_letters(tmp_path, monkeypatch, capsys):
         monkeypatch.setenv("TRANSFER_ADMIN_URL", f"http://127.0.0.1:{broker.ports['http']}")
         said = [line.replace("go run ./cmd/tachyon ", "") for line in DEAD_LETTERS.split("\n")[1:-1]]
 
-        def told(line):
+        def output_of(line):
             assert cli.run(shlex.split(line)) == 0, line
             return capsys.readouterr().out
 
         producer.publish("orders.created", b"body", message_id="msg-123")
         worker.nack(worker.recv(10), "poison", terminal=True, confirm=True)
         dead, inspected, replayed, quarantined, purged, audited = said
-        assert "msg-123" in told(dead) and "poison" in told(inspected)
-        assert told(replayed) == "replayed 1 of 1\n"
+        assert "msg-123" in output_of(dead) and "poison" in output_of(inspected)
+        assert output_of(replayed) == "replayed 1 of 1\n"
         again = worker.recv(10)
         assert (again.message_id, again.payload) == ("msg-123", b"body")
         worker.ack(again, confirm=True)
-        assert told(quarantined) == "msg-123 is a dead letter now\n"
-        assert told(purged) == "purged 1 of 1\n" and told(dead) == "no dead letters\n"
-        assert told(audited) == "no events\n", "all was done on another day"
-        whole = told(audited.partition(" --start")[0])
+        assert output_of(quarantined) == "msg-123 is a dead letter now\n"
+        assert output_of(purged) == "purged 1 of 1\n" and output_of(dead) == "no dead letters\n"
+        assert output_of(audited) == "no events\n", "all was done on another day"
+        whole = output_of(audited.partition(" --start")[0])
         assert [word for word in ("replay", "dead_letter", "purge") if word not in whole] == []

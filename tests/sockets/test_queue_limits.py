@@ -25,7 +25,7 @@ def simulated(rates, offered, pause=0.1):
         queued += max(0, min(int(more * pause), limit.nbytes - queued))
         gone = min(queued, int(rate * pause))
         queued, taken = queued - gone, taken + gone
-        found.append((limit.follow(taken, queued, pause, DELAY, MOST), queued))
+        found.append((limit.update(taken, queued, pause, DELAY, MOST), queued))
     return found
 
 
@@ -62,7 +62,7 @@ def test_it_has_bounds(steps, most):
     limit, taken = QueueLimit(most, 0), 0
     for came, queued, seconds in steps:
         taken += came
-        assert min(LEAST, most) <= limit.follow(taken, queued, seconds, DELAY, most) <= most
+        assert min(LEAST, most) <= limit.update(taken, queued, seconds, DELAY, most) <= most
 
 
 def filled(sender, nbytes=1 << 18):

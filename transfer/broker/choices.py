@@ -246,10 +246,13 @@ CHOICES = (
     Choice("direct.tenant_quotas", ("direct", "tenant_quotas"), values.quotas, "of tenants with another one"),
     Choice("routes.catalog", ("catalog",), values.text, "a file of routes for direct delivery"),
     Choice(
-        "large.cutover", ("fast_path", "cutover"), values.size, "bytes from which abtp reads beside the loop"
+        "large.cutover",
+        ("fast_path", "cutover"),
+        values.size,
+        "size from which a thread decodes messages of abtp",
     ),
-    Choice("large.in_place", ("fast_path", "in_place"), values.flag, "and on the loop when that fails"),
-    Choice("large.threads", ("fast_path", "threads"), values.number(1, 64), "threads that do so"),
+    Choice("large.in_place", ("fast_path", "in_place"), values.flag, "the loop decodes them if that fails"),
+    Choice("large.threads", ("fast_path", "threads"), values.number(1, 64), "threads that decode them"),
 )
 #: of the fronts that know no token
 _PLACES = frozenset({"ttp.port", "pybroker.port", "rqueue.port", "abtp.router", "abtp.pub"})

@@ -16,7 +16,7 @@ from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from transfer.broker.lines import kept
+from transfer.broker.lines import copy_small_view
 from transfer.broker.pipes import POUR_FROM, Poured, Waiting, pour
 from transfer.broker.secured import channel_of
 from transports.errors import ProtocolError
@@ -288,7 +288,7 @@ class Line(ABC):
         if self.closed or not data:
             return
         self.queued += len(data)
-        self._out.append(kept(data) if self._blocked else data)
+        self._out.append(copy_small_view(data) if self._blocked else data)
         if self._blocked:
             return
         if self.queued >= _WRITE_NOW:
@@ -406,7 +406,7 @@ class Line(ABC):
     def _block(self) -> None:
         if not self._blocked:
             self._blocked = True
-            self._out = deque(map(kept, self._out))
+            self._out = deque(map(copy_small_view, self._out))
             self._lines.blocked.add(self)
             self._loop.add_writer(self._socket.fileno(), self._writable)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transfer.broker.line import Line
     from transports.core_contract import Pool
 
-Kept = TypeVar("Kept")
+T = TypeVar("T")
 
 #: bytes of the arena that connections read into, one behind the other
 _ARENA = 1 << 20
@@ -25,8 +25,8 @@ _LEAST_VIEW = _ARENA // 4
 _READING = 0.05
 
 
-def kept(data: Kept) -> Kept | bytes:
-    """The same for something that has to wait: a small view of the arena would hold all of it."""
+def copy_small_view(data: T) -> T | bytes:
+    """Copies a small view of the arena that must wait in a queue: it would keep the whole arena alive."""
     if isinstance(data, memoryview) and len(data) < _LEAST_VIEW and isinstance(data.obj, Lease):
         return bytes(data)
     return data

@@ -20,7 +20,6 @@ import transfer
 from transfer import config
 from transfer.broker import tokenless
 from transfer.broker.auditing import Auditing
-from transfer.broker.beside import Beside
 from transfer.broker.burying import Burying
 from transfer.broker.direct import Direct
 from transfer.broker.doors import Doors, Taker
@@ -36,6 +35,7 @@ from transfer.broker.fronts.ttp import TtpFront
 from transfer.broker.hub import Hub
 from transfer.broker.lines import Lines
 from transfer.broker.listener import Accepted
+from transfer.broker.offload_pool import OffloadPool
 from transfer.broker.parts import AUDIT, LOG, OTHER_PARTS, STATE, check_state, made_parts, note_made
 from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.settings import AbtpEndpoints, Settings
@@ -296,8 +296,8 @@ class Broker:
         names: PeerNames = Names()
         relays = relayed(self.doors, self._lines, outside, inside, names)
         self._owned.callback(relays.close)  # when libzmq has closed its ends
-        beside = Beside(self._loop, self.settings.fast_path, self.hub.counts, self.threads)
-        self._owned.callback(beside.close)
+        pool = OffloadPool(self._loop, self.settings.fast_path, self.hub.counts, self.threads)
+        self._owned.callback(pool.close)
         limits = self.settings.direct
         settings = AbtpSettings(
             inside["router"],
@@ -308,7 +308,7 @@ class Broker:
         )
         front = AbtpFront(
             self.hub, self._loop, self.direct, settings,
-            beside=beside, names=names, published=relays.relays["pub"].published,
+            pool=pool, names=names, on_published=relays.relays["pub"].on_published,
         )  # fmt: skip
         self._add("abtp", front)
         self.hub.direct = self.direct  # from now on somebody brings its consumers

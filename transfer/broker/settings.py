@@ -25,7 +25,7 @@ SPOOL_ENDPOINT = "tcp://127.0.0.1:5570"
 class FastPath:
     """Where abtp's large messages are taken apart, with LZ4 if they are compressed, and packed with it.
 
-    cutover: bytes of a message from which on a thread beside the loop does it. in_place: the loop does it if
+    cutover: bytes of a message from which on a thread does it. in_place: the loop does it if
     that fails; else the message is refused. threads: how many do so at a time, each for another peer.
     """
 

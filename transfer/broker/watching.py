@@ -67,9 +67,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
 #: what the hub counts, each there from the start
 EVENTS: Final = (
     "acked",
-    "beside",
-    "beside_failed",
-    "beside_in_place",
+    "offloaded",
+    "offload_failed",
+    "offload_in_place",
     "broken_off",
     "closed_slow",
     "damaged",

@@ -33,8 +33,9 @@ _FULL_PATIENCE = 30.0
 Written = Callable[[TransferError | None], None]
 
 
-def _let_go(error: TransferError | None) -> None:
-    """Stands for what was told, or will not be: a connection must not wait for the collector to be freed."""
+def _no_callback(error: TransferError | None) -> None:
+    """Replaces the callback when it was called or never will be. The callback refers to the connection, which
+    would be freed only by the garbage collector."""
 
 
 class Writer:
@@ -144,7 +145,7 @@ class Writing:
         """The rest will not come; what was written is given back. Idempotent."""
         if not self._given_up:
             self._given_up = True
-            self._written = _let_go
+            self._written = _no_callback
             self._thread.do(self.give_up)
 
     # -- on the writer's thread --------------------------------------------------------------------------
@@ -244,7 +245,7 @@ class Writing:
             self._written(error)
         except Exception:  # noqa: BLE001 - others go on
             _log.exception("a payload that was written is not kept")
-        self._written = _let_go
+        self._written = _no_callback
         self._publisher.resume()
 
     def _look(self) -> None:

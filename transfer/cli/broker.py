@@ -67,7 +67,7 @@ class Told:
     ] = None
     threads: Annotated[
         str | None,
-        typer.Option(metavar="NUMBER", help="That read and pack large messages of abtp. [1]"),
+        typer.Option(metavar="NUMBER", help="Threads that decode and compress large messages of abtp. [1]"),
     ] = None
     drain: Annotated[
         str | None, typer.Option(metavar="TIME", help="At the end, wait so long for what has begun. [10]")

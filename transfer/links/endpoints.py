@@ -100,7 +100,7 @@ class Links(Arrivals):
             record.close()
             raise Closed("the socket is closed")
         self.emit(EventKind.LISTENING, str(record.address))
-        self.schedule_looks()
+        self.schedule_checks()
         return str(record.address)
 
     def adopt(self, connection: socket.socket, peer: str) -> None:
@@ -137,7 +137,7 @@ class Links(Arrivals):
         if self.closing:  # another thread closed the socket meanwhile, and found no connector here
             record.close()
             raise Closed("the socket is closed")
-        self.schedule_looks()
+        self.schedule_checks()
         if (address.policy or self.context.transport_config.policy) == "require":
             self._await_handshake(record, _handshake_timeout(socket))
         return record
@@ -180,7 +180,7 @@ class Links(Arrivals):
         if not wanted:  # given up by another thread, which may have found no connector here
             record.close()
             return None
-        self.schedule_looks()
+        self.schedule_checks()
         return record
 
     def release(self, endpoint: str, bound: bool) -> Endpoint:

@@ -1,4 +1,4 @@
-"""Limits of the peers' queues that follow what each takes, and the memory that is free."""
+"""Adapts the byte limits of the peers' queues to their throughput and to the free memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transfer.links.control import Controls
 from transfer.queue_limit import LEAST, QueueLimit
 from transports.local.memory import available_memory
 
-#: seconds between two looks
+#: seconds between two checks
 _PAUSE = 0.1
 #: where there is no other limit
 _UNLIMITED = 1 << 62
@@ -17,14 +17,14 @@ _UNLIMITED = 1 << 62
 class QueueLimits(Controls):
     """For sockets with the option `adaptive_hwm`."""
 
-    _looked_at = 0.0
+    _checked_at = 0.0
 
-    def schedule_looks(self) -> None:
-        """The next look at the peers, for heartbeats and for limits."""
+    def schedule_checks(self) -> None:
+        """Schedules the next check of the peers, for heartbeats and for limits."""
         self.schedule_heartbeat()
         socket = self._socket()
         if socket is not None and socket.adaptive_hwm and "limits" not in self._timers:
-            self._looked_at = time.monotonic()
+            self._checked_at = time.monotonic()
             self._later("limits", _PAUSE, self._adapt)
 
     def _adapt(self) -> None:
@@ -39,8 +39,8 @@ class QueueLimits(Controls):
             socket._limits_changed()
             return
         now = time.monotonic()
-        seconds, self._looked_at = max(now - self._looked_at, 1e-3), now
-        wider = False
+        seconds, self._checked_at = max(now - self._checked_at, 1e-3), now
+        raised = False
         most = self._most([peer.stream.queued_bytes for peer in peers], socket.sndhwm_bytes or _UNLIMITED)
         for peer in peers:
             stream = peer.stream
@@ -52,15 +52,15 @@ class QueueLimits(Controls):
             if peer.queue_limit is None:
                 peer.queue_limit = QueueLimit(most, taken)
             before = peer.queue_limit.nbytes
-            stream.send_high_water_bytes = peer.queue_limit.follow(taken, queued, seconds, delay, most)
-            wider |= peer.queue_limit.nbytes > before
-        if wider:
+            stream.send_high_water_bytes = peer.queue_limit.update(taken, queued, seconds, delay, most)
+            raised |= peer.queue_limit.nbytes > before
+        if raised:
             socket._notify()
         self._later("limits", _PAUSE, self._adapt)
 
     @staticmethod
     def _most(queued: list[int], option: int) -> int:
-        """Bytes for each queue: all of them leave half of the memory that is free to others."""
+        """The largest limit of a queue, in bytes: all queues together may use half of the free memory."""
         if not any(queued):
             return option
         share = (available_memory() // 2 + sum(queued)) // len(queued)

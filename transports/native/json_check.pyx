@@ -86,7 +86,7 @@ cdef const unsigned char* past_number(
     return at
 
 
-cdef Fault looked_through(
+cdef Fault scan(
     const unsigned char* at, const unsigned char* end, Py_ssize_t deepest
 ) noexcept nogil:
     cdef Fault fault = NONE
@@ -117,10 +117,10 @@ def check_json(text, Py_ssize_t deepest):
     try:
         first = <const unsigned char*>view.buf
         if view.len < NO_GIL_FROM:
-            fault = looked_through(first, first + view.len, deepest)
+            fault = scan(first, first + view.len, deepest)
         else:
             with nogil:
-                fault = looked_through(first, first + view.len, deepest)
+                fault = scan(first, first + view.len, deepest)
     finally:
         PyBuffer_Release(&view)
     if fault == DEEP:

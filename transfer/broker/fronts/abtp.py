@@ -23,10 +23,10 @@ from transfer.broker.courier import DirectDriver, Sent
 from transfer.broker.engine.direct_actions import Admitted, Dispatch, Full, NoRoute, Register, Reply
 from transfer.broker.engine.direct_events import Facts
 from transfer.broker.fronts.abtp_awaiting import Awaiting, AwaitingRoute
-from transfer.broker.fronts.abtp_incoming import Incoming
 from transfer.broker.fronts.abtp_names import Names
 from transfer.broker.fronts.abtp_outgoing import Frames, Outgoing
 from transfer.broker.fronts.abtp_pub import PubSubscriber, codec_of, envelope_of
+from transfer.broker.fronts.abtp_request_reader import RequestReader
 from transfer.broker.fronts.abtp_sockets import AbtpSettings, bind, open_sockets
 from transfer.broker.fronts.abtp_times import expired, timed
 from transfer.broker.message import Front, Message
@@ -48,9 +48,9 @@ from transfer.protocols.zmtp import frame_size
 from transports.errors import InternalError, LogFull, TransferError, UsageError
 
 if TYPE_CHECKING:
-    from transfer.broker.beside import Beside
     from transfer.broker.durability import Told
     from transfer.broker.hub import Hub
+    from transfer.broker.offload_pool import OffloadPool
 
 _log = logging.getLogger("transfer.broker")
 #: says whether a producer may publish this: None, or the code of the refusal
@@ -58,7 +58,7 @@ Policy = Callable[[Envelope], Code | None]
 
 #: plain integers: with pyzmq's enums each frame costs a microsecond more
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-#: seconds of a turn at most, and one message more
+#: a turn ends with the first message that is handled after so many seconds
 _TURN = 0.005
 
 
@@ -66,8 +66,9 @@ class AbtpFront:
     """Used on the broker's loop only, where it is made. endpoints: where it listens, by "router" and
     "pub". connections: that are open at both.
 
-    policy: says what may be published. beside: reads and packs large messages. names: of the peers, if they
-    come by a relay. published: is told how many bytes the PUB was given. counters: what happened, by name.
+    policy: says what may be published. pool: decodes and compresses large messages. names: of the peers, if
+    they connect through a relay. on_published: called with the size of each message given to the PUB.
+    counters: events by name.
     Raises AddressInUse, AddressError.
     """
 
@@ -79,9 +80,9 @@ class AbtpFront:
         settings: AbtpSettings | None = None,
         *,
         policy: Policy | None = None,
-        beside: Beside | None = None,
+        pool: OffloadPool | None = None,
         names: Names[Any] | None = None,
-        published: Callable[[int], None] | None = None,
+        on_published: Callable[[int], None] | None = None,
     ) -> None:
         self.settings = settings or AbtpSettings()
         for load in (codecs, compressors):  # those of other distributions too, or it says why not
@@ -89,11 +90,11 @@ class AbtpFront:
         self.counters: Counter[str] = Counter()
         self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy
         self._limits = Limits(self.settings.largest)
-        self._names, self._published = names, published
+        self._names, self._on_published = names, on_published
         self._unkept = self._unkept_bytes = 0
         self._scheduled = False
-        self._incoming = Incoming(self._read, self._understood, self._failed, beside, self._soon)
-        self._outgoing = Outgoing(self._send, beside)
+        self._requests = RequestReader(self._decode, self._handle, self._failed, pool, self._soon)
+        self._outgoing = Outgoing(self._send, pool)
         grace, most = self.settings.route_grace, self.settings.awaiting
         of_topic = self.settings.awaiting_of_topic
         self._awaiting = AwaitingRoute(loop, grace, most, of_topic, self._give_again)
@@ -145,7 +146,7 @@ class AbtpFront:
             return
         until = time.monotonic() + _TURN
         for _ in range(self.settings.batch):
-            if self._incoming.full:
+            if self._requests.is_full:
                 break
             if time.monotonic() > until:
                 self._soon()
@@ -156,7 +157,7 @@ class AbtpFront:
                 break
             if self._names is not None:
                 frames[0] = self._names.identity(frames[0])
-            self._incoming.take(frames)
+            self._requests.add(frames)
         else:
             self._soon()
         self._hear()
@@ -189,11 +190,11 @@ class AbtpFront:
             with suppress(TransferError):
                 self._refuse(peer, Code.UNAVAILABLE, str(refusal), "")
 
-    def _read(self, frames: Frames) -> Request:
+    def _decode(self, frames: Frames) -> Request:
         """Any thread."""
         return read_frames(frames, int(time.time() * 1000), secrets.token_hex(16), self._limits)
 
-    def _understood(self, peer: bytes, request: Request | TransferError) -> None:
+    def _handle(self, peer: bytes, request: Request | TransferError) -> None:
         if self._context.closed:
             return
         if isinstance(request, TransferError):
@@ -375,8 +376,8 @@ class AbtpFront:
         peer, nbytes = frames[0], sum(map(frame_size, frames[1:]))
         named = self._names.newest(peer) if self._names is not None else None
         if named is not None:
-            peer, held = named.name, named.held()
-            if held and held + nbytes > self.settings.peer_bytes:
+            peer, queued = named.name, named.queued_bytes()
+            if queued and queued + nbytes > self.settings.peer_bytes:
                 return Sent.BUSY
         try:
             self._router.send(peer, _MORE)
@@ -397,8 +398,8 @@ class AbtpFront:
         self._soon()
         self._pub.send(topic, _MORE)
         self._pub.send(envelope, _NOW)
-        if self._published is not None:
-            self._published(len(envelope))
+        if self._on_published is not None:
+            self._on_published(len(envelope))
 
 
 def _frames_of(action: Dispatch, message: Message, codec: str, packs: Compressor | None) -> Frames:

@@ -15,44 +15,45 @@ _NUMBER = 8
 _NO_IDENTITY = b"\0"
 
 
-class Named(Generic[C]):
-    """A peer's connection. sent: bytes that libzmq was given for it; passed: those that it has given on."""
+class NamedConnection(Generic[C]):
+    """A peer's connection. sent: bytes that the broker gave to libzmq for this peer. forwarded: bytes that
+    libzmq wrote to the connection."""
 
-    __slots__ = ("connection", "name", "passed", "sent")
+    __slots__ = ("connection", "forwarded", "name", "sent")
 
     def __init__(self, name: bytes, connection: C) -> None:
         self.name = name
         self.connection = connection
-        self.sent = self.passed = 0
+        self.sent = self.forwarded = 0
 
-    def held(self) -> int:
-        """Bytes that libzmq holds for it. What it gave on beyond them was no message, and is forgotten: the
-        handshake, and PONGs."""
-        self.passed = min(self.passed, self.sent)
-        return self.sent - self.passed
+    def queued_bytes(self) -> int:
+        """Bytes of messages in libzmq's queue for this peer. The handshake and PONGs are forwarded too, but
+        were never sent: they must not make room for later messages."""
+        self.forwarded = min(self.forwarded, self.sent)
+        return self.sent - self.forwarded
 
 
 class Names(Generic[C]):
     """By identity, the newest connection; one without an identity has its name for that."""
 
     def __init__(self) -> None:
-        self._newest: dict[bytes, Named[C]] = {}
+        self._newest: dict[bytes, NamedConnection[C]] = {}
         self._numbers = count()
 
-    def enter(self, identity: bytes, connection: C) -> tuple[Named[C], C | None]:
+    def enter(self, identity: bytes, connection: C) -> tuple[NamedConnection[C], C | None]:
         """(the connection with its name, the one that had the identity before)."""
         name = (identity or _NO_IDENTITY) + next(self._numbers).to_bytes(_NUMBER, "big")
         before = self._newest.get(self.identity(name))
-        self._newest[self.identity(name)] = named = Named(name, connection)
+        self._newest[self.identity(name)] = named = NamedConnection(name, connection)
         return named, before.connection if before is not None else None
 
-    def leave(self, named: Named[C]) -> None:
+    def leave(self, named: NamedConnection[C]) -> None:
         """The connection has ended."""
         identity = self.identity(named.name)
         if self._newest.get(identity) is named:
             del self._newest[identity]
 
-    def newest(self, identity: bytes) -> Named[C] | None:
+    def newest(self, identity: bytes) -> NamedConnection[C] | None:
         """The newest connection; None: there is none."""
         return self._newest.get(identity)
 

@@ -1,4 +1,4 @@
-"""What goes to abtp's peers, to each in its order, though large messages are packed beside the loop."""
+"""What goes to abtp's peers, to each in its order, though a pool of threads packs large messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transfer.broker.courier import Sent
 from transports.errors import TransferError
 
 if TYPE_CHECKING:
-    from transfer.broker.beside import Beside
+    from transfer.broker.offload_pool import OffloadPool
 
 #: the frames of a message, the peer's identity first
 Frames = list[bytes]
@@ -30,16 +30,16 @@ class _Waiting:
 
 
 class Outgoing:
-    """On the broker's loop. send: gives frames to the socket. beside: packs what is large."""
+    """On the broker's loop. send: gives frames to the socket. pool: packs large messages."""
 
-    def __init__(self, send: Callable[[Frames], Sent], beside: Beside | None) -> None:
+    def __init__(self, send: Callable[[Frames], Sent], pool: OffloadPool | None) -> None:
         self._send = send
-        self._beside = beside
+        self._pool = pool
         self._waiting: dict[bytes, deque[_Waiting]] = {}
 
     def takes(self, nbytes: int) -> bool:
-        """Whether a payload of so many bytes is packed beside the loop (`pack`)."""
-        return self._beside is not None and self._beside.takes(nbytes)
+        """Whether a payload of so many bytes is packed in the pool (`pack`)."""
+        return self._pool is not None and self._pool.takes(nbytes)
 
     def send(self, frames: Frames, failed: Failed) -> Sent:
         """Sends a message, or takes it: something before it is not ready."""
@@ -50,8 +50,8 @@ class Outgoing:
         return Sent.YES
 
     def pack(self, peer: bytes, packed: Callable[[], Frames], failed: Failed) -> Sent:
-        """Takes a message whose frames are made beside the loop."""
-        assert self._beside is not None
+        """Takes a message whose frames are made in the pool."""
+        assert self._pool is not None
         waiting = _Waiting(None, failed)
         self._waiting.setdefault(peer, deque()).append(waiting)
 
@@ -62,7 +62,7 @@ class Outgoing:
                 waiting.frames = made
             self._go_on(peer)
 
-        self._beside.run(packed, done)
+        self._pool.run(packed, done)
         return Sent.YES
 
     def _go_on(self, peer: bytes) -> None:

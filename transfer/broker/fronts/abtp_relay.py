@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer.broker.fronts.abtp_names import Named, Names
+from transfer.broker.fronts.abtp_names import NamedConnection, Names
 from transfer.broker.line import Line
 from transfer.protocols.zmtp import GREETING, IDENTITY, check_greeting, read_ready, write_ready
 from transfer.throttled_log import ThrottledLog
@@ -38,11 +38,11 @@ _log = logging.getLogger("transfer.broker")
 
 #: bytes that wait for one end before no more are read from the other
 _MOST = 4 << 20
-#: bytes that are published before a subscriber that does not catch up is ended; more where half of the memory
-#: that is free is more
-_MOST_UNREAD = 256 << 20
-#: bytes that are published between two looks for such subscribers
-_LOOK = 16 << 20
+#: bytes that may be published while a subscriber is blocked, before it is disconnected; half of the free
+#: memory if that is more
+_SLOW_SUBSCRIBER_BYTES = 256 << 20
+#: published bytes between two checks for such subscribers
+_CHECK_EVERY = 16 << 20
 #: seconds that an end has to take what came before the other one ended
 _LAST_WORDS = 10.0
 #: bytes that the name of a Unix socket may have
@@ -79,7 +79,7 @@ class Relay:
     names: of peers by their identities, of which the newest connection stays.
 
     connections: that are open, until libzmq has read all that came. ends: of all of them, on both sides.
-    given: bytes that libzmq was given for its subscribers.
+    published_bytes: size of all messages that the broker gave to libzmq for subscribers.
     """
 
     def __init__(self, lines: Lines, endpoint: str, names: PeerNames | None = None) -> None:
@@ -90,25 +90,25 @@ class Relay:
         self.connections = 0
         self.unanswered = 0  # inner ends that libzmq has not accepted yet
         self.ends: set[_End] = set()
-        self.given = self._looked = 0
+        self.published_bytes = self._checked_at = 0
 
-    def published(self, nbytes: int) -> None:
-        """libzmq was given so many bytes, which it holds until each subscriber has read them."""
-        self.given += nbytes
-        if self.given - self._looked >= _LOOK:
-            self._looked = self.given
-            self._end_slowest()
+    def on_published(self, nbytes: int) -> None:
+        """Counts a message. libzmq keeps it until every subscriber has read it."""
+        self.published_bytes += nbytes
+        if self.published_bytes - self._checked_at >= _CHECK_EVERY:
+            self._checked_at = self.published_bytes
+            self._disconnect_slowest()
 
-    def _end_slowest(self) -> None:
-        """Ends the subscriber that has not caught up for longest, if libzmq may hold too much for it."""
-        stopped = [end for end in self.ends if isinstance(end, _Inner) and end.stopped]
-        slowest = min(stopped, key=lambda end: end.stopped_at, default=None)
+    def _disconnect_slowest(self) -> None:
+        """Disconnects the subscriber that is blocked for longest, if libzmq may keep too much for it."""
+        blocked = [end for end in self.ends if isinstance(end, _Inner) and end.is_blocked]
+        slowest = min(blocked, key=lambda end: end.published_before, default=None)
         if slowest is None or slowest.other is None:
             return
-        unread = self.given - slowest.stopped_at
-        if unread > max(_MOST_UNREAD, available_memory() // 2):
-            why = f"it has not caught up while {unread:,} bytes were published"
-            self._throttled.say(logging.WARNING, "unread", "abtp ends %s: %s", slowest.peer, why)
+        unread = self.published_bytes - slowest.published_before
+        if unread > max(_SLOW_SUBSCRIBER_BYTES, available_memory() // 2):
+            why = f"a slow subscriber: {unread:,} bytes were published since it stopped reading"
+            self._throttled.say(logging.WARNING, "unread", "abtp disconnects %s: %s", slowest.peer, why)
             slowest.other.close(why)
 
     def connected(self, connection: socket.socket, peer: str) -> Line:
@@ -160,8 +160,8 @@ class _End(Line):
     def __init__(self, relay: Relay, lines: Lines, connection: socket.socket, peer: str) -> None:
         self.other: _End | None = None
         self._relay = relay
-        self.stopped = False  # it reads no more until the other end has written
-        self.stopped_at = 0  # what was published then
+        self.is_blocked = False  # reading is paused until the other end has written its queue
+        self.published_before = 0  # `published_bytes` at the moment it was blocked
         self._last = False  # the other end has closed: it ends when all is written
         super().__init__(lines, connection, peer)
         relay.ends.add(self)
@@ -172,8 +172,8 @@ class _End(Line):
         if other is None:
             return len(data)  # for a peer that has gone
         other.write(data)
-        if other.queued >= _MOST and not self.stopped and not self.closed:
-            self.stopped, self.stopped_at = True, self._relay.given
+        if other.queued >= _MOST and not self.is_blocked and not self.closed:
+            self.is_blocked, self.published_before = True, self._relay.published_bytes
             self.pause()
         return len(data)
 
@@ -186,8 +186,8 @@ class _End(Line):
 
     def go_on(self) -> None:
         """The other end has written what was read, or is gone."""
-        if self.stopped:
-            self.stopped = False
+        if self.is_blocked:
+            self.is_blocked = False
             self.resume()
 
     def left(self, reason: str) -> None:
@@ -228,7 +228,7 @@ class _Inner(_End):
         """See Line. libzmq's greeting comes at once."""
         self._accepted()
         if isinstance(self.other, _Outer):
-            self.other.passed(len(data))
+            self.other.count_forwarded(len(data))
         return super().cut(data)
 
     def _accepted(self) -> None:
@@ -257,7 +257,7 @@ class _Outer(_End):
     def __init__(self, relay: Relay, lines: Lines, connection: socket.socket, peer: str) -> None:
         self._greeting = b""
         self._begun = False  # its READY has come
-        self._named: Named[_Outer] | None = None
+        self._named: NamedConnection[_Outer] | None = None
         super().__init__(relay, lines, connection, peer)
 
     def cut(self, data: memoryview) -> int:
@@ -285,10 +285,10 @@ class _Outer(_End):
         super().cut(memoryview(write_ready(properties)))
         return size
 
-    def passed(self, nbytes: int) -> None:
-        """libzmq has given on so many bytes for it."""
+    def count_forwarded(self, nbytes: int) -> None:
+        """libzmq wrote so many bytes to this peer."""
         if self._named is not None:
-            self._named.passed += nbytes
+            self._named.forwarded += nbytes
 
     def _reached(self) -> bool:
         if self.other is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from transfer.broker.fronts.ttp_frames import frames_of, opening
 from transfer.broker.line import Line
-from transfer.broker.lines import Lines, kept
+from transfer.broker.lines import Lines, copy_small_view
 from transfer.broker.message import Buffer, Front, Message
 from transfer.broker.stream_passage import Frame
 from transfer.broker.subscriber import Subscriber
@@ -48,7 +48,7 @@ class Outgoing(Line, Subscriber):
     def hold(self, frames: Sequence[Buffer]) -> None:
         """Until what is on its way in pieces has ended."""
         if not self.closed:
-            self._behind.append(tuple(map(kept, frames)))
+            self._behind.append(tuple(map(copy_small_view, frames)))
             self.queued += sum(map(len, frames))
 
     def offer(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Work on large payloads on threads beside the loop: what takes long there lets go of the interpreter."""
+"""A thread pool for work on large payloads: most of it runs without the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("transfer.broker")
 
 T = TypeVar("T")
-#: is given what the work made, or why it could not be done
+#: called with the result, or the error
 Done = Callable[[T | TransferError], None]
 
 
-class Beside:
-    """Threads for what takes long. On the broker's loop. threads: how many, by FastPath.
+class OffloadPool:
+    """Runs work on large payloads on threads. Used on the broker's loop. threads: their number (FastPath).
 
-    counts: gets "beside" for what it did; "beside_in_place" for what the loop did after all, since the
-    thread could not; "beside_failed" for what nobody did, since `FastPath.in_place` is false.
+    counts: "offloaded" counts work that a thread completed, "offload_in_place" work that the loop did because
+    the thread failed, "offload_failed" work that was not done because `FastPath.in_place` is false.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Beside:
         self._settings = settings
         self.threads = settings.threads
         initializer = threads.add_current if threads is not None else None
-        self._pool = ThreadPoolExecutor(self.threads, "transfer-broker-beside", initializer)
+        self._pool = ThreadPoolExecutor(self.threads, "transfer-broker-offload", initializer)
 
     def close(self) -> None:
-        """What was begun is done; nobody is told of it any more. Idempotent."""
+        """Waits for work that has begun, without calling `done`. Idempotent."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def takes(self, nbytes: int) -> bool:
@@ -52,8 +52,10 @@ class Beside:
         return nbytes >= self._settings.cutover
 
     def run(self, work: Callable[[], T], done: Done[T]) -> None:
-        """Does the work beside the loop, then calls `done` on it. Errors of ours that the work raises are its
-        answer; whatever else goes wrong is the thread's, and the loop does the work (see FastPath)."""
+        """Does the work on a thread, then calls `done` on the loop, with the result or a TransferError.
+
+        After any other exception the loop repeats the work (see FastPath).
+        """
 
         def ended(future: Future[T]) -> None:
             if not future.cancelled():
@@ -69,22 +71,22 @@ class Beside:
     def _tell(self, future: Future[T], work: Callable[[], T], done: Done[T]) -> None:
         error = future.exception()
         if error is None:
-            self._counts["beside"] += 1
+            self._counts["offloaded"] += 1
             done(future.result())
         elif isinstance(error, TransferError):
-            self._counts["beside"] += 1
+            self._counts["offloaded"] += 1
             done(error)
         else:
             self._in_place(error, work, done)
 
     def _in_place(self, error: BaseException, work: Callable[[], T], done: Done[T]) -> None:
         if not self._settings.in_place:
-            self._counts["beside_failed"] += 1
-            _log.error("work beside the loop failed: %r", error)
+            self._counts["offload_failed"] += 1
+            _log.error("work on a large payload failed: %r", error)
             done(InternalError(f"work on a large payload failed: {error!r}"))
             return
-        self._counts["beside_in_place"] += 1
-        _log.warning("work beside the loop failed, and is done in place: %r", error)
+        self._counts["offload_in_place"] += 1
+        _log.warning("work on a large payload failed on its thread, and is done on the loop: %r", error)
         try:
             made: T | TransferError = work()
         except TransferError as refused:

@@ -1,4 +1,4 @@
-"""Large messages of abtp are read beside the loop: each peer's keep their order, others go on meanwhile."""
+"""A pool of threads decodes large messages of abtp: each peer's stay in order, others do not wait."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypothesis import given, settings, strategies as st
 
 from tests.broker.running import running
 from tests.broker.test_direct_delivery import ANYWHERE, consumer, eventually, producer
-from transfer.broker.beside import Beside
-from transfer.broker.fronts import abtp_incoming
-from transfer.broker.fronts.abtp_incoming import Incoming
+from transfer.broker.fronts import abtp_request_reader
+from transfer.broker.fronts.abtp_request_reader import RequestReader
+from transfer.broker.offload_pool import OffloadPool
 from transfer.broker.settings import FastPath
 from transports.errors import InternalError
 
@@ -31,28 +31,28 @@ def said(peer, number, large):
 async def played(messages, threads, read=lambda frames: frames, **limits):
     """(what was done, in its order; what failed). messages: frames."""
     loop, done, failed = asyncio.get_running_loop(), [], []
-    beside = Beside(loop, FastPath(cutover=CUTOVER, threads=threads, in_place=False), Counter())
+    pool = OffloadPool(loop, FastPath(cutover=CUTOVER, threads=threads, in_place=False), Counter())
     again = asyncio.Event()
-    incoming = Incoming(
+    reader = RequestReader(
         read,
         lambda peer, request: done.append((peer, request)),
         lambda *what: failed.append(what),
-        beside,
+        pool,
         again.set,
     )
     waiting = deque(messages)
     try:
-        while waiting or incoming._reading:
-            while waiting and not incoming.full:
-                incoming.take(waiting.popleft())
-                assert len(incoming._reading) <= threads + 1
-            assert incoming._behind <= abtp_incoming._MOST
+        while waiting or reader._queues:
+            while waiting and not reader.is_full:
+                reader.add(waiting.popleft())
+                assert len(reader._queues) <= threads + 1
+            assert reader._queued <= abtp_request_reader._MOST_QUEUED
             again.clear()
-            if incoming._reading:
+            if reader._queues:
                 await asyncio.wait_for(again.wait(), 20)
     finally:
-        beside.close()
-    assert incoming._behind == incoming._behind_bytes == 0 and not incoming.full
+        pool.close()
+    assert reader._queued == reader._queued_bytes == 0 and not reader.is_full
     return done, failed
 
 
@@ -71,7 +71,7 @@ def test_each_peers_messages_stay_in_their_order(talk, threads, most):
         return frames
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(abtp_incoming, "_MOST", most)
+        patch.setattr(abtp_request_reader, "_MOST_QUEUED", most)
         done, failed = asyncio.run(played(messages, threads, slowly))
     assert not failed and sorted(map(repr, messages)) == sorted(repr(request) for _, request in done)
     for peer in {frames[0] for frames in messages}:
@@ -125,7 +125,7 @@ def test_producers_of_large_and_small_messages(tmp_path, threads):
             found[message.topic].append(message.payload[0])
             worker.ack(message)
         assert all(numbers == list(range(30)) for numbers in found.values())
-        assert broker.hub.counts["beside"] >= 30
+        assert broker.hub.counts["offloaded"] >= 30
         eventually(lambda: not broker.direct.desk.books.parcels)
         for maker in makers:
             maker.close()

@@ -1,4 +1,4 @@
-"""Large messages are read beside the loop, in place when that fails, and in their order all the same."""
+"""A pool of threads decodes large messages; if that fails, the loop does. Their order stays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.broker.asking import look, until
 from tests.broker.running import running
-from transfer.broker.beside import Beside
+from transfer.broker.offload_pool import OffloadPool
 from transfer.broker.settings import AbtpEndpoints, FastPath
 from transports.errors import InternalError, UsageError
 
@@ -22,22 +22,22 @@ def answers(settings, *works, closed=False):
 
     async def run():
         counts = Counter()
-        beside = Beside(asyncio.get_running_loop(), settings, counts)
+        pool = OffloadPool(asyncio.get_running_loop(), settings, counts)
         if closed:
-            beside.close()
+            pool.close()
         ends = [asyncio.get_running_loop().create_future() for _ in works]
         for work, end in zip(works, ends, strict=True):
-            beside.run(work, end.set_result)
+            pool.run(work, end.set_result)
         try:
             return await asyncio.wait_for(asyncio.gather(*ends), 20), counts
         finally:
-            beside.close()
+            pool.close()
 
     return asyncio.run(run())
 
 
-def breaks_beside():
-    if HERE().name.startswith("transfer-broker-beside"):
+def breaks_offloaded():
+    if HERE().name.startswith("transfer-broker-offload"):
         raise MemoryError("no room there")
     return "in place"
 
@@ -48,18 +48,18 @@ def refuses():
 
 def test_work_is_done_on_another_thread_in_its_order():
     told, counts = answers(FastPath(), lambda: HERE().name, lambda: 2)
-    assert told[0].startswith("transfer-broker-beside") and told[1] == 2
-    assert counts == {"beside": 2}
+    assert told[0].startswith("transfer-broker-offload") and told[1] == 2
+    assert counts == {"offloaded": 2}
 
 
 def test_what_the_work_refuses_is_its_answer():
     (told,), counts = answers(FastPath(), refuses)
-    assert isinstance(told, UsageError) and counts == {"beside": 1}
+    assert isinstance(told, UsageError) and counts == {"offloaded": 1}
 
 
 def test_the_loop_does_it_when_the_thread_cannot():
-    assert answers(FastPath(), breaks_beside) == (["in place"], {"beside_in_place": 1})
-    assert answers(FastPath(), lambda: HERE().name, closed=True) == ([HERE().name], {"beside_in_place": 1})
+    assert answers(FastPath(), breaks_offloaded) == (["in place"], {"offload_in_place": 1})
+    assert answers(FastPath(), lambda: HERE().name, closed=True) == ([HERE().name], {"offload_in_place": 1})
     (told,), _ = answers(FastPath(), refuses, closed=True)
     assert isinstance(told, UsageError)
     (told,), _ = answers(FastPath(), lambda: 1 // 0)
@@ -67,15 +67,15 @@ def test_the_loop_does_it_when_the_thread_cannot():
 
 
 def test_it_is_refused_where_the_loop_may_not():
-    (told,), counts = answers(FastPath(in_place=False), breaks_beside)
-    assert isinstance(told, InternalError) and counts == {"beside_failed": 1}
+    (told,), counts = answers(FastPath(in_place=False), breaks_offloaded)
+    assert isinstance(told, InternalError) and counts == {"offload_failed": 1}
 
 
 def test_only_large_ones_go_there():
-    beside = Beside(asyncio.new_event_loop(), FastPath(cutover=100), Counter())
-    assert [beside.takes(99), beside.takes(100)] == [False, True]
-    beside.close()
-    beside._loop.close()
+    pool = OffloadPool(asyncio.new_event_loop(), FastPath(cutover=100), Counter())
+    assert [pool.takes(99), pool.takes(100)] == [False, True]
+    pool.close()
+    pool._loop.close()
 
 
 def test_large_messages_of_abtp_come_in_their_order(tmp_path):
@@ -93,7 +93,7 @@ def test_large_messages_of_abtp_come_in_their_order(tmp_path):
             producer.publish("t", payload, headers=headers, compress=number % 2 == 0, wait=False)
         producer.publish("t", payloads[0], headers=headers)
         events = look(broker.ports["http"], "overview")["events"]
-        assert events["beside"] == 10, "those that are large as they came, compressed or not"
+        assert events["offloaded"] == 10, "those that are large as they came, compressed or not"
         until(lambda: look(broker.ports["http"], "topics?contains=t")["topics"][0]["end"], 31)
         kept = broker.hub.store.read(broker.hub.store.topics["t"], 0)
         assert [bytes(one.payload) for one in kept] == [*payloads, payloads[0]]
