@@ -68,6 +68,7 @@ class Peer:
         "fd",
         "foreign",
         "heartbeat",
+        "loss",
         "moved",
         "queue_limit",
         "reading",
@@ -111,6 +112,8 @@ class Peer:
         self.settled: int | None = None
         #: of a lost peer: messages without a tracker that had not left for it, by their number
         self.moved: dict[int, Orphan] = {}
+        #: which loss of its socket its own was
+        self.loss = 0
         #: where the limit of its queue follows what it takes
         self.queue_limit: QueueLimit | None = None
         #: held while control frames are read and taken into account
@@ -144,6 +147,11 @@ class Peer:
         """It is lost; what is numbered so or higher had not left for it. Nothing is noted any more."""
         with self._confirming:
             self.settled = first
+
+    def part(self) -> None:
+        """It is settled: its stream keeps no more of it than a late word needs. Both go without the
+        collector then."""
+        self.stream.peer = LostPeer(self)
 
     def confirm(self, consumed: int) -> None:
         """The peer consumed so many messages of this stream in all."""
@@ -182,6 +190,23 @@ class Peer:
             agreement is not None and agreement.authenticated,
             stream.send_high_water_bytes,
         )
+
+
+class LostPeer:
+    """What a stream keeps of its peer that is settled: for a send that returns only now, or a late credit."""
+
+    __slots__ = ("confirms", "loss", "moved", "pending", "settled")
+
+    def __init__(self, peer: Peer) -> None:
+        self.confirms, self.pending = peer.confirms, peer.pending
+        self.settled, self.moved, self.loss = peer.settled, peer.moved, peer.loss
+
+    def note(self, number: int, tracker: Tracker | None, message: list[OutFrame] | None) -> bool:
+        """See Peer."""
+        return False
+
+    def answered(self) -> None:
+        """What was noted is settled."""
 
 
 def _put_in_order(noted: deque[tuple[int, T]], number: int, what: T) -> None:

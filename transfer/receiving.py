@@ -238,11 +238,6 @@ class Receiving(Turns):
         """Ends the connection by which a bad message came. A REQ has no other reply to wait for:
         raises the error there."""
         self._came.by = self._came.given = None
-        # Events and trackers keep the error, and tracebacks would keep the message.
-        cause: BaseException | None = error
-        while cause is not None:
-            cause.__traceback__ = None
-            cause = cause.__context__
         self._links.lost(stream, error)
         if isinstance(self._pattern, Replier):
             self._pattern.gone(stream)
@@ -386,8 +381,9 @@ class Receiving(Turns):
 
     def _replied(self, pattern: Requester, stream: Any) -> None:
         """The open request was answered."""
-        if stream.peer is not None:
-            stream.peer.answered()
+        peer = stream.peer
+        if peer is not None:
+            peer.answered()
         if not self._lockstep:
             self._ways_changed()
         pattern.turn.answered(time.monotonic_ns())

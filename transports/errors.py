@@ -16,6 +16,9 @@ import errno as _errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+_Error = TypeVar("_Error", bound=BaseException)
 
 # ZeroMQ's own numbers (zmq.h: ZMQ_HAUSNUMERO = 156384712), for programs that compare them.
 EFSM = 156384763
@@ -316,3 +319,16 @@ class LogFull(Again):
 
 class Fatal(TransferError):
     """Retrying cannot help (for instance the policy `require` cannot be met)."""
+
+
+def without_frames(error: _Error) -> _Error:
+    """The error, to be kept: it and its causes lose the frames that they went through.
+
+    Frames hold all that was in hand there, and where one of that keeps the error, only the collector would
+    free it. What was being handled when it was raised may be the program's own, and stays as it is.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = link.__context__ = None
+        link = link.__cause__
+    return error

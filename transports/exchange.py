@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from transports.address import POLICIES, Address
-from transports.errors import HandshakeError, TransferError
+from transports.errors import HandshakeError, TransferError, without_frames
 from transports.handshake import Handshake
 from transports.hello import Agreement, Hello
 from transports.reactor import EDGE, ERROR, HANGUP, PEER_CLOSED, READABLE, WRITABLE, Reactor
@@ -103,7 +103,7 @@ class Exchange:
         else:
             why = f"the connection ended in the handshake: {error.strerror}"
             self._handshake.fail("broken", why, hint=self._closed_hint)
-        self._handshake.outcome.__cause__ = error  # type: ignore[union-attr]
+        self._handshake.outcome.__cause__ = without_frames(error)  # type: ignore[union-attr]
 
     @property
     def _is_tls(self) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 from transports.address import POLICIES
 from transports.choice import BASE, Choice, strictness
 from transports.compatibility import talks_to
-from transports.errors import HandshakeError
+from transports.errors import HandshakeError, without_frames
 from transports.hello import (
     MAX_HELLO,
     Agreement,
@@ -317,7 +317,7 @@ class Handshake:
                 declined(error)
 
     def _fail(self, error: HandshakeError, *, tell: bool) -> None:
-        self.outcome = error
+        self.outcome = without_frames(error)
         self.abandon()
         self.peeking = False
         self.wants = 0

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from transports.base import Stream
 from transports.config import SocketOptions
-from transports.errors import HandshakeError, ProtocolError, TransferError
+from transports.errors import HandshakeError, ProtocolError, TransferError, without_frames
 from transports.hello import MAX_DEPTH, Agreement, frame, is_shallow, refusal_in
 from transports.probe import Probe
 from transports.reactor import Reactor
@@ -237,7 +237,7 @@ def encode(socket_type: SocketType, step: str, content: dict[str, Any]) -> bytes
 def declined(error: Exception) -> Declined:
     """What an upgrade comes to nothing by. What is no error of ours is logged: it is its program's."""
     if isinstance(error, Declined):
-        return error
+        return without_frames(error)
     if not isinstance(error, TransferError):
         logger.error("a transport to change to failed: %r", error, exc_info=error)
         found = Declined(
@@ -246,7 +246,7 @@ def declined(error: Exception) -> Declined:
     else:
         found = Declined(getattr(error, "reason", "") or "failed", _first_line(error), hint=error.hint)
     found.__cause__ = error
-    return found
+    return without_frames(found)
 
 
 def _first_line(error: BaseException) -> str:

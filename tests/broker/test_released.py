@@ -9,11 +9,12 @@ import time
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.running import FREE, running
 from tests.fuzz.doors import talk
 from tests.fuzz.stranger import Strangers
 from tests.fuzz.ways import plain
 from transfer.broker.line import Line
+from transfer.broker.settings import AbtpEndpoints
 from transfer.clients.rqueue import RqueueClient
 from transfer.protocols.rqueue import encode_subscribe
 from transports.core import IMPLEMENTATION
@@ -50,6 +51,28 @@ def test_strangers_leave_nothing(tmp_path, door, no_collector):
         while len(ended()) > REMEMBERED or len(leases()) > before + 2:
             assert time.monotonic() < deadline, (len(ended()), len(leases()))
             time.sleep(0.1)
+
+
+#: aiohttp's own connections are in cycles: `http` is not among them
+ALL_OURS = [
+    "requests", "requests frames", "pushes", "subscriptions", "ttp", "pybroker", "rqueue", "abtp router",
+    "abtp pub", "spool", "rows",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("door", ALL_OURS)
+def test_no_connection_waits_for_the_collector(tmp_path, door, no_collector):
+    """It stops every thread for as long as it looks through all that there is."""
+    with running(tmp_path, spool=FREE, abtp=AbtpEndpoints(FREE, FREE)) as broker:
+        where = broker.ports.get(door) or int(broker.endpoints[door.removesuffix(" frames")].split(":")[2])
+        for seeds in (range(20), range(100, 200)):
+            strangers = Strangers(plain(("127.0.0.1", where)))
+            for seed in seeds:
+                strangers.come(talk(door, seed), seed)
+            strangers.close()
+            time.sleep(0.5)
+            left = gc.collect()
+        assert left < 400, "a connection that leaves a cycle leaves 20 objects and more"
 
 
 @pytest.mark.skipif(IMPLEMENTATION != "native", reason="the twin's leases are bytearrays to the collector")

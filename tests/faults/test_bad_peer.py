@@ -379,3 +379,23 @@ def test_a_subscription_too_long_or_too_many(context):
         speak(bare, Raw(b"data is not for a PUB", socket_type=3))
         assert awaited(monitor, "protocol_failed").reason == "flags"
         assert ended(bare)
+
+
+def test_what_the_program_handles_meanwhile_keeps_its_traceback(context):
+    """An error that is kept loses its frames; the program's own one is its context, and is not ours."""
+    pull = context.socket(PULL, rcvtimeo=2000)
+    pull.bind(TCP)
+    monitor = pull.get_monitor()
+    with stranger(pull.last_endpoint) as bare:
+        try:
+            raise ValueError("the program's own")
+        except ValueError as own:
+            speak(bare, Raw(b"no LZ4", LZ4))
+            with pytest.raises(Again):
+                pull.recv()
+            error = awaited(monitor, "protocol_failed").error
+            kept = own.__traceback__
+    assert kept is not None
+    assert isinstance(error, ProtocolError)
+    assert error.__traceback__ is None
+    assert error.__context__ is None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.broker.configuring import Configuration, Said, configured
 from transfer.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from transfer.cli.options import show_size
-from transfer.cli.service import Asked, logged, raise_descriptor_limit
+from transfer.cli.service import Asked, logged, raise_descriptor_limit, settle
 from transfer.cli.tables import print_json
 from transfer.config import broker_environment
 from transports.config import security
@@ -67,6 +67,7 @@ def run(flags: Sequence[Said], file: Path | None, *, as_json: bool) -> int:
     with logged(), signals.taken():
         raise_descriptor_limit()
         with _opened(configuration) as broker:
+            settle()
             _announce(broker, as_json)
             while not signals.asked.wait(_LOOK):
                 if broker.failure is not None:

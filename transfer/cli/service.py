@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,13 @@ def logged() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def settle() -> None:
+    """What was made until now stays: the collector, before which all threads wait, need not look through it
+    again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def raise_descriptor_limit() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.cli import EXIT_INTERRUPTED
 from transfer.cli.options import show_size
-from transfer.cli.service import Asked, logged, raise_descriptor_limit
+from transfer.cli.service import Asked, logged, raise_descriptor_limit, settle
 from transfer.cli.tables import print_json
 from transfer.spool.address import rows_beside
 from transports.errors import (
@@ -58,6 +58,7 @@ def serve(
         raise_descriptor_limit()
         try:
             with _opened(folder, endpoint, rows_endpoint, retention_bytes, ages, metrics) as spool:
+                settle()
                 _announce(spool, folder, as_json)
                 while not ended.wait(_LOOK):
                     if spool.failure is not None:

@@ -89,8 +89,9 @@ class Controls(Losses):
     def on_control(self, stream: Any, frame: Any) -> None:
         """A control frame arrived. Raises ProtocolError for one that makes no sense."""
         data = bytes(frame.data)
-        if data[:1] == _CREDIT and stream.peer is not None:  # a lost peer's too, which is not settled yet
-            self.on_credit(stream.peer, data)
+        if data[:1] == _CREDIT:
+            if isinstance(teller := stream.peer, Peer):  # a lost one too, until it is settled
+                self.on_credit(teller, data)
             return
         peer = self.peers.get(stream)
         if peer is None or not data:

@@ -334,6 +334,8 @@ class Links(Arrivals):
             if orphan.tracker is not None:
                 orphan.tracker._fail(Closed("the socket was closed before the message found a peer"))
         unsent += self.end(peers, deadline)
+        for record in endpoints:
+            record.peer = record.queue = None
         self.pattern.drop("unsent", unsent)
         for kept in self.own.values():
             kept.close()
@@ -369,6 +371,7 @@ class Links(Arrivals):
             peer.settle(0)
             for _, tracker in peer.trackers:
                 tracker._fail(closed)
+            peer.part()
         return unsent
 
     def _preparation(self, address: Address) -> Callable[[], None] | None:

@@ -17,9 +17,9 @@ from transfer.links.credits import Credits
 from transfer.links.remnant import Remnant
 from transfer.links.state import Orphan
 from transfer.monitor import EventKind
-from transfer.peer import Endpoint, Peer
+from transfer.peer import Endpoint, LostPeer, Peer
 from transfer.tracker import Tracker
-from transports.errors import Again, Broken, Closed, ProtocolError
+from transports.errors import Again, Broken, Closed, ProtocolError, without_frames
 from transports.uninterrupted import uninterrupted
 from transports.wire import Flag, SocketType
 
@@ -36,7 +36,6 @@ _READING = 1.0
 #: seconds until messages of a lost peer that nobody had room for are offered again
 _RETRY = 0.01
 
-
 #: bytes that are still received by a connection which the peer has given up
 _MOST_LEFT = 64 << 20
 
@@ -45,8 +44,8 @@ class Losses(Credits):
     """The end of a connection, found by any thread, and what follows from it."""
 
     def lost(self, stream: Any, error: BaseException) -> bool:
-        """A stream ended. Any thread, any number of times. False: it was known already."""
-        return uninterrupted(partial(self._lost, stream, error), True)
+        """A stream ended. Any thread, any number of times. False: it was known already. The error is kept."""
+        return uninterrupted(partial(self._lost, stream, without_frames(error)), True)
 
     def _lost(self, stream: Any, error: BaseException) -> bool:
         with self._in_order():
@@ -62,6 +61,7 @@ class Losses(Credits):
             peer = self.peers.pop(stream)
             self._ending_peers.append(peer)
             self._losses += 1
+            peer.loss = self._losses
             self._unwatch(peer)
         socket = self._socket()
         try:
@@ -139,7 +139,7 @@ class Losses(Credits):
                 else:
                     self._credited(peer, frames[0])
         except (Broken, ProtocolError, Closed) as end:
-            end.__traceback__ = None  # the stream keeps the error, whose frames keep what their callers had
+            without_frames(end)
             logger.debug("the connection to %s has been read to its end", peer.address)
         if self.pattern.answers:  # the requester is gone, its answer has no receiver
             self.pattern.drop("requester_gone", len(found))
@@ -184,17 +184,17 @@ class Losses(Credits):
         first = peer.stream.sent - count + 1
         kept = self.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self.pattern, Requester)
         left: list[Orphan] = []
+
+        def orphan(number: int, frames: list[OutFrame]) -> Orphan:
+            return Orphan(frames, trackers.pop(number, None), peer.loss, number)
+
         with self._lock:  # whoever notes a message afterwards finds it among those that moved
             peer.settle(first)
             trackers = dict(peer.trackers)
             if kept:
-                left = [
-                    Orphan(frames, trackers.pop(n, None), peer, n) for n, frames in peer.retained if n < first
-                ]
+                left = [orphan(n, frames) for n, frames in peer.retained if n < first]
                 self._count("resent", len(left))
-                moved = [
-                    Orphan(frames, trackers.pop(n, None), peer, n) for n, frames in enumerate(unsent, first)
-                ]
+                moved = [orphan(n, frames) for n, frames in enumerate(unsent, first)]
                 peer.moved = {orphan.number: orphan for orphan in moved if orphan.tracker is None}
                 self._count("redistributed", len(moved))
                 if self.pattern.ordered:
@@ -207,6 +207,7 @@ class Losses(Credits):
             self.pattern.drop("peer_gone", dropped)
         for tracker in trackers.values():
             tracker._fail(error)
+        peer.part()
 
     def _settle_request(
         self, pattern: Requester, peer: Peer, unsent: list[list[OutFrame]], error: BaseException
@@ -309,6 +310,8 @@ class Losses(Credits):
         stream = queue.stream
         with self._lock:
             self.peers.pop(stream, None)
+            self._losses += 1
+            queue.loss = self._losses
         self._settle(queue, *self._take_unsent(queue), Broken("the queue was closed"))
         stream.close()
 
@@ -409,7 +412,7 @@ class Losses(Credits):
         elif tracker is not None:
             tracker._fail(Broken("the peer went at once"))
 
-    def _follow(self, tracker: Tracker | None, peer: Peer, number: int) -> bool:
+    def _follow(self, tracker: Tracker | None, peer: Peer | LostPeer, number: int) -> bool:
         """The peer was lost between the send and its note. If the message had not left for it, the tracker
         goes with the message to another peer: True."""
         with self._lock:
@@ -424,21 +427,23 @@ class Losses(Credits):
             self.note(None, tracker, *taken, again=True)
         return True
 
-    def _resend(self, frames: Sequence[OutFrame], tracker: Tracker | None, peer: Peer, number: int) -> bool:
+    def _resend(
+        self, frames: Sequence[OutFrame], tracker: Tracker | None, peer: Peer | LostPeer, number: int
+    ) -> bool:
         """The peer was lost between the send and its note, when its other messages had been offered to other
         peers already: offers this one too. False: it had not left, and was among those."""
         kept = self.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self.pattern, Requester)
         if peer.settled is None or number >= peer.settled or not kept:
             return False
         with self._in_order(), self._lock:
-            self._put_back(Orphan(list(frames), tracker, peer, number))
+            self._put_back(Orphan(list(frames), tracker, peer.loss, number))
         self._count("resent")
         self.give_orphans()
         return True
 
     def _put_back(self, orphan: Orphan) -> None:
         """Before what waits, but behind what the same stream had before it. Under the lock."""
-        its = [i for i, other in enumerate(self.orphans) if other.lost is orphan.lost]
+        its = [i for i, other in enumerate(self.orphans) if other.loss == orphan.loss]
         older = sum(self.orphans[i].number < orphan.number for i in its)
         at = its[0] + older if its else 0  # they stand together
         self.orphans.insert(at, orphan)

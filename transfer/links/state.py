@@ -41,12 +41,13 @@ def control(data: bytes) -> list[OutFrame]:
 
 @dataclass(slots=True, eq=False)
 class Orphan:
-    """A message that a lost peer was to have. number: the message's in that peer's stream. fresh: no stream
-    has had it, so that it is not counted as sent. taken: the stream that took it, and its number there."""
+    """A message that a lost peer was to have. loss: the peer's. number: the message's in that peer's stream.
+    fresh: no stream has had it, so that it is not counted as sent. taken: the stream that took it, and its
+    number there."""
 
     frames: list[OutFrame]
     tracker: Tracker | None
-    lost: Peer | None = None
+    loss: int = 0
     number: int = 0
     fresh: bool = False
     taken: tuple[Any, int] | None = None

@@ -351,7 +351,6 @@ class Spool:
                 self.faults.note("a request", error)
 
     def _ask(self, identity: bytes, arrays: Arrays, meta: Any) -> None:
-        refused: TransferError
         try:
             self._desk.ask(identity, request_of(meta), arrays)
             return
@@ -360,12 +359,12 @@ class Spool:
         except TransferError as error:
             if isinstance(error, InternalError):
                 self._committer.check()
-            refused = error
+            refused = refusal(error)
         except Exception as error:  # noqa: BLE001 - it ends this request, and nothing else
-            refused = self.faults.note("a request", error, identity)
+            refused = refusal(self.faults.note("a request", error, identity))
         number = meta.get("id") if isinstance(meta, dict) else None
         number = number if type(number) is int else 0
-        self._answer(identity, {}, {"id": number, "error": refusal(refused)})
+        self._answer(identity, {}, {"id": number, "error": refused})
 
     def _answer(self, identity: bytes, arrays: Arrays, meta: dict[str, Any]) -> Any:
         """Any thread. Who is gone is not answered. The message's tracker, or None."""

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import Broken, ProtocolError, TransferError
+from transports.errors import Broken, ProtocolError, TransferError, without_frames
 from transports.local import beside
 from transports.local.beside import Beside, Said
 from transports.local.blocks import NAME as BLOCKS, Blocks
@@ -64,7 +64,8 @@ class LocalCarrier:
         self._reactor = around.reactor
         self._shared = around.shared
         self._carriers = Carriers.of(around)
-        self._beside = Beside(connection, lambda: self._carriers.attend(self), self._carriers.spare)
+        attend = self._carriers.attending(self)
+        self._beside = Beside(connection, attend, self._carriers.spare)
         self._pid = os.getpid()
         # Reentrant: the collector may end a region inside any statement of ours.
         self._lock = threading.RLock()
@@ -73,7 +74,6 @@ class LocalCarrier:
         self._failure: TransferError | None = None
         self._on_failure: Callable[[BaseException], object] | None = None
         # -- what we send
-        attend = functools.partial(self._carriers.attend, self)
         self._arena = Arena(around.core, ARENA, self._carriers.budget, attend)
         self._lending = Lending(self._beside)
         #: payloads that the connection took itself, by the reason
@@ -277,7 +277,7 @@ class LocalCarrier:
         try:
             self._pump()
         except TransferError as error:
-            self._failure = error
+            self._failure = without_frames(error)
             self._unwatch()
             self._lending.end_all(error)
             if self._on_failure is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from transports.descriptors import descriptor_error
@@ -71,6 +73,17 @@ class Carriers:
         """Lets `carrier.go_on` be called soon; out of any statement of any thread."""
         self._asking.append(carrier)
         self._bell.ring()
+
+    def attending(self, carrier: Carrier) -> Callable[[], None]:
+        """`attend` for what belongs to the carrier, which it does not keep."""
+        itself = weakref.ref(carrier)
+
+        def attend() -> None:
+            found = itself()
+            if found is not None:
+                self.attend(found)
+
+        return attend
 
     def _rest_later(self) -> None:
         if self._living and not self._resting:

@@ -2,6 +2,7 @@
 """Connection: what Python sees of a link: its counters and limits, and why it ended."""
 
 import os
+from copy import copy
 
 from libc.errno cimport EPROTO
 from libc.stdint cimport uint64_t
@@ -174,7 +175,7 @@ cdef class Connection:
     cdef object raise_broken(self):
         failure = self.broken
         if isinstance(failure, Broken):
-            raise failure
+            raise copy(failure) from failure.__cause__  # the one that is kept shall get no frames
         raise Broken("the connection ended") from failure
 
     cdef int fail(self, object error) except -1:

@@ -310,6 +310,7 @@ class _Outer(_End):
         """See Line."""
         if self._named is not None and self._relay.names is not None:
             self._relay.names.leave(self._named)
+            self._named = None
         super().lost(reason)
 
 

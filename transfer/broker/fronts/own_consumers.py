@@ -109,7 +109,8 @@ class Program:
         """The program has gone; its consumers have to leave."""
         self._gone = True
         self.arrivals.leave()
-        return self._consumers.values()
+        consumers, self._consumers = self._consumers, {}
+        return consumers.values()
 
     def _join(self, head: Head) -> None:
         join = decode_join(head)
