@@ -20,6 +20,7 @@ from transfer.broker.engine.direct_actions import (
 )
 from transfer.broker.engine.sessions import Capabilities
 from transfer.protocols.abtp import (
+    Asked,
     Limits,
     encode_control,
     encode_register,
@@ -138,8 +139,8 @@ TENANTS = st.sampled_from(["", "t"])
 @given(st.builds(Register, IDS, TENANTS, st.sampled_from(["direct", "fanout"]), PATTERNS, CAPABLE, OPTIONAL))
 @settings(max_examples=100)
 def test_registrations_read_back(ask):
-    assert read(b"", b"_control", encode_register(ask)) == ask
-    assert read(b"_control", encode_register(ask)) == ask
+    data = encode_register(ask)
+    assert read(b"", b"_control", data) == read(b"_control", data) == Asked(ask, data, b"")
 
 
 @given(
@@ -152,7 +153,8 @@ def test_registrations_read_back(ask):
 )
 @settings(max_examples=100)
 def test_requests_read_back(ask):
-    assert read(b"", b"_control", encode_control(ask, NOW)) == ask
+    data = encode_control(ask, NOW)
+    assert read(b"", b"_control", data, b"signature") == Asked(ask, data, b"signature")
 
 
 @pytest.mark.parametrize(

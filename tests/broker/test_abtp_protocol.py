@@ -219,7 +219,7 @@ def test_the_documents_requests():
         "nack": Nack("m-1", "w", False, "busy"),
     }
     for name, ask in asks.items():
-        assert read(*found.pop(name)) == ask, name
+        assert read(*found.pop(name)).control == ask, name
     answers = {
         "accepted": encode_accepted("m-1"),
         "refused": encode_error(Code.INVALID_TOPIC, "no", "m-1"),

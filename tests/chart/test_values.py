@@ -117,8 +117,8 @@ def test_options_of_the_broker_are_those_that_it_has() -> None:
         for key in keys["properties"]
     }
     own = {"own.requests", "own.pushes", "own.subscriptions", "own.queues"}
-    own |= {"ttp.port", "pybroker.port", "rqueue.port"}
-    sections = ("broker.", "http.", "spool.", "abtp.", "security.")
+    own |= {"ttp.port", "pybroker.port", "rqueue.port", "abtp.router", "abtp.pub"}
+    sections = ("broker.", "http.", "spool.", "security.")
     wanted = {one.name for one in CHOICES if not one.name.startswith(sections)} - own
     assert described == wanted, "values.schema.json: broker.config has one property for each option"
 

@@ -96,6 +96,7 @@ CHOICES = (
     ),
     Choice("abtp.router", ("abtp", "router"), values.endpoint_or_off, "where abtp's DEALER and REQ connect"),
     Choice("abtp.pub", ("abtp", "pub"), values.endpoint, "where abtp's SUB connects"),
+    Choice("abtp.signed", ("abtp", "signed"), values.flag, "consumers sign what they say with a token"),
     Choice("spool.endpoint", ("spool",), values.or_none(values.endpoint), "of the spool for Spark's rows"),
     Choice(
         "spool.retention_age",

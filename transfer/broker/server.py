@@ -53,7 +53,7 @@ from transfer.log.disk import make_folder
 from transfer.log.private import claim
 from transfer.log.upkeep import Upkeep
 from transports.address import format_host
-from transports.errors import NotSupported, TransferError
+from transports.errors import NotSupported, SecurityError, TransferError
 
 if TYPE_CHECKING:
     from transfer.spool.ages import Ages
@@ -282,6 +282,7 @@ class Broker:
             from transfer.broker.fronts.abtp_names import Names
             from transfer.broker.fronts.abtp_relay import PeerNames, PrivateFolder, relayed
             from transfer.broker.fronts.abtp_sockets import AbtpSettings
+            from transfer.protocols.abtp_signing import Signatures
         except ModuleNotFoundError as error:
             if error.name != "zmq":
                 raise
@@ -289,6 +290,11 @@ class Broker:
                 "the abtp front needs pyzmq",
                 hint="pip install 'tensor-transfer[fronts]', or go without: --abtp off",
             ) from error
+        if where.signed and not self.context.credentials.security.has_token:
+            raise SecurityError(
+                "abtp.signed: consumers are to sign with a token, and there is none",
+                hint="name a file of tokens: TRANSFER_TOKEN_FILE, or security.token_file",
+            )
         outside = {"router": where.router, "pub": where.pub}
         folder = PrivateFolder(self.folder)
         self._owned.callback(folder.close)
@@ -309,6 +315,7 @@ class Broker:
         front = AbtpFront(
             self.hub, self._loop, self.direct, settings,
             pool=pool, names=names, on_published=relays.relays["pub"].on_published,
+            signatures=Signatures(self.context.credentials.tokens) if where.signed else None,
         )  # fmt: skip
         self._add("abtp", front)
         self.hub.direct = self.direct  # from now on somebody brings its consumers

@@ -36,10 +36,12 @@ class FastPath:
 
 @dataclass(frozen=True, slots=True)
 class AbtpEndpoints:
-    """Where the abtp front listens: ZeroMQ's endpoints."""
+    """Where the abtp front listens: ZeroMQ's endpoints. signed: consumers sign their control messages with a
+    token."""
 
     router: str = "tcp://127.0.0.1:5555"
     pub: str = "tcp://127.0.0.1:5556"
+    signed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

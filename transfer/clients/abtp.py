@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.broker.engine.direct_actions import Ack, Deregister, Heartbeat, Nack, Register
 from transfer.broker.engine.sessions import Capabilities
-from transfer.clients.abtp_connection import LOOK, AbtpConnection
+from transfer.clients.abtp_connection import LOOK, AbtpConnection, signer
 from transfer.protocols.abtp import (
     PUB_ENDPOINT,
     ROUTER_ENDPOINT,
@@ -148,8 +148,9 @@ class AbtpConsumer(AbtpConnection):
     subscriptions: patterns (`orders.*`, `orders.>`) that are routes to this consumer while it is there;
     without any, routes of the broker's catalog lead to it. A thread of its own sends heartbeats, however
     long a message takes; a session that the broker does not know any more (it was restarted) is begun
-    anew. Any thread may call. session_id: of a session to go on with. Raises Again (no answer in time),
-    ProtocolError (refused), Closed.
+    anew. Any thread may call. session_id: of a session to go on with. sign: signs all that it says with the
+    token of `security`, for a broker with `abtp.signed`. Raises Again (no answer in time), ProtocolError
+    (refused), SecurityError (no token to sign with), Closed.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class AbtpConsumer(AbtpConnection):
         heartbeat: float = 5.0,
         timeout: float = 30.0,
         security: Security | None = None,
+        sign: bool = False,
     ) -> None:
         text(consumer_id, "consumer_id"), text(tenant, "tenant")
         if session_id is not None:
@@ -172,6 +174,7 @@ class AbtpConsumer(AbtpConnection):
             raise wrong("capabilities", capabilities, "Capabilities(...), or None")
         patterns = [text(one, "a pattern") for one in sequence(subscriptions, "subscriptions", "patterns")]
         heartbeat = patience(heartbeat, "heartbeat", endless=False) or 0.0
+        self._signer = signer(security) if sign else None
         super().__init__(zmq.DEALER, endpoint, timeout, security)
         self.consumer_id = consumer_id
         self.session_id = ""
@@ -245,7 +248,11 @@ class AbtpConsumer(AbtpConnection):
             word = "ack.accepted" if isinstance(ask, Ack) else "nack.accepted"
             self._ask(data, word, ask.delivery_id or "", self._timeout)
         else:
-            self._send(b"", CONTROL, data)
+            self._say(data)
+
+    def _say(self, data: bytes) -> None:
+        """A control message. Raises Again: nobody takes it in time; Closed."""
+        self._send(b"", CONTROL, data, sign=self._signer)
 
     def _ask(self, data: bytes, word: str, delivery_id: str, timeout: float) -> dict[str, Any]:
         """Sends a request and returns its answer; raises what it says if it is an error. Messages that
@@ -255,7 +262,7 @@ class AbtpConsumer(AbtpConnection):
         with self._reading:
             self._awaited.append(awaited)
         try:
-            self._send(b"", CONTROL, data)
+            self._say(data)
             while True:
                 with self._reading:
                     answer = next((one for one in self._answers if _fits(one, awaited)), None)
@@ -291,7 +298,7 @@ class AbtpConsumer(AbtpConnection):
         if answer.get("type") == "consumer.registered":
             self.session_id = str(answer.get("session_id"))
         elif answer.get("code") == "unknown_session":
-            self._send(b"", CONTROL, encode_register(self._register))
+            self._say(encode_register(self._register))
 
     def _take_message(self, envelope: bytes) -> None:
         """What cannot be read concerns nobody who waits for something else."""
@@ -307,15 +314,13 @@ class AbtpConsumer(AbtpConnection):
         _log.warning("message %s is refused: %s", found.message_id, found.fault)
         ids = found.session_id, found.delivery_id
         ask = Nack(found.message_id, self.consumer_id, True, found.fault, *ids)
-        self._send(b"", CONTROL, encode_control(ask, _now_ms()))
+        self._say(encode_control(ask, _now_ms()))
 
     def _beat(self, seconds: float) -> None:
         while not self._ended.wait(seconds):
             ask = encode_control(Heartbeat(self.consumer_id, self.session_id), _now_ms())
             try:
-                with self._lock:
-                    self._check_open()
-                    self._socket.send_multipart((b"", CONTROL, ask), zmq.DONTWAIT)
+                self._send_now((b"", CONTROL, ask), self._signer)
             except zmq.Again:
                 continue  # the broker is away; it is told when it is back
             except Closed:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from transfer.clients.secured import checked
 from transfer.clients.tunnel import Tunnel
+from transfer.protocols.abtp_signing import Signer
+from transports import core
 from transports.address import parse
 from transports.arguments import patience, text
-from transports.errors import Again, Closed, comes_with
+from transports.errors import Again, Closed, SecurityError, comes_with
+from transports.security.credentials import Credentials
 from transports.security.guard import check_connecting, is_private
 
 with comes_with("fronts", __name__):
@@ -58,17 +62,20 @@ class AbtpConnection:
     ) -> None:
         self.close()
 
-    def _send(self, *frames: bytes) -> None:
+    def _send_now(self, frames: tuple[bytes, ...], sign: Signer | None) -> None:
+        """Raises zmq.Again, Closed. sign: the last frame is signed by it, in the order of sending."""
+        with self._lock:
+            self._check_open()
+            signature = (sign.sign(frames[-1]),) if sign is not None else ()
+            self._socket.send_multipart((*frames, *signature), zmq.DONTWAIT)
+
+    def _send(self, *frames: bytes, sign: Signer | None = None) -> None:
         """Raises Again: nobody takes it in time; Closed."""
         deadline = time.monotonic() + self._timeout
         while True:
-            with self._lock:
-                self._check_open()
-                try:
-                    self._socket.send_multipart(frames, zmq.DONTWAIT)
-                    return
-                except zmq.Again:
-                    pass
+            with suppress(zmq.Again):
+                self._send_now(frames, sign)
+                return
             if time.monotonic() > deadline:
                 raise Again(f"the broker took nothing in {self._timeout} s", hint=self._why)
             time.sleep(LOOK)
@@ -101,3 +108,17 @@ class AbtpConnection:
     def _deadline(self, timeout: float | None) -> float:
         seconds = self._timeout if timeout is None else patience(timeout, endless=False) or 0.0
         return time.monotonic() + seconds
+
+
+def signer(security: Security | None) -> Signer:
+    """Signs with the token of these, as it is then. Raises SecurityError: there is none."""
+    credentials = Credentials(checked(security), core)
+
+    def token() -> bytes:
+        found = credentials.tokens()
+        if not found:
+            raise SecurityError("there is no token to sign with", hint="name its file: TRANSFER_TOKEN_FILE")
+        return found[0]
+
+    token()
+    return Signer(token)

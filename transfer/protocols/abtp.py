@@ -57,7 +57,16 @@ class Rejected:
     message_id: str = ""
 
 
-Request = Published | Control | Rejected
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A consumer's control message, as it was said too, with its signature, b"" without one."""
+
+    control: Control
+    data: bytes
+    signature: bytes
+
+
+Request = Published | Asked | Rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +85,8 @@ def read_frames(frames: Sequence[bytes], now_ms: int, new_id: str, limits: Limit
         del rest[0]
     message_id = ""
     try:
-        if len(rest) == 2 and rest[0] == CONTROL:
-            return read_control(rest[1])
+        if len(rest) in (2, 3) and rest[0] == CONTROL:
+            return Asked(read_control(rest[1]), rest[1], b"".join(rest[2:]))
         if len(rest) not in (2, 5):
             text = f"{len(rest)} frames: topic and payload, or version, flags, topic, headers and payload"
             raise ProtocolError(Code.MALFORMED_ENVELOPE, text)

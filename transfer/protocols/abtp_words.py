@@ -36,6 +36,7 @@ class Code(StrEnum):
     POLICY_DENIED = "policy_denied"
     # ours
     MALFORMED_CONTROL = "malformed_control"
+    UNAUTHORIZED_CONTROL = "unauthorized_control"
     NO_ROUTE = "no_route"
     THROTTLED = "throttled"
     DROPPED = "dropped"

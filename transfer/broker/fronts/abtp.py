@@ -32,6 +32,7 @@ from transfer.broker.fronts.abtp_times import expired, timed
 from transfer.broker.message import Front, Message
 from transfer.peer_faults import PeerFaults
 from transfer.protocols.abtp import (
+    Asked,
     Limits,
     Published,
     Rejected,
@@ -43,9 +44,10 @@ from transfer.protocols.abtp import (
 )
 from transfer.protocols.abtp_envelope import Envelope, write_envelope
 from transfer.protocols.abtp_media import Compressor, codecs, compressors
+from transfer.protocols.abtp_signing import Signatures
 from transfer.protocols.abtp_words import CONTROL, DEAD_LETTERS, Code
 from transfer.protocols.zmtp import frame_size
-from transports.errors import InternalError, LogFull, TransferError, UsageError
+from transports.errors import InternalError, LogFull, ProtocolError, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.durability import Told
@@ -68,6 +70,7 @@ class AbtpFront:
 
     policy: says what may be published. pool: decodes and compresses large messages. names: of the peers, if
     they connect through a relay. on_published: called with the size of each message given to the PUB.
+    signatures: which control messages have; None: they need none.
     counters: events by name.
     Raises AddressInUse, AddressError.
     """
@@ -83,6 +86,7 @@ class AbtpFront:
         pool: OffloadPool | None = None,
         names: Names[Any] | None = None,
         on_published: Callable[[int], None] | None = None,
+        signatures: Signatures | None = None,
     ) -> None:
         self.settings = settings or AbtpSettings()
         for load in (codecs, compressors):  # those of other distributions too, or it says why not
@@ -90,7 +94,7 @@ class AbtpFront:
         self.counters: Counter[str] = Counter()
         self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy
         self._limits = Limits(self.settings.largest)
-        self._names, self._on_published = names, on_published
+        self._names, self._on_published, self._signatures = names, on_published, signatures
         self._unkept = self._unkept_bytes = 0
         self._scheduled = False
         self._requests = RequestReader(self._decode, self._handle, self._failed, pool, self._soon)
@@ -209,14 +213,27 @@ class AbtpFront:
                 self._publish(peer, timed(envelope), answer)
             case Rejected(code, text, message_id):
                 self._refuse(peer, code, text, message_id)
-            case _:
-                self.counters["control"] += 1
-                try:
-                    self._direct.request(peer, request)
-                except TransferError as error:
-                    self._refuse(peer, Code.UNAVAILABLE, str(error), "")
-                if isinstance(request, Register):
-                    self._awaiting.retry()
+            case Asked():
+                self._ask(peer, request)
+
+    def _ask(self, peer: bytes, asked: Asked) -> None:
+        """A consumer's control message."""
+        self.counters["control"] += 1
+        control = asked.control
+        try:
+            if self._signatures is not None:
+                self._signatures.check(control.consumer_id, asked.data, asked.signature)
+        except ProtocolError as error:
+            text = str(error).removeprefix(f"{error.reason}: ")
+            ids = getattr(control, "message_id", ""), getattr(control, "delivery_id", None) or ""
+            self._refuse(peer, error.reason, text, *ids)
+            return
+        try:
+            self._direct.request(peer, control)
+        except TransferError as error:
+            self._refuse(peer, Code.UNAVAILABLE, str(error), "")
+        if isinstance(control, Register):
+            self._awaiting.retry()
 
     # -- publishing --------------------------------------------------------------------------------------
 
@@ -356,10 +373,10 @@ class AbtpFront:
         """Answers a consumer."""
         self._say(peer, encode_reply(reply))
 
-    def _refuse(self, peer: bytes, code: str, text: str, message_id: str) -> None:
+    def _refuse(self, peer: bytes, code: str, text: str, message_id: str, delivery_id: str = "") -> None:
         self.counters["refused"] += 1
         self.counters[f"refused_{code}"] += 1
-        self._say(peer, encode_error(code, text, message_id))
+        self._say(peer, encode_error(code, text, message_id, delivery_id))
 
     def _say(self, peer: bytes, answer: bytes) -> None:
         def unanswered(sent: Sent) -> None:
