@@ -15,8 +15,8 @@ from transports.errors import ProtocolError, UsageError
 from transports.wire import MAX_TOPIC, Control, SocketType
 
 _ORDER = struct.Struct("<BI")
-#: of one peer: each costs memory here
-MAX_SUBSCRIPTIONS = 100_000
+#: of one peer, and their bytes: each costs memory here
+MAX_SUBSCRIPTIONS, MAX_SUBSCRIBED = 100_000, 16 << 20
 
 
 def encode_order(kind: Control, number: int, prefix: bytes = b"") -> bytes:
@@ -58,7 +58,7 @@ class Publisher(Pattern):
     def subscribe(self, peer: Peer, prefix: bytes) -> bool:
         """The peer wants what begins with the prefix. False: it has too many subscriptions."""
         known = self._subscriptions.get(peer)
-        if known is None or len(known) >= MAX_SUBSCRIPTIONS:
+        if known is None or len(known) >= MAX_SUBSCRIPTIONS or known.nbytes + len(prefix) > MAX_SUBSCRIBED:
             return False
         known.add(prefix)
         return True

@@ -6,17 +6,21 @@ from collections.abc import Iterator
 
 
 class Subscriptions:
-    """Prefixes, each with how often it was added (ZeroMQ counts them, so we do)."""
+    """Prefixes, each with how often it was added (ZeroMQ counts them, so we do). nbytes: of all of them, each
+    once."""
 
-    __slots__ = ("_counts", "_total")
+    __slots__ = ("_counts", "_total", "nbytes")
 
     def __init__(self) -> None:
         self._counts: dict[bytes, int] = {}
-        self._total = 0
+        self._total = self.nbytes = 0
 
     def add(self, prefix: bytes) -> None:
-        self._counts[prefix] = self._counts.get(prefix, 0) + 1
+        count = self._counts.get(prefix, 0)
+        self._counts[prefix] = count + 1
         self._total += 1
+        if not count:
+            self.nbytes += len(prefix)
 
     def remove(self, prefix: bytes) -> bool:
         """Takes away one addition. False if it was not there."""
@@ -26,6 +30,7 @@ class Subscriptions:
         self._total -= 1
         if count == 1:
             del self._counts[prefix]
+            self.nbytes -= len(prefix)
         else:
             self._counts[prefix] = count - 1
         return True

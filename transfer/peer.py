@@ -61,6 +61,7 @@ class Peer:
         "address",
         "agreement",
         "attached",
+        "begins",
         "confirms",
         "confirms_ours",
         "ended",
@@ -68,6 +69,7 @@ class Peer:
         "fd",
         "foreign",
         "heartbeat",
+        "keeps",
         "loss",
         "moved",
         "queue_limit",
@@ -112,6 +114,10 @@ class Peer:
         self.settled: int | None = None
         #: of a lost peer: messages without a tracker that had not left for it, by their number
         self.moved: dict[int, Orphan] = {}
+        #: of a subscriber that wants what was kept: where it begins; "": it wants what comes
+        self.begins = ""
+        #: of a publisher that keeps what we receive: the name of its log
+        self.keeps = ""
         #: which loss of its socket its own was
         self.loss = 0
         #: where the limit of its queue follows what it takes
@@ -195,10 +201,10 @@ class Peer:
 class LostPeer:
     """What a stream keeps of its peer that is settled: for a send that returns only now, or a late credit."""
 
-    __slots__ = ("confirms", "loss", "moved", "pending", "settled")
+    __slots__ = ("confirms", "keeps", "loss", "moved", "pending", "settled")
 
     def __init__(self, peer: Peer) -> None:
-        self.confirms, self.pending = peer.confirms, peer.pending
+        self.confirms, self.pending, self.keeps = peer.confirms, peer.pending, peer.keeps
         self.settled, self.moved, self.loss = peer.settled, peer.moved, peer.loss
 
     def note(self, number: int, tracker: Tracker | None, message: list[OutFrame] | None) -> bool:

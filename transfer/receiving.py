@@ -263,6 +263,7 @@ class Receiving(Turns):
         if not pattern.ordered:
             pattern.expect()
             came.by, frames = self._take(timeout, sink)
+            self._links.note_place(came.by, frames)
             return self._latest(frames) if self._values["conflate"] else frames
         if self._requester is not None:
             return self._recv_reply(self._requester, timeout, sink)

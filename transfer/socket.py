@@ -396,7 +396,8 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._in_python = in_python
         self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE
-        self._general_recv = pattern.ordered or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
+        noted = pattern.ordered or self._links.places is not None
+        self._general_recv = noted or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
 
     # -- hooks of the core ---------------------------------------------------------------------
 

@@ -24,6 +24,10 @@ from transports.errors import AddressError
 #: auto: the best that both have. prefer: fall back, and say so. require: fail instead.
 POLICIES = ("auto", "prefer", "require")
 
+#: where a SUB begins in what a publisher keeps
+BEGINS = ("old", "new")
+_OPTIONS = {"policy": POLICIES, "begin": BEGINS}
+
 #: endpoints whose part behind `://` is a name and not a host and a port
 _NAMED = frozenset({"ipc", "inproc"})
 
@@ -61,7 +65,7 @@ class Address:
 
     scheme: in small letters. host: a name, a number without brackets, an interface, or "*"; empty
     for ipc and inproc. port: 0 stands for any free one. path: of ipc (with "@" for an abstract
-    name), the name of inproc, or that in a registry. policy: from `?policy=`, or None.
+    name), the name of inproc, or that in a registry. policy, begin: from `?policy=&begin=`, or None.
     server_name: whom the peer's certificate has to name, where the host is a number that was found by
     another name; not part of the text.
     """
@@ -72,9 +76,11 @@ class Address:
     path: str = ""
     policy: str | None = None
     server_name: str = ""
+    begin: str | None = None
 
     def __str__(self) -> str:
-        query = f"?policy={self.policy}" if self.policy else ""
+        said = [f"{name}={value}" for name in _OPTIONS if (value := getattr(self, name))]
+        query = f"?{'&'.join(said)}" if said else ""
         if self.scheme in _NAMED:
             return f"{self.scheme}://{self.path}{query}"
         path = f"/{self.path}" if self.path else ""
@@ -162,14 +168,14 @@ def _whole(text: str) -> str:
 def _taken_apart(scheme: str, rest: str, text: str) -> Address:
     if scheme == "inproc":  # its name is opaque, as in ZeroMQ: nothing in it is special
         return Address(scheme, path=_name(rest, text))
-    rest, policy = _split_query(rest, text)
+    rest, said = _split_query(rest, text)
     if scheme == "ipc":
-        return Address(scheme, path=_path(rest, text), policy=policy)
+        return Address(scheme, path=_path(rest, text), policy=said.get("policy"), begin=said.get("begin"))
     name = ""
     if scheme == "registry":
         rest, name = _registry_name(rest, text)
     host, port = _host_and_port(rest, text)
-    address = Address(scheme, host, port, name, policy)
+    address = Address(scheme, host, port, name, said.get("policy"), begin=said.get("begin"))
     if address.is_directory and address.is_wildcard:
         raise AddressError(f"{text!r} has no host and port to ask for", hint="name both")
     if scheme == "dns" and is_numeric(host):
@@ -219,18 +225,19 @@ def _text(endpoint: str | bytes) -> str:
     return endpoint
 
 
-def _split_query(rest: str, text: str) -> tuple[str, str | None]:
+def _split_query(rest: str, text: str) -> tuple[str, dict[str, str]]:
     where, _, query = rest.partition("?")
-    policy: str | None = None
+    said: dict[str, str] = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
-        if key != "policy":
-            raise AddressError(f"unknown option {key!r} in {text!r}", hint="?policy= is the only one")
-        if value not in POLICIES:
-            raise AddressError(f"unknown policy {value!r} in {text!r}", hint="one of " + ", ".join(POLICIES))
-        policy = value
-    if query and policy is None:
+        known = _OPTIONS.get(key)
+        if known is None:
+            raise AddressError(f"unknown option {key!r} in {text!r}", hint="there are ?policy= and ?begin=")
+        if value not in known:
+            raise AddressError(f"unknown {key} {value!r} in {text!r}", hint="one of " + ", ".join(known))
+        said[key] = value
+    if query and not said:
         raise AddressError(f"cannot read the options of {text!r}", hint="write ?policy=require")
-    return where, policy
+    return where, said
 
 
 def _host_and_port(rest: str, text: str) -> tuple[str, int]:

@@ -110,3 +110,4 @@ class Control(IntEnum):
     UPGRADE = 10
     RDMA = 11  # credits and the like of the rdma transport, see verbs/beside.py
     PROOF = 12  # of the token, see security/proving.py
+    PLACE = 13

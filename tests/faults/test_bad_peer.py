@@ -6,6 +6,7 @@ over a real connection to a socket of a user, who has another peer that behaves.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import socket
@@ -15,6 +16,7 @@ import numpy
 import psutil
 import pytest
 
+from patterns.pub_sub import MAX_SUBSCRIBED, MAX_SUBSCRIPTIONS
 from tests.core.raw import CONTROL, CRC, EXTENDED, LZ4, META, MORE, TENSOR, TOPIC, Raw, read_frame
 from tests.faults.stranger import answered, awaited, dialled, ended, hang_up, seen, speak, stranger
 from tests.sockets.helpers import TCP, Thread, eventually
@@ -375,6 +377,17 @@ def test_a_subscription_too_long_or_too_many(context):
         speak(bare, Raw(order + bytes(70_000), CONTROL, socket_type=3))
         assert awaited(monitor, "protocol_failed").reason == "control"
         assert ended(bare)
+    for prefixes in (
+        (number.to_bytes(4, "little") for number in range(MAX_SUBSCRIPTIONS + 1)),
+        (number.to_bytes(4, "little") + bytes(60_000) for number in range(MAX_SUBSCRIBED // 60_000 + 1)),
+    ):
+        with stranger(pub.last_endpoint, SocketType.SUB) as bare:
+            with contextlib.suppress(OSError):
+                for prefix in prefixes:
+                    speak(bare, Raw(b"\2" + struct.pack("<I", 1) + prefix, CONTROL, socket_type=3))
+            event = awaited(monitor, "protocol_failed")
+            assert "more subscriptions than one peer may have" in str(event.error)
+            assert ended(bare)
     with stranger(pub.last_endpoint, SocketType.SUB) as bare:
         speak(bare, Raw(b"data is not for a PUB", socket_type=3))
         assert awaited(monitor, "protocol_failed").reason == "flags"

@@ -20,7 +20,9 @@ _SHAPES = ((0, 0, 0, 0), (2, 0, 0, 0), (1 << 62, 4, 0, 0), (-1, 1, 0, 0), (1 << 
 
 def hello(rng: random.Random, kind: SocketType) -> bytes:
     """That of a peer of this type; another one now and then."""
-    said = encode(make_hello(kind if rng.random() < 0.95 else rng.choice(list(SocketType))))
+    keeps = kind is SocketType.SUB and rng.random() < 0.5
+    extra = {"begin": rng.choice(("old", "new", "middle"))} if keeps else {}
+    said = encode(make_hello(kind if rng.random() < 0.95 else rng.choice(list(SocketType)), extra=extra))
     if rng.random() < 0.9:
         return said
     body = rewritten(rng, json.loads(said[HEADER_SIZE + 1 :]))
@@ -41,6 +43,8 @@ def any_control(rng: random.Random, kind: SocketType) -> bytes:
         return encode_step(kind, step, {"name": "transfer-" + "0" * 32, "token": "00" * 16})
     if said == Control.CREDIT and rng.random() < 0.8:
         return control(rng, kind, CREDIT.pack(said, number(rng, 64)))
+    if said == Control.PLACE and rng.random() < 0.9:
+        return control(rng, kind, first + number(rng, 64).to_bytes(8, "little") + name(rng))
     if said in (Control.SUBSCRIBE, Control.UNSUBSCRIBE, Control.SUBSCRIBED):
         return control(rng, kind, first + number(rng, 32).to_bytes(4, "little") + name(rng))
     return control(rng, kind, first + rng.choice((b"", b"\0", name(rng), payload(rng))))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, RequestHandler
 
+from patterns import pub_sub
 from tests.broker.asking import ask
 from tests.broker.running import running
 from tests.broker.test_besieged import MOST_OF_A_HANDSHAKE
@@ -20,7 +21,15 @@ from tests.security.conftest import TOKEN
 from transfer import http_client, scraping
 from transfer.broker.announced import AnnouncedLimits
 from transfer.broker.engine.registry import Limits as RegistryLimits
-from transfer.broker.fronts import abtp_awaiting, abtp_pub, abtp_relay, own_consumers, own_offers, own_queue
+from transfer.broker.fronts import (
+    abtp_awaiting,
+    abtp_pub,
+    abtp_relay,
+    own_consumers,
+    own_kept,
+    own_offers,
+    own_queue,
+)
 from transfer.broker.fronts.abtp import AbtpSettings
 from transfer.broker.fronts.own import OwnSettings
 from transfer.broker.fronts.pybroker import PyBrokerSettings
@@ -104,6 +113,7 @@ VALUES = {
     ("own sockets", "bytes of a hello"): size(hello.MAX_HELLO),
     ("own sockets", "bytes of a step"): size(upgrade.MAX_STEP),
     ("own sockets", "bytes of a message"): size(SocketMethods.maxmsgsize.default),
+    ("own sockets", "subscriptions"): f"{number(pub_sub.MAX_SUBSCRIPTIONS)}; {size(pub_sub.MAX_SUBSCRIBED)}",
     ("own sockets", "time"): seconds(TRANSFER.handshake_ivl / 1000),
     ("one host", "connections"): number(door._MOST_WAITING),
     ("one host", "shared"): f"{number(mappings.MOST_SEGMENTS)}; {number(mappings.MOST_BLOCKS)}",
@@ -116,6 +126,8 @@ VALUES = {
     ): f"{size(own_consumers.MOST_WAITING)}; {size(own_offers.MOST_ASKED)}",
     ("own front", "messages"): f"{number(own_queue._WINDOW)}; {size(own_queue.MOST_WAITING)}",
     ("own front", "bytes that wait for one SUB"): size(TRANSFER.send_high_water_bytes),
+    ("own front", "the same"): size(own_kept.LIMIT),
+    ("own front", "places"): f"{number(own_kept.MOST_PLACES)}; {number(own_kept.MOST_ORDERS)}",
     ("TTP", "bytes of a frame's metadata"): size(_TTP.most_meta),
     ("TTP", "bytes of a frame's data"): size(_TTP.most_data),
     ("TTP", "streams"): f"{number(_TTP.most_streams)}; {size(_TTP.most_gathered_together)}",

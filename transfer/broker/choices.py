@@ -37,7 +37,7 @@ CHOICES = (
     Choice("broker.host", ("host",), values.text, "where the fronts on plain TCP listen"),
     Choice("broker.drain", ("drain",), values.seconds, "what a clean stop gives to what has begun"),
     Choice("own.requests", ("own", "requests"), values.endpoint_or_off, "where DEALER and REQ connect"),
-    Choice("own.pushes", ("own", "pushes"), values.endpoint_or_off, "where PUSH connects"),
+    Choice("own.pushes", ("own", "pushes"), values.endpoint_or_off, "where PUSH and PUB connect"),
     Choice("own.subscriptions", ("own", "subscriptions"), values.endpoint_or_off, "where SUB connects"),
     Choice("own.queues", ("own", "queues"), values.endpoints, "by topic, where PULL connects"),
     Choice("own.largest", ("own", "largest"), values.size, "bytes of a message at most"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -161,6 +163,9 @@ class Fanout:
                 continue
             if self.is_behind(subscriber, topic):
                 continue
+            if subscriber.waits_for_disk and message.offset is not None:
+                self.read_from_log(subscriber, topic, message.offset)
+                continue
             if streamed is not None and subscriber.takes_frames and message.offset is None:
                 continue  # it came in the middle
             if subscriber.queued and subscriber.queued + nbytes > subscriber.limit:
@@ -173,6 +178,10 @@ class Fanout:
     def is_behind(self, subscriber: Subscriber, topic: Topic) -> bool:
         """It reads this topic from the log."""
         return bool(self._behind) and topic in self._behind.get(subscriber, ())
+
+    def has_behind(self, subscriber: Subscriber) -> bool:
+        """It reads some topic from the log."""
+        return subscriber in self._behind
 
     def left_out(self, subscriber: Subscriber, topic: Topic, offset: int | None) -> None:
         """A subscriber had no room for a message. offset: in the log; None: it is not kept."""
@@ -227,19 +236,34 @@ class Fanout:
     def kept(self) -> None:
         """More is on the disk, and can be read."""
         for subscriber in list(self._behind):
-            self.relieved(subscriber)
+            if subscriber.waits_for_disk:
+                subscriber.on_disk()
+            else:
+                self.relieved(subscriber)
 
-    def relieved(self, subscriber: Subscriber) -> None:
-        """It has room again: what it missed comes from the log."""
+    def relieved(self, subscriber: Subscriber, ends: float = math.inf) -> bool:
+        """It has room again: what it missed comes from the log. ends: on the clock, when others come to their
+        turn. Whether there was no time for some of its topics."""
         if subscriber not in self._behind or subscriber in self._reading:
-            return  # what it is offered may relieve it at once, in the middle of `_read_on`
+            return False  # what it is offered may relieve it at once, in the middle of `_read_on`
         self._reading.add(subscriber)
         try:
-            for topic in list(self._behind[subscriber]):
+            left = list(self._behind[subscriber])
+            for number, topic in enumerate(left, 1):
                 if not self._read_on(subscriber, topic):
-                    return
+                    return False
+                self._goes_last(subscriber, topic)
+                if time.monotonic() >= ends:
+                    return number < len(left)
+            return False
         finally:
             self._reading.discard(subscriber)
+
+    def _goes_last(self, subscriber: Subscriber, topic: Topic) -> None:
+        """The other topics of a subscriber come to their turn first, if this one has not caught up."""
+        topics = self._behind.get(subscriber, {})
+        if topic in topics:
+            topics[topic] = topics.pop(topic)
 
     def _read_on(self, subscriber: Subscriber, topic: Topic) -> bool:
         """Whether there is room for more."""

@@ -38,6 +38,8 @@ class Subscriber(ABC):
     overflow: Overflow = Overflow.SPILL
     dropped: int = 0
     most: Most = Most()
+    #: what is kept comes to it from the log, when it is on the disk (`on_disk`): it may say how far it is
+    waits_for_disk: bool = False
     #: it is given streams frame by frame, as they come, instead of one message at their end
     takes_frames: bool = False
 
@@ -53,6 +55,9 @@ class Subscriber(ABC):
     def listening(self, topic: str) -> int:
         """How many of them hear this topic, of those that it is known of."""
         return 1
+
+    def on_disk(self) -> None:
+        """Of one that waits for the disk, and has not come to the end: more is there, or may be."""
 
     @property
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from patterns import PATTERNS, Pair, Subscriber
 from transfer import draining
 from transfer.links.control import REPLACED, TAKEN
+from transfer.links.places import BEGIN, KEEPS, MAX_LOG
 from transfer.links.queue_limits import QueueLimits
 from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transports.connection import Connected
-from transports.errors import Broken, Closed, HandshakeError, ProtocolError
-from transports.hello import is_same
+from transports.errors import Broken, Closed, Fatal, HandshakeError, ProtocolError, TransferError
+from transports.hello import PLACE_TAKEN, is_same
 from transports.reactor import EDGE, PEER_CLOSED, READABLE
 from transports.wire import Control, SocketType
 
@@ -49,6 +51,8 @@ class Arrivals(QueueLimits):
         queue, record.queue = record.queue, None
         if queue is not None:
             socket._detach(queue.stream)
+        if record.address.begin:  # the publisher is told how far the one before has come
+            self._end_those(lambda other: not other.pending and other.source is record)
         try:
             peer, replaced, refused = self._admit(socket, record, made, queue)
         except (HandshakeError, OSError) as error:
@@ -107,6 +111,9 @@ class Arrivals(QueueLimits):
                 return False
             return peer.source.outgoing or _are_same(other, peer)
 
+        self._end_those(is_earlier)
+
+    def _end_those(self, is_earlier: Callable[[Peer], bool]) -> None:
         with self._lock:
             earlier = [other.stream for other in self.peers.values() if is_earlier(other)]
         for stream in earlier:
@@ -164,6 +171,8 @@ class Arrivals(QueueLimits):
             peer.since_ns = time.monotonic_ns()
             peer.confirms_ours = credits
             peer.heartbeat = _number(remote.extra.get("heartbeat_ms"))
+            peer.keeps = _log_of(remote) if record.address.begin else ""
+            peer.begins = str(remote.extra.get(BEGIN, ""))
             replaced = refused = None
             try:
                 replaced = self.pattern.attach(stream, remote.socket_type, remote.routing_id)
@@ -172,7 +181,7 @@ class Arrivals(QueueLimits):
                 refused.__cause__ = error
             self.peers[stream] = peer
             if isinstance(self.pattern, Subscriber):
-                self._introduce(self.pattern, stream)
+                self._introduce(self.pattern, peer)
         return peer, replaced, refused
 
     def _stream_for(self, socket: SocketMethods, made: Connected, queue: Peer | None, credits: bool) -> Any:
@@ -236,6 +245,10 @@ class Arrivals(QueueLimits):
         if not record.outgoing and len(self.peers) >= most:
             raise HandshakeError("busy", f"this side has {most} connections and takes no more")
         self.pattern.check(remote.socket_type, remote.routing_id)
+        if record.address.begin and not _log_of(remote):
+            raise HandshakeError(
+                "keeps", "the publisher keeps nothing", hint="?begin= is for what a broker publishes"
+            )
         if not socket.router_handover:
             self._check_identity(remote)
 
@@ -252,9 +265,11 @@ class Arrivals(QueueLimits):
                 hint="router_handover lets the newest connection take it over",
             )
 
-    def _introduce(self, pattern: Subscriber, stream: Any) -> None:
+    def _introduce(self, pattern: Subscriber, peer: Peer) -> None:
+        stream = peer.stream
+        places = self.places.of(peer.keeps) if self.places is not None else ()
         try:
-            for order in pattern.introduce(stream):
+            for order in (*places, *pattern.introduce(stream)):
                 stream.send(control(order), force=True)
         except Broken:  # whoever reads the stream finds its end
             logger.debug("a publisher went before it heard the subscriptions")
@@ -267,10 +282,37 @@ class Arrivals(QueueLimits):
         if record.connector is not None:
             record.connector.lost()
 
+    def _failed(self, record: Endpoint, error: TransferError) -> None:
+        """One attempt to connect failed; the connector tries again, except after Fatal."""
+        record.attempts += 1
+        lacks, record.error = self.lacks(record, error), self.telling(record.error, error)
+        if record.follower is not None:
+            record.follower.record.error = record.error
+        if isinstance(error, Fatal):
+            self.fatal = error
+            socket = self._socket()
+            if socket is not None:
+                socket._ways_changed()
+                socket._notify()
+        if isinstance(error, (HandshakeError, Fatal)):
+            reason = getattr(error, "reason", "policy")
+            self.warn_of(f"connecting to {record.address}", error, outgoing=True, lasts=lacks)
+            if reason in PLACE_TAKEN:
+                self._count(f"refused:{reason}")
+                self.emit(EventKind.REFUSED, str(record.address), reason=reason, error=error)
+            else:
+                self._count(f"handshake:{reason}")
+                self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), reason=reason, error=error)
+        with self._lock:
+            self.changed.notify_all()
+
     def _turn_away(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
         """Refuses a peer after its hello was good, and says why."""
-        self._count(f"refused:{error.reason}")
-        self.emit(EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error)
+        if record.outgoing and error.reason not in PLACE_TAKEN:
+            self._failed(record, error)
+        else:
+            self._count(f"refused:{error.reason}")
+            self.emit(EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error)
         if made.stream is not None:
             made.stream.close()
         elif made.fd >= 0:
@@ -351,3 +393,9 @@ def _confirms(socket_type: SocketType) -> bool:
 
 def _number(value: Any) -> int:
     return value if type(value) is int and 0 < value < 2**31 else 0
+
+
+def _log_of(remote: Hello) -> str:
+    """The log of a publisher that keeps what it publishes, or ""."""
+    name = remote.extra.get(KEEPS)
+    return name if isinstance(name, str) and len(name) <= MAX_LOG else ""

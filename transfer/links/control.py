@@ -10,6 +10,7 @@ from patterns import Publisher, Subscriber
 from patterns.pub_sub import decode_order, encode_order
 from transfer import draining
 from transfer.links.losses import Losses
+from transfer.links.places import decode_place
 from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Peer
@@ -99,6 +100,8 @@ class Controls(Losses):
         kind = data[0]
         if kind in (Control.SUBSCRIBE, Control.UNSUBSCRIBE, Control.SUBSCRIBED):
             self._on_subscription(peer, data)
+        elif kind == Control.PLACE:
+            self._on_place(peer, *decode_place(data))
         elif kind == Control.REFUSED:
             reason = data[1:65].decode("ascii", "replace")
             self._count(f"refused:{reason}")
@@ -119,17 +122,31 @@ class Controls(Losses):
         elif isinstance(pattern, Publisher) and kind == Control.SUBSCRIBE:
             if not pattern.subscribe(stream, prefix):
                 raise ProtocolError("control", "more subscriptions than one peer may have")
-            stream.subscribe(prefix)
-            stream.send(control(encode_order(Control.SUBSCRIBED, number)), force=True)
+            if self.keeper is not None and peer.begins:
+                self.keeper.subscribed(peer, number, prefix)
+            else:
+                stream.subscribe(prefix)
+                stream.send(control(encode_order(Control.SUBSCRIBED, number)), force=True)
             self.emit(EventKind.SUBSCRIBED, peer.endpoint, peer.address)
         elif isinstance(pattern, Publisher) and kind == Control.UNSUBSCRIBE:
             pattern.unsubscribe(stream, prefix)
-            stream.unsubscribe(prefix)
+            if self.keeper is not None and peer.begins:
+                self.keeper.unsubscribed(peer, prefix)
+            else:
+                stream.unsubscribe(prefix)
             self.emit(EventKind.UNSUBSCRIBED, peer.endpoint, peer.address)
         else:
             raise ProtocolError("control", f"control {kind} makes no sense to a {pattern.socket_type.name}")
         with self._lock:
             self.changed.notify_all()
+
+    def _on_place(self, peer: Peer, number: int, topic: bytes) -> None:
+        if self.keeper is not None and peer.begins:
+            self.keeper.placed(peer, number, topic)
+        elif self.places is not None and peer.keeps:
+            self.places.begin(peer, number, topic)
+        else:
+            raise ProtocolError("control", f"a place makes no sense to a {self.pattern.socket_type.name}")
 
     def subscribe(self, prefix: bytes, add: bool) -> None:
         """Adds or takes back a subscription of ours and tells every publisher."""

@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transfer import draining
-from transfer.links.arrivals import Arrivals
+from transfer.links.connecting import Connecting, handshake_timeout
 from transfer.links.following import Following, is_member_of, open_directory
+from transfer.links.places import Places, check_begin
 from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
@@ -26,36 +27,32 @@ from transports import registry
 from transports.address import Address, parse
 from transports.arguments import text, wrong
 from transports.choice import BASE, permitted
-from transports.config import SocketOptions
-from transports.connection import ConnectOptions, reach, serve
+from transports.connection import reach, serve
 from transports.errors import (
     AddressError,
     Again,
     Broken,
     Closed,
-    Fatal,
     HandshakeError,
     ProtocolError,
     TransferError,
     UsageError,
 )
 from transports.hello import PLACE_TAKEN
-from transports.identity import make_hello, new_nonce
+from transports.identity import new_nonce
 from transports.security.guard import is_loopback
-from transports.upgrade import Surroundings, Upgrade
 from transports.wire import CREDIT, Control
 
 if TYPE_CHECKING:
     import socket
 
     from transfer.socket import SocketMethods
-    from transports.hello import Agreement
 
 #: seconds of waiting at the end of a socket after which a missing peer is said
 _LONG_WAIT = 5.0
 
 
-class Links(Arrivals):
+class Links(Connecting):
     """What a socket does with endpoints. Thread-safe; callbacks come in the reactor's thread."""
 
     # -- endpoints ----------------------------------------------------------------------------------
@@ -69,6 +66,7 @@ class Links(Arrivals):
                 f"{endpoint} can be connected to, not bound",
                 hint="bind tcp://*:port; announce() tells a registry of it, and a service of Kubernetes DNS",
             )
+        check_begin(address, self.pattern, bound=True)
         record = Endpoint(address, time.monotonic(), outgoing=False)
         prepare = self._preparation(address)
         if prepare is not None:
@@ -83,7 +81,7 @@ class Links(Arrivals):
                 on_failed=partial(self._refused, record),
                 admits=partial(self._may_come, record),
                 backlog=socket.backlog,
-                handshake_timeout=_handshake_timeout(socket),
+                handshake_timeout=handshake_timeout(socket),
                 upgrades=self._upgrade,
                 credentials=self.context.credentials,
                 shares_endpoint=self.context.defaults.shares_endpoints,
@@ -120,6 +118,9 @@ class Links(Arrivals):
         """Begins to connect. Waits only under the policy `require`; then raises Fatal or Again."""
         socket = self._owner()
         address = parse(endpoint)
+        if check_begin(address, self.pattern):
+            self.places = self.places or Places()
+            socket._ways_changed()
         record = Endpoint(address, time.monotonic(), outgoing=True)
         directory = open_directory(address, self.context) if address.is_directory else None
         with self._lock:
@@ -139,7 +140,7 @@ class Links(Arrivals):
             raise Closed("the socket is closed")
         self.schedule_checks()
         if (address.policy or self.context.transport_config.policy) == "require":
-            self._await_handshake(record, _handshake_timeout(socket))
+            self._await_handshake(record, handshake_timeout(socket))
         return record
 
     def _reach(self, socket: SocketMethods, record: Endpoint) -> None:
@@ -148,7 +149,7 @@ class Links(Arrivals):
             self.context.reactor,
             registry.open_transport(address.scheme, self._transport_options(socket)),
             address,
-            hello=partial(self._hello, new_nonce()),
+            hello=partial(self._hello, new_nonce(), address),
             on_connected=partial(self._connected, record),
             on_failed=partial(self._failed, record),
             admits=partial(self._may_come, record),
@@ -243,30 +244,6 @@ class Links(Arrivals):
         """The connector tries again after this pause, in seconds."""
         self._count("retried")
         self.emit(EventKind.CONNECT_RETRIED, endpoint)
-
-    def _failed(self, record: Endpoint, error: TransferError) -> None:
-        """One attempt to connect failed; the connector tries again, except after Fatal."""
-        record.attempts += 1
-        lacks, record.error = self.lacks(record, error), self.telling(record.error, error)
-        if record.follower is not None:
-            record.follower.record.error = record.error
-        if isinstance(error, Fatal):
-            self.fatal = error
-            socket = self._socket()
-            if socket is not None:
-                socket._ways_changed()
-                socket._notify()
-        if isinstance(error, (HandshakeError, Fatal)):
-            reason = getattr(error, "reason", "policy")
-            self.warn_of(f"connecting to {record.address}", error, outgoing=True, lasts=lacks)
-            if reason in PLACE_TAKEN:
-                self._count(f"refused:{reason}")
-                self.emit(EventKind.REFUSED, str(record.address), reason=reason, error=error)
-            else:
-                self._count(f"handshake:{reason}")
-                self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), reason=reason, error=error)
-        with self._lock:
-            self.changed.notify_all()
 
     def _refused(self, record: Endpoint, error: TransferError, where: str) -> None:
         """An accepted connection came to nothing."""
@@ -383,65 +360,3 @@ class Links(Arrivals):
             known, loopback = self.context.credentials.security.any, is_loopback(address.host)
             offer = permitted(offer, known=known, loopback=loopback)
         return registry.preparation(offer, address.scheme)
-
-    # -- how to connect -----------------------------------------------------------------------------
-
-    def _hello(self, instance: str = "") -> Any:
-        socket = self._socket()
-        if socket is None:  # closed in this moment: what comes of the handshake is discarded
-            return make_hello(self.pattern.socket_type, offer=self.context.offer)
-        extra: dict[str, Any] = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else {}
-        return make_hello(
-            self.pattern.socket_type,
-            routing_id=socket.routing_id,
-            instance=instance,
-            max_message=socket.largest_message,
-            offer=self.context.offer,
-            lazy=not socket.immediate,
-            extra=extra,
-        )
-
-    def _upgrade(self, agreement: Agreement, connecting: bool) -> Upgrade:
-        """Our part in changing to the transport that was chosen. Raises Declined."""
-        socket = self._owner()
-        around = Surroundings(
-            core=self.context.core,
-            reactor=self.context.reactor,
-            flusher=self.context.flusher,
-            pool=self.context.pool,
-            socket_type=self.pattern.socket_type,
-            max_message=socket.largest_message,
-            send_high_water=socket.sndhwm,
-            send_high_water_bytes=socket.sndhwm_bytes,
-            credits=self.pattern.confirms and "credit" in agreement.features,
-            checksum=socket.checksum,
-            options=self._transport_options(socket),
-            shared=self.context.shared,
-            own=self.own,
-        )
-        return registry.upgrade(agreement.choice.transport)(around, agreement, connecting=connecting)
-
-    @staticmethod
-    def _transport_options(socket: SocketMethods) -> SocketOptions:
-        return SocketOptions(
-            send_buffer=max(0, socket.sndbuf),
-            receive_buffer=max(0, socket.rcvbuf),
-            keepalive=socket.tcp_keepalive,
-            keepalive_idle=socket.tcp_keepalive_idle,
-            keepalive_interval=socket.tcp_keepalive_intvl,
-            keepalive_count=socket.tcp_keepalive_cnt,
-        )
-
-    @staticmethod
-    def _connect_options(socket: SocketMethods) -> ConnectOptions:
-        first = max(0, socket.reconnect_ivl) / 1000.0
-        return ConnectOptions(
-            connect_timeout=socket.connect_timeout / 1000.0 or 30.0,
-            handshake_timeout=_handshake_timeout(socket),
-            reconnect_first=first,
-            reconnect_limit=socket.reconnect_ivl_max / 1000.0,
-        )
-
-
-def _handshake_timeout(socket: SocketMethods) -> float:
-    return float(socket.handshake_ivl / 1000.0 or 30.0)

@@ -136,6 +136,7 @@ class Losses(Credits):
             while peer.stream.received_bytes < most and (frames := peer.stream.receive()) is not None:
                 if not frames[0].flags & Flag.CONTROL:
                     found.append(frames)
+                    self.note_place(peer.stream, frames)
                 else:
                     self._credited(peer, frames[0])
         except (Broken, ProtocolError, Closed) as end:

@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,9 @@ from transports.wire import Flag
 if TYPE_CHECKING:
     from patterns.base import OutFrame
     from transfer.context import Context
+    from transfer.links.places import Keeper, Places
     from transfer.socket import SocketMethods
+    from transports.core_contract import Frame
 
 logger = logging.getLogger("transfer")
 
@@ -86,6 +88,10 @@ class LinkState:
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self._timers: dict[str, Any] = {}
+        #: how far a SUB has come in what publishers keep, if it connects to one that does
+        self.places: Places | None = None
+        #: what keeps the messages of a PUB
+        self.keeper: Keeper | None = None
         #: what transports keep for all connections of this socket, by name; closed with it
         self.own: dict[str, Any] = {}
         #: descriptors of foreign streams that the reactor watches for us, and for how many of them
@@ -93,6 +99,15 @@ class LinkState:
         self._pulse = 0.0  # seconds between two looks at the peers
         self.sends = pattern.send_mode is not SendMode.NONE or pattern.ordered
         self.receives = pattern.receive_mode is not ReceiveMode.NONE
+
+    def note_place(self, stream: Any, frames: Sequence[Frame]) -> None:
+        """The program has this message, or is given it before anything else."""
+        missed = self.places.note(stream, frames) if self.places is not None else 0
+        if missed:
+            self._count("missed", missed)
+            self._throttled.say(
+                logging.WARNING, "missed", "%d messages were not kept until they could be received", missed
+            )
 
     # -- for people ---------------------------------------------------------------------------------
 

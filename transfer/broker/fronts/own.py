@@ -1,8 +1,9 @@
 """The broker's own front: transfer's sockets over any transport, with tensors as they are.
 
-PUSH or REQ give messages of two parts and more: topic, payload. SUB receives the topics that begin with
-what it subscribed to. DEALER speaks the protocol of `transfer.protocols.own`: messages are acknowledged
-when they are kept, and consumers of a group acknowledge what they have processed.
+PUSH, PUB or REQ give messages of two parts and more: topic, payload. SUB receives the topics that begin with
+what it subscribed to, with `?begin=` also what was kept of them. DEALER speaks the protocol of
+`transfer.protocols.own`: messages are acknowledged when they are kept, and consumers of a group acknowledge
+what they have processed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import transfer
 from transfer.broker.engine.grammar import Kind, pattern
 from transfer.broker.engine.registry import Registry
 from transfer.broker.fronts.own_arrivals import Limits
-from transfer.broker.fronts.own_heard import Heard, Pushes
+from transfer.broker.fronts.own_heard import Heard, Publications, Pushes
 from transfer.broker.fronts.own_pub import OwnPublisher
 from transfer.broker.fronts.own_queue import OwnQueue
 from transfer.broker.fronts.own_requests import Requests
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OwnSettings:
-    """Endpoints; "" for none. requests: where DEALER and REQ connect; pushes: PUSH; subscriptions: SUB.
+    """Endpoints; "" for none. requests: where DEALER and REQ connect; pushes: PUSH, PUB; subscriptions: SUB.
     queues: by topic, where PULL connects. largest: bytes of a message at most, and of one in pieces; stalled:
     seconds that a program may stop in the middle of that."""
 
@@ -64,8 +65,11 @@ class OwnFront:
                 self._add("requests", requests, settings)
             if settings.pushes:
                 self._add("pushes", Pushes(hub, loop, context, self.counters), settings)
+                publications = Publications(hub, loop, context, self.counters)
+                self._sockets.append(publications)
+                publications.listen(self.endpoints["pushes"], settings.largest)
             if settings.subscriptions:
-                self._publisher = OwnPublisher(context, settings.subscriptions, settings.largest, hub.counts)
+                self._publisher = OwnPublisher(hub, loop, context, settings.subscriptions, settings.largest)
                 self.endpoints["subscriptions"] = self._publisher.endpoint
                 hub.subscribe(self._publisher, pattern(Kind.PREFIX, ""))
             for topic, endpoint in settings.queues.items():
@@ -110,6 +114,8 @@ class OwnFront:
         """About once a second: who has gone."""
         for heard in self._sockets:
             heard.tick()
+        if self._publisher is not None:
+            self._publisher.kept.tick()
 
     def close(self) -> None:
         """Ends the sockets. Idempotent."""
@@ -121,4 +127,5 @@ class OwnFront:
         self._sockets.clear()
         if self._publisher is not None:
             self._hub.leave(self._publisher)
+            self._publisher.kept.close()
             self._publisher.socket.close(0)

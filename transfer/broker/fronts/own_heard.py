@@ -118,7 +118,7 @@ class Pushes(Heard):
     """PULL: whoever pushes is not told whether a message is kept."""
 
     kind = transfer.PULL
-    peers = (SocketType.PUSH,)
+    peers: tuple[SocketType, ...] = (SocketType.PUSH,)
 
     def take(self, frames: list[Any]) -> None:
         topic, rest = topic_and_rest(frames)
@@ -128,3 +128,14 @@ class Pushes(Heard):
             raise ProtocolError("publish", str(error)) from error
         self._counters["published"] += 1
         self._hub.pressed(self)
+
+
+class Publications(Pushes):
+    """SUB: the same for PUB, which drops what has no room."""
+
+    kind = transfer.SUB
+    peers = (SocketType.PUB,)
+
+    def listen(self, endpoint: str, largest: int) -> str:
+        self.socket.subscribe(b"")
+        return super().listen(endpoint, largest)

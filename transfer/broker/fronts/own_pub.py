@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
 from typing import TYPE_CHECKING
 
 import transfer
+from transfer.broker.fronts.own_kept import KeptReaders
 from transfer.broker.fronts.own_parts import HELD_FROM, parts_of, unreadable
 from transfer.broker.message import Message
 from transfer.broker.subscriber import Overflow, Subscriber
 from transports.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from transfer.broker.hub import Hub
     from transfer.broker.message import Buffer
 
 
@@ -20,7 +22,7 @@ class OwnPublisher(Subscriber):
 
     A large message that comes in pieces is gathered first, one at a time; another one meanwhile is read from
     the log, if its topic is kept. largest: bytes of a message that is gathered: a larger one does not come
-    here, and is counted as dropped if somebody is there. counts: of the hub.
+    here, and is counted as dropped if somebody is there. kept: subscribers that it does not serve itself.
     """
 
     passive = True
@@ -28,9 +30,17 @@ class OwnPublisher(Subscriber):
     overflow = Overflow.SPILL
     queued = 0
 
-    def __init__(self, context: transfer.Context, endpoint: str, largest: int, counts: Counter[str]) -> None:
-        self._counts = counts
+    def __init__(
+        self,
+        hub: Hub,
+        loop: asyncio.AbstractEventLoop,
+        context: transfer.Context,
+        endpoint: str,
+        largest: int,
+    ) -> None:
+        self._counts = hub.counts
         self.socket = context.socket(transfer.PUB)
+        self.kept = KeptReaders(hub, loop, self.socket, hub.counts)
         self.socket.bind(endpoint)
         self.endpoint: str = self.socket.last_endpoint
         self._largest = largest

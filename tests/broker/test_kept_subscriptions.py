@@ -1,0 +1,413 @@
+"""SUBs with `?begin=`: what a broker keeps reaches those that come late, are slow, or were away."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+import time
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import transfer
+from tests.broker.running import FREE, running
+from tests.broker.serving import Serving
+from tests.core.raw import CONTROL, Raw
+from tests.faults.stranger import ended, speak, stranger
+from tests.sockets.conftest import KeepingContext
+from tests.sockets.helpers import eventually
+from tests.sockets.test_order import Cutter
+from transfer import ZmqInterface
+from transfer.broker.fronts import own_kept
+from transfer.broker.fronts.own import OwnSettings
+from transfer.clients.own import BrokerClient
+from transfer.links.places import Places, decode_place
+from transports.address import parse
+from transports.errors import AddressError, HandshakeError, ProtocolError
+from transports.wire import Control, SocketType
+
+
+@pytest.fixture
+def context():
+    with KeepingContext() as made:
+        yield made
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with running(tmp_path / "data") as made:
+        yield made
+
+
+@pytest.fixture
+def client(broker):
+    with BrokerClient(broker.endpoints["requests"]) as made:
+        yield made
+
+
+def subscribed(context, broker, *prefixes, begin="old", **options):
+    sub = context.socket(transfer.SUB, rcvtimeo=10_000, **options)
+    for prefix in prefixes or (b"",):
+        sub.subscribe(prefix)
+    sub.connect(f"{broker.endpoints['subscriptions']}?begin={begin}")
+    return sub
+
+
+def publish(client, topic, numbers, size=0):
+    for number in numbers:
+        client.publish(topic, b"%d " % number + bytes(size), wait=False)
+    client.flush()
+
+
+def received(sub, count):
+    """Numbers, by topic."""
+    found = defaultdict(list)
+    for _ in range(count):
+        topic, data = sub.recv_multipart()
+        found[topic.decode()].append(int(data.partition(b" ")[0]))
+    return dict(found)
+
+
+def test_a_late_one_gets_what_was_kept_and_then_what_comes(context, broker, client):
+    publish(client, "orders", range(500))
+    publish(client, "other", range(5))
+    sub = subscribed(context, broker, b"orders")
+    assert received(sub, 500) == {"orders": list(range(500))}
+    publish(client, "orders", range(500, 600))
+    publish(client, "orders.more", range(3))
+    assert received(sub, 103) == {"orders": list(range(500, 600)), "orders.more": [0, 1, 2]}
+    assert not sub.poll(100)
+
+
+def test_two_that_come_at_different_times_get_all_each(context, broker, client):
+    publish(client, "t", range(100))
+    first = subscribed(context, broker)
+    assert received(first, 100) == {"t": list(range(100))}
+    second = subscribed(context, broker)
+    publish(client, "t", range(100, 120))
+    assert received(second, 120) == {"t": list(range(120))}
+    assert received(first, 20) == {"t": list(range(100, 120))}
+
+
+def test_begin_new(context, broker, client):
+    publish(client, "t", range(10))
+    sub = subscribed(context, broker, begin="new")
+    sub.wait_for_peers(1, 10)
+    publish(client, "t", range(10, 20))
+    publish(client, "later", range(3))
+    assert received(sub, 13) == {"t": list(range(10, 20)), "later": [0, 1, 2]}
+
+
+def test_beside_one_that_did_not_ask_for_it(context, broker, client):
+    publish(client, "t", range(10))
+    plain = context.socket(transfer.SUB, rcvtimeo=10_000)
+    plain.subscribe(b"")
+    plain.connect(broker.endpoints["subscriptions"])
+    plain.wait_for_peers(1, 10)
+    kept = subscribed(context, broker)
+    publish(client, "t", range(10, 20))
+    assert received(plain, 10) == {"t": list(range(10, 20))}
+    assert received(kept, 20) == {"t": list(range(20))}
+
+
+def test_subscriptions_that_come_later_and_go(context, broker, client):
+    for topic in ("a", "b", "c"):
+        publish(client, topic, range(50))
+    sub = subscribed(context, broker, b"a")
+    assert received(sub, 50) == {"a": list(range(50))}
+    sub.subscribe(b"b")
+    assert received(sub, 50) == {"b": list(range(50))}
+    sub.unsubscribe(b"a")
+    assert eventually(lambda: len(next(iter(broker_readers(broker)), ())) == 1)
+    publish(client, "a", [50])
+    publish(client, "b", [50])
+    assert received(sub, 1) == {"b": [50]}
+    sub.subscribe(b"a")
+    assert received(sub, 1) == {"a": [50]}
+    assert not sub.poll(100)
+
+
+def broker_readers(broker):
+    subscriptions = broker.hub.fanout.subscriptions()
+    return [mine for one, mine in list(subscriptions.items()) if type(one).__name__ == "KeptReader"]
+
+
+def test_tensors_parts_and_large_ones(context, broker, client):
+    array = np.arange(3_000_000, dtype=np.float32)
+    client.publish_tensor("w", array)
+    push = context.socket(transfer.PUSH)
+    push.connect(broker.endpoints["pushes"])
+    push.send_multipart([b"w", b"one", b"", b"three"])
+    client.publish("w", bytes(range(256)) * 100_000)
+    sub = subscribed(context, broker, maxmsgsize=-1)
+    assert np.array_equal(sub.recv_tensor(), array)
+    assert eventually(lambda: broker.hub.store.topics["w"].messages == 3)
+    found = [sub.recv_multipart() for _ in range(2)]
+    assert sorted(map(len, found)) == [2, 4]
+    for parts in found:
+        assert parts in ([b"w", b"one", b"", b"three"], [b"w", bytes(range(256)) * 100_000])
+
+
+def test_a_slow_one_loses_nothing_and_little_waits_for_it(context, broker, client):
+    sub = subscribed(context, broker, rcvhwm=2)
+    sub.wait_for_peers(1, 10)
+    for first in range(0, 1000, 100):
+        publish(client, "t", range(first, first + 100), size=100_000)
+    [reader] = [one for one in broker.hub.fanout.subscriptions() if type(one).__name__ == "KeptReader"]
+    assert reader.queued < 2 * reader.limit
+    assert received(sub, 1000) == {"t": list(range(1000))}
+
+
+def test_a_pub_publishes_what_is_kept(context, broker):
+    pub = context.socket(transfer.PUB, sndhwm=0)
+    pub.connect(broker.endpoints["pushes"])
+    pub.wait_for_peers(1, 10)
+    for number in range(100):
+        pub.send_multipart([b"news", b"%d" % number])
+    assert eventually(
+        lambda: "news" in broker.hub.store.topics and broker.hub.store.topics["news"].kept == 100
+    )
+    assert received(subscribed(context, broker), 100) == {"news": list(range(100))}
+
+
+def test_connections_that_are_cut_again_and_again(broker, client):
+    with (
+        contextlib.closing(Cutter(broker.endpoints["subscriptions"])) as cutter,
+        KeepingContext(protocol="tcp") as context,
+    ):
+        sub = context.socket(transfer.SUB, rcvtimeo=10_000, reconnect_ivl=5, reconnect_ivl_max=20)
+        sub.subscribe(b"")
+        sub.connect(f"{cutter.endpoint}?begin=new")
+        sub.wait_for_peers(1, 10)
+        found, enough = [b""], threading.Event()
+
+        def publishes():
+            for number in itertools.count():
+                client.publish("t", b"%d" % number, wait=number % 50 == 0)
+                if enough.is_set():
+                    break
+            client.publish("t", b"over")
+
+        publisher = threading.Thread(target=publishes)
+        publisher.start()
+        rng, cuts, due = random.Random(1), 0, time.monotonic()
+        while found[-1] != b"over":
+            found.append(sub.recv_multipart()[-1])
+            if cuts == 25:
+                enough.set()
+            elif time.monotonic() > due:
+                cutter.cut()
+                cuts, due = cuts + 1, time.monotonic() + rng.random() / 20
+        publisher.join(20)
+        assert list(map(int, found[1:-1])) == list(range(len(found) - 2))
+        assert sub._links.counts["disconnected"] > 10
+
+
+def test_a_broker_that_is_killed(context, tmp_path):
+    """What a SUB has is on the broker's disk, so that it goes on where it was."""
+    folder, found, numbers = tmp_path / "data", [], itertools.count()
+    stop = threading.Event()
+    with Serving() as serving, KeepingContext() as other:
+        endpoints, _ = serving.start(folder)
+        where = [endpoints]
+
+        def publishes():
+            while not stop.is_set():
+                try:
+                    with BrokerClient(where[0]["requests"], timeout=3) as one:
+                        while not stop.is_set():
+                            one.publish("t", b"%d" % next(numbers))
+                except transfer.TransferError:
+                    time.sleep(0.01)
+
+        publisher = threading.Thread(target=publishes)
+        publisher.start()
+        sub = other.socket(transfer.SUB, rcvtimeo=10_000)
+        sub.subscribe(b"")
+        for _ in range(6):
+            until = time.monotonic() + 0.5
+            endpoint = f"{where[0]['subscriptions']}?begin=old"
+            sub.connect(endpoint)
+            while time.monotonic() < until:
+                found.append(int(sub.recv_multipart()[-1]))
+            serving.kill()
+            sub.disconnect(endpoint)
+            where[0], _ = serving.start(folder)
+        stop.set()
+        publisher.join(20)
+        sub.connect(f"{where[0]['subscriptions']}?begin=old")
+        while sub.poll(500):
+            found.append(int(sub.recv_multipart()[-1]))
+        with BrokerClient(where[0]["requests"]) as one:
+            consumer = one.consume("t", "check", begin="old")
+            kept = []
+            while True:
+                try:
+                    some = consumer.recv_many(1000, timeout=1)
+                except transfer.Again:
+                    break
+                kept += [int(bytes(message.data)) for message in some]
+                consumer.ack(*some)
+        assert found == kept
+        assert len(found) > 100
+
+
+def test_what_was_not_kept_is_counted_and_told(context, tmp_path, caplog):
+    with running(tmp_path / "data", retention_bytes=3 << 20) as broker:
+        with BrokerClient(broker.endpoints["requests"]) as client:
+            publish(client, "t", range(10))
+            sub = subscribed(context, broker)
+            assert received(sub, 10) == {"t": list(range(10))}
+            endpoint = sub.last_endpoint
+            sub.disconnect(endpoint)
+            assert eventually(lambda: not broker_readers(broker))
+            publish(client, "t", range(10, 200), size=100_000)
+            assert eventually(lambda: broker.hub.store.range(broker.hub.store.topics["t"])[0] > 10, 40)
+            sub.connect(endpoint)
+            first = int(sub.recv_multipart()[-1].partition(b" ")[0])
+            assert first > 10
+            assert sub._links.counts["missed"] == first - 10
+            assert "not kept until" in caplog.text
+
+
+def test_another_brokers_places_are_its_own(context, tmp_path):
+    sub = context.socket(transfer.SUB, rcvtimeo=10_000)
+    sub.subscribe(b"")
+    for name in ("one", "two"):
+        with running(tmp_path / name) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+            publish(client, "t", range(20))
+            endpoint = f"{broker.endpoints['subscriptions']}?begin=old"
+            sub.connect(endpoint)
+            assert received(sub, 20) == {"t": list(range(20))}
+            sub.disconnect(endpoint)
+
+
+def test_mooncakes_interface_notes_its_place_too(broker, client):
+    publish(client, "t", range(5))
+    with ZmqInterface() as interface:
+        sub, got = interface.socket("SUB"), []
+        sub.set_subscribe_callback(got.append)
+        sub.subscribe("")
+        sub.connect(f"{broker.endpoints['subscriptions']}?begin=old")
+        assert eventually(lambda: len(got) == 5)
+        [places] = sub._socket._links.places._by_log.values()
+        assert places == {b"t": 5}
+
+
+@pytest.mark.parametrize("kind", ["tcp", "local", "ipc"])
+def test_ways(context, tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("TRANSFER_LOCAL", "on" if kind == "local" else "off")
+    place = f"ipc://{tmp_path}/s" if kind == "ipc" else FREE
+    with KeepingContext() as here, running(tmp_path / "d", own=OwnSettings(FREE, FREE, place)) as broker:
+        with BrokerClient(broker.endpoints["requests"]) as client:
+            publish(client, "t", range(50), size=200_000)
+            assert received(subscribed(here, broker), 50) == {"t": list(range(50))}
+
+
+# -- what cannot be ------------------------------------------------------------------------------------------
+
+
+def test_publishers_that_keep_nothing(context):
+    pub = context.socket(transfer.PUB)
+    pub.bind(FREE)
+    sub = context.socket(transfer.SUB, rcvtimeo=1000)
+    monitor = sub.get_monitor()
+    sub.connect(f"{pub.last_endpoint}?begin=old")
+    while (event := monitor.recv(10)).kind != "handshake_failed":
+        pass
+    assert isinstance(event.error, HandshakeError)
+    assert event.reason == "keeps"
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "endpoint"),
+    [
+        (transfer.SUB, "bind", "tcp://127.0.0.1:0?begin=old"),
+        (transfer.PULL, "connect", "tcp://127.0.0.1:1?begin=old"),
+        (transfer.PUSH, "connect", "tcp://127.0.0.1:1?begin=new"),
+        (transfer.SUB, "connect", "registry://127.0.0.1:1/name?begin=new"),
+        (transfer.SUB, "connect", "tcp://127.0.0.1:1?begin=middle"),
+        (transfer.SUB, "connect", "tcp://127.0.0.1:1?start=old"),
+    ],
+)
+def test_endpoints_that_cannot_be(context, kind, how, endpoint):
+    with pytest.raises(AddressError):
+        getattr(context.socket(kind), how)(endpoint)
+
+
+def test_prefixes_that_are_no_text(context, broker):
+    sub = context.socket(transfer.SUB, rcvtimeo=1000)
+    monitor = sub.get_monitor()
+    sub.subscribe(b"\xff")
+    sub.connect(f"{broker.endpoints['subscriptions']}?begin=old")
+    while monitor.recv(10).kind != "disconnected":
+        pass
+
+
+@pytest.mark.parametrize("flood", ["places", "orders", "a place behind a subscription"])
+def test_floods_end_their_connection(broker, client, monkeypatch, flood):
+    monkeypatch.setattr(own_kept, "MOST_PLACES", 50)
+    monkeypatch.setattr(own_kept, "MOST_ORDERS", 50)
+    place = bytes([Control.PLACE]) + (1).to_bytes(8, "little")
+    order = bytes([Control.SUBSCRIBE]) + bytes(4)
+    said = {
+        "places": [place + b"%d" % number for number in range(60)],
+        "orders": [order + b"%d" % number for number in range(20_000)],
+        "a place behind a subscription": [order + b"a", place + b"b"],
+    }[flood]
+    with stranger(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
+        with contextlib.suppress(OSError):
+            speak(bare, *(Raw(data, CONTROL, socket_type=int(SocketType.SUB)) for data in said))
+        assert ended(bare)
+    assert eventually(lambda: not broker_readers(broker))
+    publish(client, "t", range(3))
+
+
+def test_an_endpoint_with_both_options():
+    address = parse("tcp://node7:5582?begin=old&policy=require")
+    assert (address.begin, address.policy) == ("old", "require")
+    assert parse(str(address)) == address
+
+
+# -- places --------------------------------------------------------------------------------------------------
+
+
+def message(topic, number):
+    return [SimpleNamespace(topic=topic, sequence=number)]
+
+
+TOPICS = st.sampled_from([b"a", b"b", b"\0\xff"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["one", "two"]), st.booleans(), TOPICS, st.integers(1, 20))))
+def test_places_against_a_model(said):
+    places, model = Places(), {}
+    for log, begins, topic, number in said:
+        stream = SimpleNamespace(peer=SimpleNamespace(keeps=log))
+        known = model.get((log, topic))
+        if begins:
+            places.begin(stream.peer, number, topic)
+            model.setdefault((log, topic), number)
+        else:
+            missed = places.note(stream, message(topic, number))
+            assert missed == (0 if known is None else max(0, number - known - 1))
+            model[log, topic] = max(known or 0, number)
+    for log in ("one", "two", "three"):
+        told = {topic: number for number, topic in map(decode_place, places.of(log))}
+        assert told == {topic: number for (its, topic), number in model.items() if its == log}
+
+
+@given(st.binary(max_size=30))
+def test_places_that_are_none(data):
+    if len(data) <= 9:
+        with pytest.raises(ProtocolError, match="control"):
+            decode_place(data)
+    else:
+        number, topic = decode_place(data)
+        assert data[1:] == number.to_bytes(8, "little") + topic

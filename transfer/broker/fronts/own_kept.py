@@ -1,0 +1,298 @@
+"""SUBs that say where they begin (`?begin=`): each is given what its topics keep, and what comes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from patterns.pub_sub import MAX_SUBSCRIPTIONS, encode_order
+from transfer.broker.engine.grammar import Kind, Pattern, pattern
+from transfer.broker.fronts.own_parts import HELD_FROM, parts_of, unreadable
+from transfer.broker.subscriber import Overflow, Subscriber
+from transfer.links.places import Keeper, encode_place
+from transfer.links.state import control
+from transfer.protocols.names import read_topic
+from transports.errors import Broken, Closed, LogFull, ProtocolError, TransferError, UsageError
+from transports.wire import Control
+
+if TYPE_CHECKING:
+    from patterns.base import OutFrame
+    from transfer.broker.hub import Hub
+    from transfer.broker.message import Buffer, Message
+    from transfer.broker.topic import Topic
+    from transfer.log import Log
+    from transfer.peer import Peer
+    from transfer.socket import SocketMethods
+
+#: bytes that wait for one of them; it reads on from the log when half of them are gone
+LIMIT = 16 << 20
+#: places that one may tell, and orders of one that may wait until the loop comes to them
+MOST_PLACES, MOST_ORDERS = 100_000, 2 * MAX_SUBSCRIPTIONS
+#: seconds between two looks whether one has taken what waits for it: no event says so
+_LOOK = 0.01
+#: seconds for orders, before others come to their turn; topics that one is looked for in between two clocks
+_TURN, _STEP = 0.005, 500
+#: where the log says its own name
+_NAME = b"broker/name"
+
+
+class KeptReader(Subscriber):
+    """One of them, by its connection. places: the number of the last message that it has or was given, by
+    topic; numbers are offsets and one more. wanted: how often it subscribed to a prefix. orders: prefixes,
+    with the number of the subscription, or None where it ends one. doing: the rest of one of them. busy: it
+    waits for its turn."""
+
+    limit = LIMIT
+    overflow = Overflow.SPILL
+    waits_for_disk = True
+    programs = 0  # the PUB socket counts it
+
+    def __init__(self, socket: SocketMethods, peer: Peer, readers: KeptReaders, counts: Counter[str]) -> None:
+        self.peer = peer
+        self.places: dict[str, int] = {}
+        self.wanted: Counter[Pattern] = Counter()
+        self.orders: deque[tuple[Pattern, int | None]] = deque()
+        self.doing: Iterator[None] | None = None
+        self.busy = self.subscribed = False
+        self._socket = socket
+        self._readers = readers
+        self._counts = counts
+        peer.stream.send_high_water = peer.stream.send_high_water_bytes = 0  # the limit stands here
+
+    def listening(self, topic: str) -> int:
+        return 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Its connection has ended."""
+        return self.peer.stream not in self._socket._links.peers
+
+    @property
+    def queued(self) -> int:
+        found: int = self.peer.stream.queued_bytes
+        return found
+
+    def offer(self, message: Message) -> None:
+        try:
+            (_, meta, flags, data), *rest = parts_of(message)
+        except ProtocolError as error:
+            unreadable(message, error, self._counts)
+            self.dropped += 1
+            return
+        number = 0 if message.offset is None else message.offset + 1
+        if number:
+            self.places[message.topic] = number
+        frames: list[OutFrame] = [(flags, number, message.topic.encode(), meta, data)]
+        frames.extend((flags, 0, None, meta, data) for _, meta, flags, data in rest)
+        hold = message.nbytes >= HELD_FROM
+        with suppress(Broken, Closed):  # it comes back, and says how far it was
+            self._socket._send_frames(frames, 0, stream=self.peer.stream, hold=hold)
+        if self.queued * 2 > self.limit:
+            self._readers.look_soon()
+
+    def say(self, order: bytes) -> None:
+        """A control frame."""
+        with suppress(Broken, Closed):
+            self.peer.stream.send(control(order), force=True)
+
+    def on_disk(self) -> None:
+        self._readers.wake(self)
+
+    def begin(self, message: Message, nbytes: int) -> bool:
+        return False  # it is read from the log, if it is kept
+
+    def piece(self, data: Buffer) -> None:
+        """None is begun."""
+
+    def finish(self) -> None:
+        """None is begun."""
+
+    def close(self, reason: str) -> None:
+        self._socket._links.lost(self.peer.stream, ProtocolError("stalled", reason))
+
+
+class KeptReaders(Keeper):
+    """All of one PUB socket. On the broker's loop, but for what a Keeper is told."""
+
+    def __init__(
+        self, hub: Hub, loop: asyncio.AbstractEventLoop, socket: SocketMethods, counts: Counter[str]
+    ) -> None:
+        self.log = _name_of(hub.store.log)
+        self._hub = hub
+        self._loop = loop
+        self._socket = socket
+        self._counts = counts
+        self._readers: dict[Any, KeptReader] = {}
+        #: those with something to do, each of which has its turn
+        self._busy: deque[KeptReader] = deque()
+        self._looks = self._works = False
+        socket._links.keeper = self
+
+    # -- in the reactor's thread -----------------------------------------------------------------------------
+
+    def subscribed(self, peer: Peer, number: int, prefix: bytes) -> None:
+        """See Keeper. Raises ProtocolError."""
+        self._order(peer, prefix, number)
+
+    def unsubscribed(self, peer: Peer, prefix: bytes) -> None:
+        """See Keeper. Raises ProtocolError."""
+        self._order(peer, prefix, None)
+
+    def placed(self, peer: Peer, number: int, topic: bytes) -> None:
+        """See Keeper. Raises ProtocolError."""
+        reader = self._reader(peer)
+        if reader.subscribed or len(reader.places) >= MOST_PLACES:
+            raise ProtocolError("control", f"places come first, and are at most {MOST_PLACES:,}")
+        reader.places[read_topic(topic)] = number
+
+    def _reader(self, peer: Peer) -> KeptReader:
+        reader = self._readers.get(peer.stream)
+        if reader is None:
+            reader = self._readers[peer.stream] = KeptReader(self._socket, peer, self, self._counts)
+        return reader
+
+    def _order(self, peer: Peer, prefix: bytes, number: int | None) -> None:
+        reader = self._reader(peer)
+        if len(reader.orders) >= MOST_ORDERS:
+            raise ProtocolError("control", "subscriptions come and go too fast")
+        reader.subscribed = True
+        reader.orders.append((_pattern(prefix), number))
+        with suppress(RuntimeError):  # the broker ends
+            self._loop.call_soon_threadsafe(self.wake, reader)
+
+    # -- orders, on the loop ---------------------------------------------------------------------------------
+
+    def wake(self, reader: KeptReader) -> None:
+        """It has something to do: an order, or to read on."""
+        if not reader.busy:
+            reader.busy = True
+            self._busy.append(reader)
+        self._work_soon()
+
+    def _work_soon(self) -> None:
+        if not self._works:
+            self._works = True
+            self._loop.call_soon(self._work)
+
+    def _work(self) -> None:
+        """Does what was ordered, and reads, by turns, for a moment."""
+        self._works = False
+        ends = time.monotonic() + _TURN
+        while self._busy and time.monotonic() < ends:
+            reader = self._busy.popleft()
+            if reader.is_gone:
+                self._leave(reader)
+            elif self._does_more(reader, ends):
+                self._busy.append(reader)
+            else:
+                reader.busy = False
+        if self._busy:
+            self._work_soon()
+
+    def _does_more(self, reader: KeptReader, ends: float) -> bool:
+        """One step; whether there is another one."""
+        if reader.doing is None and not reader.orders:
+            return self._hub.fanout.relieved(reader, ends)
+        if reader.doing is None:
+            wanted, number = reader.orders.popleft()
+            if number is None:
+                self._unsubscribe(reader, wanted)
+                return True
+            reader.doing = self._subscribe(reader, wanted, number)
+        try:
+            next(reader.doing)
+        except StopIteration:
+            reader.doing = None
+        except TransferError as error:
+            reader.close(str(error))
+        return True
+
+    def _subscribe(self, reader: KeptReader, wanted: Pattern, number: int) -> Iterator[None]:
+        store, fanout = self._hub.store, self._hub.fanout
+        known, found = set(store.topics.values()), []
+        for count, topic in enumerate(known):
+            if count % _STEP == _STEP - 1:
+                yield
+            if topic.durable and wanted.matches(topic.name):
+                found.append((topic, *self._place(reader, topic), topic.messages))
+        # Without a pause from here: what comes meanwhile would be missed.
+        self._hub.subscribe(reader, wanted)
+        reader.wanted[wanted] += 1
+        for topic in store.topics.values():
+            if topic not in known and topic.durable and wanted.matches(topic.name):
+                found.append((topic, store.range(topic)[0], True, 0))
+        for topic, place, more, messages in found:
+            if more or topic.messages != messages:
+                fanout.read_from_log(reader, topic, place)
+        for count, (topic, place, _, _) in enumerate(found):
+            if count % _STEP == _STEP - 1:
+                yield
+            reader.say(encode_place(place, topic.name.encode()))
+        reader.say(encode_order(Control.SUBSCRIBED, number))
+
+    def _place(self, reader: KeptReader, topic: Topic) -> tuple[int, bool]:
+        """Where it reads on, or begins; whether there is more."""
+        low, end = self._hub.store.range(topic)
+        place = reader.places.get(topic.name)
+        if place is None or place > end:
+            place = low if reader.peer.begins == "old" else end
+        return place, place < end
+
+    def _unsubscribe(self, reader: KeptReader, wanted: Pattern) -> None:
+        reader.wanted[wanted] -= 1
+        if reader.wanted[wanted] <= 0:
+            del reader.wanted[wanted]
+            self._hub.unsubscribe(reader, wanted)
+
+    # -- by the clock ----------------------------------------------------------------------------------------
+
+    def look_soon(self) -> None:
+        """One of them has much that waits for it."""
+        if not self._looks:
+            self._looks = True
+            self._loop.call_later(_LOOK, self._look)
+
+    def _look(self) -> None:
+        self._looks = False
+        for reader in list(self._readers.values()):
+            if reader.is_gone:
+                self._leave(reader)
+            elif self._hub.fanout.has_behind(reader):
+                self.wake(reader)
+                self.look_soon()
+
+    def tick(self) -> None:
+        """About once a second: who has gone."""
+        self.look_soon()
+
+    def _leave(self, reader: KeptReader) -> None:
+        self._readers.pop(reader.peer.stream, None)
+        self._hub.leave(reader)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._socket._links.keeper = None
+        for reader in list(self._readers.values()):
+            self._leave(reader)
+
+
+def _name_of(log: Log) -> str:
+    """By which subscribers know this log again. A full log has none that lasts: they begin again then."""
+    name = log.get(_NAME)
+    if name is None:
+        name = secrets.token_hex(16).encode()
+        with suppress(LogFull):
+            log.commit(log.put(_NAME, name))
+    return name.decode()
+
+
+def _pattern(prefix: bytes) -> Pattern:
+    try:
+        return pattern(Kind.PREFIX, prefix.decode())
+    except (UnicodeDecodeError, UsageError) as error:
+        raise ProtocolError("control", f"{prefix!r:.80} is nothing that a topic begins with") from error
