@@ -122,6 +122,10 @@ class Subscriber(Pattern):
         if peer in self._waiting:
             self._waiting[peer].discard(number)
 
+    def is_held(self, peer: Peer) -> bool:
+        """The publisher holds all our subscriptions."""
+        return not self._waiting.get(peer, {0})
+
     @property
     def ready(self) -> int:
         """How many publishers hold all our subscriptions."""

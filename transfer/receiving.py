@@ -180,6 +180,7 @@ class Receiving(Turns):
         return self._first(self._parts(self._recv_frames(flags)), copy)
 
     def _deliver(self, stream: Any, frames: Sequence[Any], flags: int, copy: bool) -> Any:
+        self._links.note_place(stream, frames)
         try:
             return self._first(self._parts(frames), copy)
         except ProtocolError as error:
@@ -218,6 +219,8 @@ class Receiving(Turns):
         """The core's next message. `map` notes it before any handler can run."""
         [self._came.given] = map(self._recv_message, (timeout,), (sink,))
         message: tuple[Any, list[Any]] = self._came.given
+        if self._links.places is not None:
+            self._links.note_place(*message)
         return message
 
     def _give_back(self, error: BaseException) -> None:
@@ -263,7 +266,6 @@ class Receiving(Turns):
         if not pattern.ordered:
             pattern.expect()
             came.by, frames = self._take(timeout, sink)
-            self._links.note_place(came.by, frames)
             return self._latest(frames) if self._values["conflate"] else frames
         if self._requester is not None:
             return self._recv_reply(self._requester, timeout, sink)

@@ -111,3 +111,4 @@ class Control(IntEnum):
     RDMA = 11  # credits and the like of the rdma transport, see verbs/beside.py
     PROOF = 12  # of the token, see security/proving.py
     PLACE = 13
+    SUBSCRIBE_AGAIN = 14

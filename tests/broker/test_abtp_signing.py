@@ -61,6 +61,7 @@ def test_what_the_document_shows():
 def test_each_message_counts_once_and_in_its_order(said):
     """Against a model: by consumer, the latest that was taken."""
     checks, latest = signatures(), {}
+    checks._began -= 10 * SKEW_US
     for consumer, apart in said:
         signature = signer(now=NOW + apart).sign(SAID)
         if abs(apart) <= SKEW_US and apart > latest.get(consumer, -SKEW_US - 1):
@@ -110,6 +111,13 @@ def test_consumers_of_long_ago_are_forgotten():
         now = NOW + number * 1_000_000
         checks.check(str(number), SAID, Signer(TOKEN.encode, lambda: now).sign(SAID))  # noqa: B023 - of now
     assert len(checks._last) <= SKEW_US / 1_000_000 + 1
+
+
+def test_what_was_said_before_it_began():
+    """To the broker before it, or to another one."""
+    signature = signer(now=NOW - 1).sign(SAID)
+    assert "before this broker began" in refused(signatures(), SAID, signature)
+    signatures(now=NOW - 1).check("w", SAID, signature)
 
 
 # --- a broker that wants them -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ announce much and send little."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -96,10 +97,14 @@ class BrokerThatListens:
         self._broker = broker
         self.largest = 0
 
+    def _made(self):
+        hub, loop = self._broker.hub, asyncio.get_running_loop()
+        return OwnPublisher(hub, loop, self._context, "inproc://announced", 4 * GIB)
+
     def __enter__(self):
         self._context = transfer.Context()
         self._sub = self._context.socket(transfer.SUB)
-        self._pub = OwnPublisher(self._context, "inproc://announced", 4 * GIB, self._broker.hub.counts)
+        self._pub = self._broker.call(self._made)
         self._sub.connect("inproc://announced")
         self._sub.subscribe(b"")
         self._broker.until(lambda: not self._pub.idle)

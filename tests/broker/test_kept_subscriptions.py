@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import random
@@ -25,10 +26,11 @@ from tests.sockets.test_order import Cutter
 from transfer import ZmqInterface
 from transfer.broker.fronts import own_kept
 from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.topic_admin import TopicAdmin
 from transfer.clients.own import BrokerClient
 from transfer.links.places import Places, decode_place
 from transports.address import parse
-from transports.errors import AddressError, HandshakeError, ProtocolError
+from transports.errors import AddressError, Broken, HandshakeError, ProtocolError
 from transports.wire import Control, SocketType
 
 
@@ -309,6 +311,179 @@ def test_ways(context, tmp_path, monkeypatch, kind):
             assert received(subscribed(here, broker), 50) == {"t": list(range(50))}
 
 
+# -- what a reader found, and an outsider ------------------------------------------------------------------
+
+
+def test_one_that_comes_while_a_large_message_is_on_its_way(context, broker, client):
+    publish(client, "t", [0])
+    hub, begun, go_on = broker.hub, threading.Event(), threading.Event()
+    done = hub._written
+
+    def written(*arguments):
+        begun.set()
+        if go_on.is_set():
+            done(*arguments)
+        else:
+            asyncio.get_running_loop().call_later(0.01, written, *arguments)
+
+    hub._written = written
+    uploader = threading.Thread(target=client.publish, args=("t", bytes(12 << 20)))
+    uploader.start()
+    assert begun.wait(20)
+    sub = subscribed(context, broker, maxmsgsize=-1)
+    assert int(sub.recv_multipart()[-1]) == 0
+    go_on.set()
+    uploader.join(20)
+    client.publish("t", b"2")
+    assert [len(sub.recv_multipart()[-1]) for _ in range(2)] == [12 << 20, 1]
+    assert "missed" not in sub._links.counts
+
+
+def test_begin_new_of_another_broker_and_of_a_later_subscription(context, tmp_path):
+    """What is new does not depend on what was received before, nor on whether a connection was lost."""
+    with running(tmp_path / "a") as one, running(tmp_path / "b") as other:
+        with BrokerClient(one.endpoints["requests"]) as a, BrokerClient(other.endpoints["requests"]) as b:
+            for client in (a, b):
+                publish(client, "t", range(3))
+                publish(client, "u", range(3))
+            sub = subscribed(context, one, b"t", begin="new")
+            sub.wait_for_peers(1, 10)
+            publish(a, "t", [3])
+            assert received(sub, 1) == {"t": [3]}
+            sub.connect(f"{other.endpoints['subscriptions']}?begin=new")
+            sub.wait_for_peers(2, 10)
+            publish(b, "t", [3])
+            assert received(sub, 1) == {"t": [3]}
+            for stream in list(sub._links.peers):
+                sub._links.lost(stream, Broken("as if"))
+            sub.subscribe(b"u")
+            sub.wait_for_peers(2, 10)
+            publish(a, "t", [4])
+            publish(b, "u", [3])
+            assert received(sub, 2) == {"t": [4], "u": [3]}
+            assert not sub.poll(100)
+
+
+def test_a_connection_that_is_lost_before_its_places_are_heard(context, broker, client):
+    publish(client, "x", range(3))
+    publish(client, "y", range(3))
+    sub = subscribed(context, broker, begin="new")
+    [reader] = eventually(lambda: [one for one in readers_of(broker) if one.wanted])
+    publish(client, "x", [3])
+    assert eventually(lambda: reader.places.get("x") == 4)
+    time.sleep(0.1)  # all of it lies there unread
+    for stream in list(sub._links.peers):
+        sub._links.lost(stream, Broken("as if"))
+    publish(client, "y", [3])
+    assert received(sub, 2) == {"x": [3], "y": [3]}
+    assert not sub.poll(100)
+
+
+def readers_of(broker):
+    subscriptions = broker.hub.fanout.subscriptions()
+    return [one for one in list(subscriptions) if type(one).__name__ == "KeptReader"]
+
+
+def test_a_topic_that_is_removed_and_made_again(context, broker, client):
+    publish(client, "t", range(5))
+    sub = subscribed(context, broker)
+    assert received(sub, 5) == {"t": list(range(5))}
+    admin = TopicAdmin(broker.loop, broker.hub, broker.letters, broker.audit)
+    admin.remove_topic("t", actor="me", reason="a test", force=True)
+    publish(client, "t", [100, 101])
+    assert received(sub, 2) == {"t": [100, 101]}
+    for stream in list(sub._links.peers):
+        sub._links.lost(stream, Broken("as if"))
+    publish(client, "t", range(102, 110))
+    assert received(sub, 8) == {"t": list(range(102, 110))}
+    endpoint = f"{broker.endpoints['subscriptions']}?begin=old"
+    sub.disconnect(endpoint)
+    admin.remove_topic("t", actor="me", reason="a test", force=True)
+    publish(client, "t", range(110, 140))
+    sub.connect(endpoint)
+    assert received(sub, 30) == {"t": list(range(110, 140))}
+    assert "missed" not in sub._links.counts
+
+
+def test_who_waits_already_when_it_connects(context, broker, client):
+    publish(client, "t", [0])
+    sub, got = context.socket(transfer.SUB, rcvtimeo=10_000), []
+    sub.subscribe(b"")
+    waits = threading.Thread(target=lambda: got.append(sub.recv_multipart()))
+    waits.start()
+    time.sleep(0.1)
+    sub.connect(f"{broker.endpoints['subscriptions']}?begin=old")
+    waits.join(10)
+    assert got == [[b"t", b"0 "]]
+    assert list(sub._links.places._by_log.values()) == [{b"t": 1}]
+
+
+def test_conflate_has_the_newest_place(context, broker, client):
+    publish(client, "t", range(50))
+    sub = subscribed(context, broker, conflate=True)
+    time.sleep(0.3)
+    while int(sub.recv_multipart()[-1]) != 49:
+        pass
+    assert list(sub._links.places._by_log.values()) == [{b"t": 50}]
+    assert "missed" not in sub._links.counts
+
+
+def test_what_was_not_subscribed_is_not_missed(context, broker, client):
+    publish(client, "t", [0])
+    sub = subscribed(context, broker, b"t", begin="new")
+    sub.wait_for_peers(1, 10)
+    publish(client, "t", [1])
+    assert received(sub, 1) == {"t": [1]}
+    sub.unsubscribe(b"t")
+    assert eventually(lambda: not any(one.wanted for one in readers_of(broker)))
+    publish(client, "t", [2, 3])
+    sub.subscribe(b"t")
+    sub.wait_for_peers(1, 10)
+    publish(client, "t", [4])
+    assert received(sub, 3) == {"t": [2, 3, 4]}  # since it had begun
+    assert "missed" not in sub._links.counts
+
+
+def test_a_message_that_is_too_large_for_it_is_passed_over(context, broker, client):
+    publish(client, "t", [0])
+    client.publish("t", bytes(1 << 20))
+    publish(client, "t", [2])
+    sub = subscribed(context, broker, maxmsgsize=100_000)
+    assert received(sub, 2) == {"t": [0, 2]}
+    assert sub._links.counts["missed"] == 1
+
+
+def test_one_that_catches_up_leaves_turns_to_others(context, broker, client):
+    publish(client, "t", range(20_000))
+    turns = []
+    relieved = broker.hub.fanout.relieved
+    broker.hub.fanout.relieved = lambda *arguments: turns.append(1) or relieved(*arguments)
+    sub = subscribed(context, broker)
+    assert received(sub, 20_000) == {"t": list(range(20_000))}
+    assert len(turns) > 5
+
+
+def test_an_error_of_one_is_not_the_others(context, broker, client, caplog):
+    publish(client, "t", range(3))
+    good = subscribed(context, broker)
+    assert received(good, 3) == {"t": [0, 1, 2]}
+    fails = iter([OSError("as if")])
+    subscribe = own_kept.KeptReaders._subscribe
+
+    def failing(*arguments):
+        for error in fails:
+            raise error
+        return subscribe(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own_kept.KeptReaders, "_subscribe", failing)
+        bad = subscribed(context, broker, reconnect_ivl=5)
+        assert received(bad, 3) == {"t": [0, 1, 2]}
+    publish(client, "t", [3])
+    assert received(good, 1) == received(bad, 1) == {"t": [3]}
+    assert "as if" in caplog.text
+
+
 # -- what cannot be ------------------------------------------------------------------------------------------
 
 
@@ -392,8 +567,8 @@ def test_places_against_a_model(said):
         stream = SimpleNamespace(peer=SimpleNamespace(keeps=log))
         known = model.get((log, topic))
         if begins:
-            places.begin(stream.peer, number, topic)
-            model.setdefault((log, topic), number)
+            places.follow(stream.peer, number, topic)
+            model[log, topic] = number
         else:
             missed = places.note(stream, message(topic, number))
             assert missed == (0 if known is None else max(0, number - known - 1))

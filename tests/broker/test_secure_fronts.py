@@ -190,10 +190,15 @@ def test_one_port_takes_all_that_tls_can_tell_apart(broker, identities):
             push.send_multipart([b"mixed", b"pushed"])
             assert bytes(consumer.recv().data) == b"pushed"
             assert subscriber.recv_multipart() == [b"mixed", b"pushed"]
+            pub = context.socket(transfer.PUB)
+            pub.connect(f"tcp://{HERE}:{port}")
+            pub.wait_for_peers(1, 10)
+            pub.send_multipart([b"mixed", b"published"])
+            assert bytes(consumer.recv().data) == b"published"
     context = context_of(identities, identities.client)
     context.set_alpn_protocols(["h2", "http/1.1"])
     assert ask(broker, "/livez", context, door="ttp")[0] == 200
-    for unknown in ("h2", "transfer/1", "transfer/1/PUB", "transfer/1/NOBODY"):
+    for unknown in ("h2", "transfer/1", "transfer/1/PAIR", "transfer/1/NOBODY"):
         with socket.create_connection(place(broker, "ttp"), 20) as plain:
             context.set_alpn_protocols([unknown])
             with pytest.raises((ssl.SSLError, ConnectionError)):

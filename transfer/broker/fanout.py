@@ -209,12 +209,20 @@ class Fanout:
             elif not subscriber.idle and self._wants(subscriber, passage.topic):
                 subscriber.offer(message)
 
+    def wait_for(self, topic: Topic, offset: int) -> None:
+        """This message is appended: those who wait for the disk read on there, also who came while it did."""
+        for subscriber in self.listeners(topic):
+            if subscriber.waits_for_disk:
+                self.read_from_log(subscriber, topic, offset)
+
     def read_from_log(self, subscriber: Subscriber, topic: Topic, offset: int) -> None:
-        """A subscriber is to read on at this message, which is kept."""
+        """A subscriber is to read on at this message, which is kept, if it does not at an earlier one."""
         if not subscriber.idle and self._wants(subscriber, topic):
             topics = self._behind.setdefault(subscriber, {})
             if topic not in topics:
                 topics[topic] = _Behind(offset)
+            elif offset < topics[topic].offset:
+                topics[topic].offset = offset
 
     def given(self, subscriber: Subscriber, topic: Topic, offset: int) -> None:
         """A message that came in pieces has its offset now: whoever was given them, and is behind, does not
@@ -248,25 +256,20 @@ class Fanout:
             return False  # what it is offered may relieve it at once, in the middle of `_read_on`
         self._reading.add(subscriber)
         try:
-            left = list(self._behind[subscriber])
-            for number, topic in enumerate(left, 1):
-                if not self._read_on(subscriber, topic):
+            for topic in list(self._behind[subscriber]):
+                if not self._read_on(subscriber, topic, ends):
                     return False
-                self._goes_last(subscriber, topic)
                 if time.monotonic() >= ends:
-                    return number < len(left)
+                    return subscriber in self._behind
             return False
         finally:
             self._reading.discard(subscriber)
 
-    def _goes_last(self, subscriber: Subscriber, topic: Topic) -> None:
-        """The other topics of a subscriber come to their turn first, if this one has not caught up."""
-        topics = self._behind.get(subscriber, {})
+    def _read_on(self, subscriber: Subscriber, topic: Topic, ends: float) -> bool:
+        """Whether there is room for more. Other topics come first the next time."""
+        topics = self._behind[subscriber]
         if topic in topics:
             topics[topic] = topics.pop(topic)
-
-    def _read_on(self, subscriber: Subscriber, topic: Topic) -> bool:
-        """Whether there is room for more."""
         damaged = 0
         while (behind := self._behind.get(subscriber, {}).get(topic)) is not None:
             if subscriber.idle:
@@ -290,6 +293,8 @@ class Fanout:
                 continue
             if messages:
                 self._give(subscriber, topic, behind, messages)
+                if time.monotonic() >= ends:
+                    return True
             elif behind.offset >= end:
                 self._caught_up(subscriber, topic)
             else:

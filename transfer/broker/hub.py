@@ -351,6 +351,7 @@ class Hub:
         for subscriber in passage.left_out:
             self.fanout.left_out(subscriber, topic, offset)
         if offset is not None:
+            self.fanout.wait_for(topic, offset)
             for subscriber in passage.receivers:
                 self.fanout.given(subscriber, topic, offset)
 

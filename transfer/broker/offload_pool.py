@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -57,16 +58,21 @@ class OffloadPool:
         After any other exception the loop repeats the work (see FastPath).
         """
 
-        def ended(future: Future[T]) -> None:
-            if not future.cancelled():
-                self._loop.call_soon_threadsafe(self._tell, future, work, done)
+        begun, made = threading.Lock(), Future[T]()
+        made.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._tell, made, work, done))
+
+        def once() -> None:
+            if begun.acquire(blocking=False):
+                try:
+                    made.set_result(work())
+                except BaseException as error:  # noqa: BLE001 - `_tell` looks at it
+                    made.set_exception(error)
 
         try:
-            future = self._pool.submit(work)
-        except RuntimeError as error:  # no thread can be started
-            self._in_place(error, work, done)
-            return
-        future.add_done_callback(ended)
+            self._pool.submit(once)
+        except RuntimeError as error:  # no thread can be started; the pool keeps the work for one that can
+            if begun.acquire(blocking=False):
+                self._in_place(error, work, done)
 
     def _tell(self, future: Future[T], work: Callable[[], T], done: Done[T]) -> None:
         error = future.exception()

@@ -199,13 +199,14 @@ class Store:
         self._grown.pop(topic, None)
         return sequence
 
-    def remove(self, topic: Topic, *, goes_on: bool) -> int:
-        """Forgets a topic with its messages. goes_on: one of the same name that comes later begins with the
-        next offset, not with 0: something knows messages by topic and offset. The record's sequence. Raises
-        LogFull when the disk is full."""
+    def remove(self, topic: Topic) -> int:
+        """Forgets a topic with its messages. The record's sequence. Raises LogFull when the disk is full.
+
+        One of the same name that comes later begins with the next offset: others know messages by these.
+        """
         name, end = topic.name, self.range(topic)[1]
         sequence = self.log.remove(_POSITION + name.encode())
-        if goes_on and end:
+        if end:
             sequence = self.log.put(_ENDED + name.encode(), end.to_bytes(8, "little"))
         for log_name in (topic.log_name, BESIDE + name):
             sequence = self.log.drop(log_name) or sequence

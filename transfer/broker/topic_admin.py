@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from transfer.broker.state.chain import Action, Json, parse_time
-from transfer.broker.state.letter import Filter
 from transfer.broker.state.requests import check_who
 from transports.errors import Again, InternalError, StateError, TransferError, UsageError
 
@@ -101,7 +100,6 @@ class TopicAdmin:
     def remove_topic(self, topic: str, *, actor: str, reason: str, force: bool = False) -> dict[str, Json]:
         """The topic is gone with its messages and groups. force: though somebody consumes or subscribes."""
         hub = self._hub
-        has_letters = bool(self._letters.page(Filter(topic=topic), limit=1))
 
         def look() -> dict[str, Json]:
             found = self._topic(topic)
@@ -116,11 +114,10 @@ class TopicAdmin:
             found = self._topic(topic)
             if hub.direct is not None:
                 hub.direct.purge(found, removed=True)
-            groups = hub.groups.of_topic(found)
-            for served in groups:
+            for served in hub.groups.of_topic(found):
                 hub.groups.remove(topic, served.named.name, _REMOVED)
             hub.fanout.forget(found)
-            return hub.store.remove(found, goes_on=has_letters or bool(groups))
+            return hub.store.remove(found)
 
         return self._change("topic_remove", look, change, actor, reason)
 

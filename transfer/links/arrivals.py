@@ -17,6 +17,7 @@ from transfer.links.queue_limits import QueueLimits
 from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
+from transports.address import BEGINS
 from transports.connection import Connected
 from transports.errors import Broken, Closed, Fatal, HandshakeError, ProtocolError, TransferError
 from transports.hello import PLACE_TAKEN, is_same
@@ -172,7 +173,8 @@ class Arrivals(QueueLimits):
             peer.confirms_ours = credits
             peer.heartbeat = _number(remote.extra.get("heartbeat_ms"))
             peer.keeps = _log_of(remote) if record.address.begin else ""
-            peer.begins = str(remote.extra.get(BEGIN, ""))
+            begins = remote.extra.get(BEGIN)
+            peer.begins = begins if isinstance(begins, str) and begins in BEGINS else ""
             replaced = refused = None
             try:
                 replaced = self.pattern.attach(stream, remote.socket_type, remote.routing_id)
@@ -267,9 +269,12 @@ class Arrivals(QueueLimits):
 
     def _introduce(self, pattern: Subscriber, peer: Peer) -> None:
         stream = peer.stream
-        places = self.places.of(peer.keeps) if self.places is not None else ()
+        orders: list[bytes] = pattern.introduce(stream)
+        if self.places is not None and peer.keeps:
+            again = [self.places.again(peer.keeps, order) for order in orders]
+            orders = [*self.places.of(peer.keeps), *again]
         try:
-            for order in (*places, *pattern.introduce(stream)):
+            for order in orders:
                 stream.send(control(order), force=True)
         except Broken:  # whoever reads the stream finds its end
             logger.debug("a publisher went before it heard the subscriptions")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Connecting(Arrivals):
-    """Pure but for the socket's options."""
+    """Reads the options of the socket and its context, and changes nothing."""
 
     def _hello(self, instance: str = "", address: Address | None = None) -> Any:
         """Ours. address: what is connected to."""
@@ -28,7 +28,7 @@ class Connecting(Arrivals):
             return make_hello(self.pattern.socket_type, offer=self.context.offer)
         extra: dict[str, Any] = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else {}
         if address is not None and address.begin:
-            extra[BEGIN] = "old" if self.places is not None and self.places.has_begun else address.begin
+            extra[BEGIN] = address.begin
         if self.keeper is not None:
             extra[KEEPS] = self.keeper.log
         return make_hello(

@@ -27,6 +27,10 @@ REPLACED = b"replaced"
 TAKEN = "identity"
 _HEARTBEAT_SIZE = HEADER_SIZE + 1
 _CREDIT = bytes([Control.CREDIT])
+#: bytes of answers to subscriptions that may wait for a peer, beside its messages
+_ANSWERS = 16 << 20
+_SUBSCRIBES = (Control.SUBSCRIBE, Control.SUBSCRIBE_AGAIN)
+_OF_SUBSCRIPTIONS = (*_SUBSCRIBES, Control.UNSUBSCRIBE, Control.SUBSCRIBED)
 #: so many heartbeats may wait for a receiver
 _GATHERED = 16
 
@@ -98,7 +102,7 @@ class Controls(Losses):
         if peer is None or not data:
             return
         kind = data[0]
-        if kind in (Control.SUBSCRIBE, Control.UNSUBSCRIBE, Control.SUBSCRIBED):
+        if kind in _OF_SUBSCRIPTIONS:
             self._on_subscription(peer, data)
         elif kind == Control.PLACE:
             self._on_place(peer, *decode_place(data))
@@ -115,23 +119,25 @@ class Controls(Losses):
 
     def _on_subscription(self, peer: Peer, data: bytes) -> None:
         kind, number, prefix = decode_order(data)
-        pattern = self.pattern
-        stream = peer.stream
+        pattern, stream = self.pattern, peer.stream
+        keeper = self.keeper if peer.begins else None
         if isinstance(pattern, Subscriber) and kind == Control.SUBSCRIBED:
-            pattern.acknowledged(stream, number)
-        elif isinstance(pattern, Publisher) and kind == Control.SUBSCRIBE:
+            self.acknowledged(pattern, peer, number)
+        elif isinstance(pattern, Publisher) and kind in _SUBSCRIBES:
             if not pattern.subscribe(stream, prefix):
                 raise ProtocolError("control", "more subscriptions than one peer may have")
-            if self.keeper is not None and peer.begins:
-                self.keeper.subscribed(peer, number, prefix)
+            if keeper is not None:
+                keeper.subscribed(peer, number, prefix, kind == Control.SUBSCRIBE_AGAIN)
             else:
+                if stream.queued_bytes > max(stream.send_high_water_bytes, _ANSWERS) + _ANSWERS:
+                    raise ProtocolError("control", "the peer subscribes, and does not read the answers")
                 stream.subscribe(prefix)
                 stream.send(control(encode_order(Control.SUBSCRIBED, number)), force=True)
             self.emit(EventKind.SUBSCRIBED, peer.endpoint, peer.address)
         elif isinstance(pattern, Publisher) and kind == Control.UNSUBSCRIBE:
             pattern.unsubscribe(stream, prefix)
-            if self.keeper is not None and peer.begins:
-                self.keeper.unsubscribed(peer, prefix)
+            if keeper is not None:
+                keeper.unsubscribed(peer, prefix)
             else:
                 stream.unsubscribe(prefix)
             self.emit(EventKind.UNSUBSCRIBED, peer.endpoint, peer.address)
@@ -141,12 +147,13 @@ class Controls(Losses):
             self.changed.notify_all()
 
     def _on_place(self, peer: Peer, number: int, topic: bytes) -> None:
-        if self.keeper is not None and peer.begins:
-            self.keeper.placed(peer, number, topic)
+        keeper = self.keeper
+        if keeper is not None and peer.begins:
+            keeper.placed(peer, number, topic)
         elif self.places is not None and peer.keeps:
-            self.places.begin(peer, number, topic)
+            self.places.follow(peer, number, topic)
         else:
-            raise ProtocolError("control", f"a place makes no sense to a {self.pattern.socket_type.name}")
+            raise ProtocolError("control", f"a place makes no sense to this {self.pattern.socket_type.name}")
 
     def subscribe(self, prefix: bytes, add: bool) -> None:
         """Adds or takes back a subscription of ours and tells every publisher."""

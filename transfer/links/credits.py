@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from patterns import Subscriber
+from patterns.pub_sub import decode_order
 from transfer import draining
 from transfer.links.no_peer import NoPeer
+from transfer.links.places import decode_place
 from transfer.peer import Peer, PeerInfo
 from transports.errors import Again, Broken, Closed, ProtocolError
-from transports.wire import CREDIT, Control
+from transports.wire import CREDIT, Control, Flag
 
 #: seconds until the first look for credits, and the longest pause between two that find nothing
 _FIRST, _LONGEST = 0.02, 0.16
@@ -48,6 +52,28 @@ class Credits(NoPeer):
     def _credited(self, peer: Peer, frame: Any) -> None:
         if frame.data[:1] == bytes([Control.CREDIT]):
             self.on_credit(peer, bytes(frame.data))
+
+    def acknowledged(self, pattern: Subscriber, peer: Peer, number: int) -> None:
+        """A publisher holds the subscription of this number."""
+        pattern.acknowledged(peer.stream, number)
+        if self.places is not None and peer.keeps and pattern.is_held(peer.stream):
+            self.places.told(peer.keeps, pattern.subscriptions)
+
+    def _hear_late(self, peer: Peer, frames: Sequence[Any]) -> None:
+        """What a connection that has ended had brought, in its order: a message that the program is given, or
+        where its publisher went on."""
+        data = bytes(frames[0].data[:1]) if frames[0].flags & Flag.CONTROL else b""
+        pattern = self.pattern
+        if not data:
+            self.note_place(peer.stream, frames)
+            return
+        if not isinstance(pattern, Subscriber) or self.places is None or not peer.keeps:
+            return
+        with suppress(ProtocolError):  # the connection has ended as it is
+            if data[0] == Control.PLACE:
+                self.places.follow(peer, *decode_place(bytes(frames[0].data)))
+            elif data[0] == Control.SUBSCRIBED:
+                self.acknowledged(pattern, peer, decode_order(bytes(frames[0].data))[1])
 
     def on_credit(self, peer: Peer, data: bytes) -> None:
         """The peer tells how many messages it consumed. Raises ProtocolError."""

@@ -119,7 +119,8 @@ class Links(Connecting):
         socket = self._owner()
         address = parse(endpoint)
         if check_begin(address, self.pattern):
-            self.places = self.places or Places()
+            with self._lock:
+                self.places = self.places or Places()
             socket._ways_changed()
         record = Endpoint(address, time.monotonic(), outgoing=True)
         directory = open_directory(address, self.context) if address.is_directory else None

@@ -125,26 +125,24 @@ class Losses(Credits):
         """Reads what the peer sent before its end: the end may have been found by a send."""
         if isinstance(error, ProtocolError) or peer.pending:
             return None
-        found = []
+        heard = []
         # One who still sends could go on for ever. What is left then counts as unconfirmed there.
-        most = (
-            math.inf
-            if peer.ended or peer.stream.broken is not None
-            else peer.stream.received_bytes + _MOST_LEFT
-        )
+        ended = peer.ended or peer.stream.broken is not None
+        most = math.inf if ended else peer.stream.received_bytes + _MOST_LEFT
         try:
             while peer.stream.received_bytes < most and (frames := peer.stream.receive()) is not None:
-                if not frames[0].flags & Flag.CONTROL:
-                    found.append(frames)
-                    self.note_place(peer.stream, frames)
-                else:
+                heard.append(frames)
+                if frames[0].flags & Flag.CONTROL:
                     self._credited(peer, frames[0])
         except (Broken, ProtocolError, Closed) as end:
             without_frames(end)
             logger.debug("the connection to %s has been read to its end", peer.address)
+        found = [one for one in heard if not one[0].flags & Flag.CONTROL]
         if self.pattern.answers:  # the requester is gone, its answer has no receiver
             self.pattern.drop("requester_gone", len(found))
             return None
+        for frames in heard if self.places is not None else ():
+            self._hear_late(peer, frames)
         return Remnant(found, peer) if found and self.receives else None
 
     def _is_gone(self, peer: Peer) -> bool:

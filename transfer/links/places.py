@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from patterns import Subscriber
+from patterns.pub_sub import decode_order
 from transports.errors import AddressError, ProtocolError
 from transports.wire import MAX_TOPIC, Control
 
@@ -24,8 +25,8 @@ BEGIN = "begin"
 KEEPS = "keeps"
 #: letters of a log's name
 MAX_LOG = 64
-#: topics of one log whose places are remembered; of those beyond, the oldest begin anew
-_MOST = 100_000
+#: topics of one log whose places are remembered; those that were not heard of for longest begin anew
+_MOST, _MOST_LOGS = 100_000, 64
 _PLACE = struct.Struct("<BQ")
 
 
@@ -59,16 +60,20 @@ class Keeper(ABC):
     log: str
 
     @abstractmethod
-    def subscribed(self, peer: Peer, number: int, prefix: bytes) -> None:
-        """A peer with BEGIN in its hello has subscribed: the keeper gives it all messages, and answers."""
+    def subscribed(self, peer: Peer, number: int, prefix: bytes, again: bool) -> None:
+        """A peer with BEGIN in its hello has subscribed: the keeper gives it all messages, and answers.
+
+        again: not for the first time; topics without a place have begun since. Raises ProtocolError.
+        """
 
     @abstractmethod
     def unsubscribed(self, peer: Peer, prefix: bytes) -> None:
-        """It takes that back."""
+        """It takes that back. Raises ProtocolError."""
 
     @abstractmethod
     def placed(self, peer: Peer, number: int, topic: bytes) -> None:
-        """It has received this message of the topic, and none behind it. Comes before it subscribes."""
+        """It has received this message of the topic, and none behind it. Raises ProtocolError, also where it
+        has subscribed before."""
 
 
 class Places:
@@ -80,35 +85,49 @@ class Places:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_log: dict[str, dict[bytes, int]] = {}
+        self._told: dict[str, frozenset[bytes]] = {}
 
     def note(self, stream: Any, frames: Sequence[Frame]) -> int:
-        """The program has this message. How many before it were not kept until they could be received."""
+        """The program has this message. How many before it did not come: they were not kept so long, or this
+        side cannot take them."""
         peer, first = stream.peer, frames[0]
         number, topic = first.sequence, first.topic
         if peer is None or not peer.keeps or not number or topic is None:
             return 0
         with self._lock:
-            places = self._by_log.setdefault(peer.keeps, {})
-            before = places.pop(topic, None)
-            places[topic] = number if before is None else max(before, number)
-            if len(places) > _MOST:
-                del places[next(iter(places))]
+            before = self._by_log.get(peer.keeps, {}).get(topic)
+            self._set(peer.keeps, topic, number if before is None else max(before, number))
         return 0 if before is None else max(0, number - before - 1)
 
-    def begin(self, peer: Peer, number: int, topic: bytes) -> None:
-        """The publisher begins behind this message of the topic."""
+    def follow(self, peer: Peer, number: int, topic: bytes) -> None:
+        """The publisher goes on behind this message of the topic, whatever is known here."""
         with self._lock:
-            places = self._by_log.setdefault(peer.keeps, {})
-            if len(places) < _MOST:
-                places.setdefault(topic, number)
+            self._set(peer.keeps, topic, number)
 
-    @property
-    def has_begun(self) -> bool:
-        """It was connected before: whatever topic it does not know has begun since."""
-        return bool(self._by_log)
+    def _set(self, log: str, topic: bytes, number: int) -> None:
+        places = self._by_log.pop(log, {})  # the newest stands last, here and there
+        self._by_log[log] = places
+        if len(self._by_log) > _MOST_LOGS:
+            self._told.pop(next(iter(self._by_log)), None)
+            del self._by_log[next(iter(self._by_log))]
+        places.pop(topic, None)
+        places[topic] = number
+        if len(places) > _MOST:
+            del places[next(iter(places))]
 
     def of(self, log: str) -> Iterator[bytes]:
         """The control frames that tell a publisher."""
         with self._lock:
             places = list(self._by_log.get(log, {}).items())
         return (encode_place(number, topic) for topic, number in places)
+
+    def told(self, log: str, prefixes: Iterable[bytes]) -> None:
+        """The publisher holds these subscriptions, and has said where it begins their topics."""
+        with self._lock:
+            self._told[log] = frozenset(prefixes)
+
+    def again(self, log: str, order: bytes) -> bytes:
+        """The SUBSCRIBE order, marked if the log had it before: topics without a place have begun since."""
+        prefix = decode_order(order)[2]
+        again = prefix in self._told.get(log, ())
+        return bytes([Control.SUBSCRIBE_AGAIN]) + order[1:] if again else order

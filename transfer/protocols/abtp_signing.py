@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from transfer.protocols.abtp_words import Code
+from transfer.steady_clock import unix_ns
 from transports.errors import ProtocolError
 
 _TIME = 8
@@ -29,13 +30,18 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
+def steady_us() -> int:
+    """The same, by a clock that is never set: what was said before stays so."""
+    return unix_ns() // 1000
+
+
 def _key(token: bytes) -> bytes:
     return hmac.digest(token, b"abtp/1 control", "sha256")
 
 
 class Signer:
     """Signs what one consumer says. token: asked for each time, since it may change. Sign in the order of
-    sending: a later signature makes earlier ones void."""
+    sending, in one thread at a time: a later signature makes earlier ones void."""
 
     def __init__(self, token: Callable[[], bytes], clock: Clock = now_us) -> None:
         self._token = token
@@ -50,11 +56,13 @@ class Signer:
 
 
 class Signatures:
-    """Says which control messages are their consumer's. tokens: each is taken; asked again each time."""
+    """Says which control messages are their consumer's. tokens: each is taken; asked again each time. What
+    was signed before this began may have been said to another one. Not thread-safe."""
 
-    def __init__(self, tokens: Callable[[], Sequence[bytes]], clock: Clock = now_us) -> None:
+    def __init__(self, tokens: Callable[[], Sequence[bytes]], clock: Clock = steady_us) -> None:
         self._tokens = tokens
         self._clock = clock
+        self._began = clock()
         self._keys: dict[bytes, bytes] = {}
         #: when the last one of each consumer was signed; that of long ago stands first
         self._last: dict[str, int] = {}
@@ -72,6 +80,8 @@ class Signatures:
         if abs(at - now) > SKEW_US:
             apart = (at - now) / 1e6
             raise _unauthorized(f"a control message of {apart:+.0f} s: set the clocks, or it was said before")
+        if at < self._began:
+            raise _unauthorized("a control message was signed before this broker began: set the clocks")
         self._forget(now)
         if at <= self._last.get(consumer_id, 0):
             raise _unauthorized(f"a control message of {consumer_id} was said before, or a later one was")

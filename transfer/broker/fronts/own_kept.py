@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import Counter, deque
@@ -16,8 +17,9 @@ from transfer.broker.fronts.own_parts import HELD_FROM, parts_of, unreadable
 from transfer.broker.subscriber import Overflow, Subscriber
 from transfer.links.places import Keeper, encode_place
 from transfer.links.state import control
+from transfer.peer_faults import PeerFaults
 from transfer.protocols.names import read_topic
-from transports.errors import Broken, Closed, LogFull, ProtocolError, TransferError, UsageError
+from transports.errors import Broken, Closed, LogFull, ProtocolError, UsageError
 from transports.wire import Control
 
 if TYPE_CHECKING:
@@ -31,20 +33,25 @@ if TYPE_CHECKING:
 
 #: bytes that wait for one of them; it reads on from the log when half of them are gone
 LIMIT = 16 << 20
-#: places that one may tell, and orders of one that may wait until the loop comes to them
-MOST_PLACES, MOST_ORDERS = 100_000, 2 * MAX_SUBSCRIPTIONS
+#: places that one may tell, orders of one that may wait until the loop comes to them, and bytes of both
+MOST_PLACES, MOST_ORDERS, MOST_SAID = 100_000, 2 * MAX_SUBSCRIPTIONS, 16 << 20
 #: seconds between two looks whether one has taken what waits for it: no event says so
 _LOOK = 0.01
-#: seconds for orders, before others come to their turn; topics that one is looked for in between two clocks
+#: seconds of a turn; topics that one order looks at before others come to their turn
 _TURN, _STEP = 0.005, 500
 #: where the log says its own name
 _NAME = b"broker/name"
+#: (what is subscribed, the number of the subscription; None: it ends one, whether it was told before)
+Order = tuple[Pattern, int | None, bool]
+_DONE = object()
+
+_log = logging.getLogger("transfer.broker")
 
 
 class KeptReader(Subscriber):
     """One of them, by its connection. places: the number of the last message that it has or was given, by
-    topic; numbers are offsets and one more. wanted: how often it subscribed to a prefix. orders: prefixes,
-    with the number of the subscription, or None where it ends one. doing: the rest of one of them. busy: it
+    topic; numbers are offsets and one more. wanted: how often it subscribed to a prefix. orders: those
+    that it gave, not done yet. doing: the rest of one of them. busy: it
     waits for its turn."""
 
     limit = LIMIT
@@ -56,21 +63,29 @@ class KeptReader(Subscriber):
         self.peer = peer
         self.places: dict[str, int] = {}
         self.wanted: Counter[Pattern] = Counter()
-        self.orders: deque[tuple[Pattern, int | None]] = deque()
-        self.doing: Iterator[None] | None = None
+        self.orders: deque[Order] = deque()
+        self.doing: Iterator[object] | None = None
+        self.said = self.heard = 0  # bytes of topics and prefixes; the loop is done with so many of them
         self.busy = self.subscribed = False
         self._socket = socket
         self._readers = readers
         self._counts = counts
+        limits = peer.agreement.remote.limits if peer.agreement is not None else {}
+        self._most = limits.get("max_message", 1 << 62)
         peer.stream.send_high_water = peer.stream.send_high_water_bytes = 0  # the limit stands here
 
     def listening(self, topic: str) -> int:
         return 0
 
     @property
-    def is_gone(self) -> bool:
+    def idle(self) -> bool:
         """Its connection has ended."""
         return self.peer.stream not in self._socket._links.peers
+
+    @property
+    def has_orders(self) -> bool:
+        """It said something that is not done yet."""
+        return bool(self.orders) or self.doing is not None
 
     @property
     def queued(self) -> int:
@@ -87,6 +102,10 @@ class KeptReader(Subscriber):
         number = 0 if message.offset is None else message.offset + 1
         if number:
             self.places[message.topic] = number
+        if message.nbytes > self._most:  # it would end the connection, again and again
+            self.dropped += 1
+            self._counts["dropped"] += 1
+            return
         frames: list[OutFrame] = [(flags, number, message.topic.encode(), meta, data)]
         frames.extend((flags, 0, None, meta, data) for _, meta, flags, data in rest)
         hold = message.nbytes >= HELD_FROM
@@ -117,7 +136,7 @@ class KeptReader(Subscriber):
 
 
 class KeptReaders(Keeper):
-    """All of one PUB socket. On the broker's loop, but for what a Keeper is told."""
+    """All of one PUB socket. On the broker's loop, but for what a Keeper is told, in the reactor's thread."""
 
     def __init__(
         self, hub: Hub, loop: asyncio.AbstractEventLoop, socket: SocketMethods, counts: Counter[str]
@@ -127,6 +146,8 @@ class KeptReaders(Keeper):
         self._loop = loop
         self._socket = socket
         self._counts = counts
+        self._faults = PeerFaults(_log)
+        # The reactor adds readers, places and orders, the loop takes them: each by one call, in that order.
         self._readers: dict[Any, KeptReader] = {}
         #: those with something to do, each of which has its turn
         self._busy: deque[KeptReader] = deque()
@@ -135,19 +156,20 @@ class KeptReaders(Keeper):
 
     # -- in the reactor's thread -----------------------------------------------------------------------------
 
-    def subscribed(self, peer: Peer, number: int, prefix: bytes) -> None:
+    def subscribed(self, peer: Peer, number: int, prefix: bytes, again: bool) -> None:
         """See Keeper. Raises ProtocolError."""
-        self._order(peer, prefix, number)
+        self._order(peer, prefix, number, again)
 
     def unsubscribed(self, peer: Peer, prefix: bytes) -> None:
         """See Keeper. Raises ProtocolError."""
-        self._order(peer, prefix, None)
+        self._order(peer, prefix, None, False)
 
     def placed(self, peer: Peer, number: int, topic: bytes) -> None:
         """See Keeper. Raises ProtocolError."""
         reader = self._reader(peer)
         if reader.subscribed or len(reader.places) >= MOST_PLACES:
             raise ProtocolError("control", f"places come first, and are at most {MOST_PLACES:,}")
+        self._count(reader, topic)
         reader.places[read_topic(topic)] = number
 
     def _reader(self, peer: Peer) -> KeptReader:
@@ -156,12 +178,18 @@ class KeptReaders(Keeper):
             reader = self._readers[peer.stream] = KeptReader(self._socket, peer, self, self._counts)
         return reader
 
-    def _order(self, peer: Peer, prefix: bytes, number: int | None) -> None:
+    def _count(self, reader: KeptReader, said: bytes) -> None:
+        reader.said += len(said)
+        if reader.said - reader.heard > MOST_SAID:
+            raise ProtocolError("control", f"more than {MOST_SAID:,} bytes of places and subscriptions")
+
+    def _order(self, peer: Peer, prefix: bytes, number: int | None, again: bool) -> None:
         reader = self._reader(peer)
         if len(reader.orders) >= MOST_ORDERS:
             raise ProtocolError("control", "subscriptions come and go too fast")
         reader.subscribed = True
-        reader.orders.append((_pattern(prefix), number))
+        self._count(reader, prefix)
+        reader.orders.append((_pattern(prefix), number, again))
         with suppress(RuntimeError):  # the broker ends
             self._loop.call_soon_threadsafe(self.wake, reader)
 
@@ -174,73 +202,87 @@ class KeptReaders(Keeper):
             self._busy.append(reader)
         self._work_soon()
 
-    def _work_soon(self) -> None:
+    def _work_soon(self, pause: float = 0.0) -> None:
         if not self._works:
             self._works = True
-            self._loop.call_soon(self._work)
+            self._loop.call_later(pause, self._work)
 
     def _work(self) -> None:
-        """Does what was ordered, and reads, by turns, for a moment."""
+        """Does what was ordered, and reads, by turns, for a moment. After orders others have as long."""
         self._works = False
-        ends = time.monotonic() + _TURN
+        ends, ordered = time.monotonic() + _TURN, False
         while self._busy and time.monotonic() < ends:
             reader = self._busy.popleft()
-            if reader.is_gone:
+            ordered = ordered or reader.has_orders
+            if reader.idle:
                 self._leave(reader)
             elif self._does_more(reader, ends):
                 self._busy.append(reader)
             else:
                 reader.busy = False
         if self._busy:
-            self._work_soon()
+            self._work_soon(_TURN if ordered else 0.0)
 
     def _does_more(self, reader: KeptReader, ends: float) -> bool:
         """One step; whether there is another one."""
-        if reader.doing is None and not reader.orders:
-            return self._hub.fanout.relieved(reader, ends)
-        if reader.doing is None:
-            wanted, number = reader.orders.popleft()
+        try:
+            return self._step(reader, ends)
+        except Exception as error:  # noqa: BLE001 - of this reader: it comes back, and others have their turns
+            refused = self._faults.refusal("a subscription to what is kept", error, reader.peer.address)
+            reader.close(str(refused))
+            return False
+
+    def _step(self, reader: KeptReader, ends: float) -> bool:
+        if reader.has_orders and reader.queued > reader.limit:  # it does not read the answers
+            self.look_soon()
+            return False
+        if reader.doing is not None:
+            if next(reader.doing, _DONE) is _DONE:
+                reader.doing = None
+        elif reader.orders:
+            wanted, number, again = reader.orders.popleft()
+            reader.heard += len(wanted.text.encode())
             if number is None:
                 self._unsubscribe(reader, wanted)
-                return True
-            reader.doing = self._subscribe(reader, wanted, number)
-        try:
-            next(reader.doing)
-        except StopIteration:
-            reader.doing = None
-        except TransferError as error:
-            reader.close(str(error))
+            else:
+                reader.doing = self._subscribe(reader, wanted, number, again)
+        else:
+            return self._hub.fanout.relieved(reader, ends)
         return True
 
-    def _subscribe(self, reader: KeptReader, wanted: Pattern, number: int) -> Iterator[None]:
+    def _subscribe(self, reader: KeptReader, wanted: Pattern, number: int, again: bool) -> Iterator[object]:
+        """Finds the topics, a few at a time; begins them; tells where that is, a few at a time."""
         store, fanout = self._hub.store, self._hub.fanout
         known, found = set(store.topics.values()), []
+        old = again or reader.peer.begins == "old"
         for count, topic in enumerate(known):
             if count % _STEP == _STEP - 1:
-                yield
+                yield None
             if topic.durable and wanted.matches(topic.name):
-                found.append((topic, *self._place(reader, topic), topic.messages))
-        # Without a pause from here: what comes meanwhile would be missed.
-        self._hub.subscribe(reader, wanted)
+                found.append((topic, *self._place(reader, topic, old), topic.messages))
+        self._hub.subscribe(reader, wanted)  # from here on what comes is read from the log, if not before
         reader.wanted[wanted] += 1
-        for topic in store.topics.values():
-            if topic not in known and topic.durable and wanted.matches(topic.name):
+        for topic in reversed(store.topics.values()):
+            if topic in known:
+                break
+            if topic.durable and wanted.matches(topic.name):
                 found.append((topic, store.range(topic)[0], True, 0))
-        for topic, place, more, messages in found:
-            if more or topic.messages != messages:
-                fanout.read_from_log(reader, topic, place)
-        for count, (topic, place, _, _) in enumerate(found):
+        for count, (topic, place, more, messages) in enumerate(found):
             if count % _STEP == _STEP - 1:
-                yield
-            reader.say(encode_place(place, topic.name.encode()))
+                yield None
+            if store.topics.get(topic.name) is topic:  # it was not removed meanwhile
+                if more or topic.messages != messages:
+                    fanout.read_from_log(reader, topic, place)
+                reader.places.setdefault(topic.name, place)
+                reader.say(encode_place(place, topic.name.encode()))
         reader.say(encode_order(Control.SUBSCRIBED, number))
 
-    def _place(self, reader: KeptReader, topic: Topic) -> tuple[int, bool]:
+    def _place(self, reader: KeptReader, topic: Topic, old: bool) -> tuple[int, bool]:
         """Where it reads on, or begins; whether there is more."""
         low, end = self._hub.store.range(topic)
         place = reader.places.get(topic.name)
         if place is None or place > end:
-            place = low if reader.peer.begins == "old" else end
+            place = low if old else end
         return place, place < end
 
     def _unsubscribe(self, reader: KeptReader, wanted: Pattern) -> None:
@@ -260,9 +302,9 @@ class KeptReaders(Keeper):
     def _look(self) -> None:
         self._looks = False
         for reader in list(self._readers.values()):
-            if reader.is_gone:
+            if reader.idle:
                 self._leave(reader)
-            elif self._hub.fanout.has_behind(reader):
+            elif reader.has_orders or self._hub.fanout.has_behind(reader):
                 self.wake(reader)
                 self.look_soon()
 
