@@ -524,13 +524,15 @@ def test_prefixes_that_are_no_text(context, broker):
         pass
 
 
-@pytest.mark.parametrize("flood", ["places", "orders", "a place behind a subscription"])
+@pytest.mark.parametrize("flood", ["places", "bytes", "orders", "a place behind a subscription"])
 def test_floods_end_their_connection(broker, client, monkeypatch, flood):
     monkeypatch.setattr(own_kept, "MOST_PLACES", 50)
     monkeypatch.setattr(own_kept, "MOST_ORDERS", 50)
+    monkeypatch.setattr(own_kept, "MOST_SAID", 10_000 - 1)
     place = bytes([Control.PLACE]) + (1).to_bytes(8, "little")
     order = bytes([Control.SUBSCRIBE]) + bytes(4)
     said = {
+        "bytes": [place + b"%0250d" % number for number in range(40)],
         "places": [place + b"%d" % number for number in range(60)],
         "orders": [order + b"%d" % number for number in range(20_000)],
         "a place behind a subscription": [order + b"a", place + b"b"],

@@ -127,7 +127,9 @@ VALUES = {
     ("own front", "messages"): f"{number(own_queue._WINDOW)}; {size(own_queue.MOST_WAITING)}",
     ("own front", "bytes that wait for one SUB"): size(TRANSFER.send_high_water_bytes),
     ("own front", "the same"): size(own_kept.LIMIT),
-    ("own front", "places"): f"{number(own_kept.MOST_PLACES)}; {number(own_kept.MOST_ORDERS)}",
+    ("own front", "places"): "; ".join(
+        (number(own_kept.MOST_PLACES), number(own_kept.MOST_ORDERS), size(own_kept.MOST_SAID))
+    ),
     ("TTP", "bytes of a frame's metadata"): size(_TTP.most_meta),
     ("TTP", "bytes of a frame's data"): size(_TTP.most_data),
     ("TTP", "streams"): f"{number(_TTP.most_streams)}; {size(_TTP.most_gathered_together)}",
