@@ -174,6 +174,8 @@ class AbtpConsumer(AbtpConnection):
             raise wrong("capabilities", capabilities, "Capabilities(...), or None")
         patterns = [text(one, "a pattern") for one in sequence(subscriptions, "subscriptions", "patterns")]
         heartbeat = patience(heartbeat, "heartbeat", endless=False) or 0.0
+        if not isinstance(sign, bool):
+            raise wrong("sign", sign, "True or False")
         self._signer = signer(security) if sign else None
         super().__init__(zmq.DEALER, endpoint, timeout, security)
         self.consumer_id = consumer_id
