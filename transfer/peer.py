@@ -15,6 +15,7 @@ from transports.wire import SocketType
 if TYPE_CHECKING:
     from patterns.base import OutFrame
     from transfer.links.following import Following
+    from transfer.links.places import KeptLog
     from transfer.links.state import Orphan
     from transfer.queue_limit import QueueLimit
     from transports.errors import TransferError
@@ -116,8 +117,8 @@ class Peer:
         self.moved: dict[int, Orphan] = {}
         #: of a subscriber that wants what was kept: where it begins; "": it wants what comes
         self.begins = ""
-        #: of a publisher that keeps what we receive: the name of its log
-        self.keeps = ""
+        #: of a publisher that keeps what we receive: its log
+        self.keeps: KeptLog | None = None
         #: which loss of its socket its own was
         self.loss = 0
         #: where the limit of its queue follows what it takes
@@ -201,11 +202,12 @@ class Peer:
 class LostPeer:
     """What a stream keeps of its peer that is settled: for a send that returns only now, or a late credit."""
 
-    __slots__ = ("confirms", "keeps", "loss", "moved", "pending", "settled")
+    __slots__ = ("confirms", "endpoint", "keeps", "loss", "moved", "pending", "settled")
 
     def __init__(self, peer: Peer) -> None:
         self.confirms, self.pending, self.keeps = peer.confirms, peer.pending, peer.keeps
         self.settled, self.moved, self.loss = peer.settled, peer.moved, peer.loss
+        self.endpoint = peer.endpoint
 
     def note(self, number: int, tracker: Tracker | None, message: list[OutFrame] | None) -> bool:
         """See Peer."""
@@ -233,6 +235,7 @@ class Endpoint:
         "connector",
         "error",
         "follower",
+        "heard",
         "outgoing",
         "peer",
         "queue",
@@ -251,6 +254,9 @@ class Endpoint:
         self.queue: Peer | None = None
         #: time.monotonic() when the wish began, for hints
         self.since = since
+        #: of a connector: time.monotonic() of the last word of a publisher that keeps, and had said where all
+        #: subscriptions begin; infinite as long as it is connected; 0: there was none
+        self.heard = 0.0
         self.attempts = 0
         self.error: TransferError | None = None
         #: of one of those that another endpoint stands for: what follows that one

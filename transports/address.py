@@ -234,6 +234,8 @@ def _split_query(rest: str, text: str) -> tuple[str, dict[str, str]]:
             raise AddressError(f"unknown option {key!r} in {text!r}", hint="there are ?policy= and ?begin=")
         if value not in known:
             raise AddressError(f"unknown {key} {value!r} in {text!r}", hint="one of " + ", ".join(known))
+        if key in said:
+            raise AddressError(f"{key} stands twice in {text!r}", hint="leave one of them out")
         said[key] = value
     if query and not said:
         raise AddressError(f"cannot read the options of {text!r}", hint="write ?policy=require")

@@ -112,3 +112,5 @@ class Control(IntEnum):
     PROOF = 12  # of the token, see security/proving.py
     PLACE = 13
     SUBSCRIBE_AGAIN = 14
+    AWAY = 15
+    TOO_LARGE = 16

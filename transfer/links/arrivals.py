@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from patterns import PATTERNS, Pair, Subscriber
 from transfer import draining
 from transfer.links.control import REPLACED, TAKEN
-from transfer.links.places import BEGIN, KEEPS, MAX_LOG
+from transfer.links.places import BEGIN, KeptLog, encode_away, log_of
 from transfer.links.queue_limits import QueueLimits
 from transfer.links.state import control
 from transfer.monitor import EventKind
@@ -172,7 +172,7 @@ class Arrivals(QueueLimits):
             peer.since_ns = time.monotonic_ns()
             peer.confirms_ours = credits
             peer.heartbeat = _number(remote.extra.get("heartbeat_ms"))
-            peer.keeps = _log_of(remote) if record.address.begin else ""
+            peer.keeps = log_of(remote) if record.address.begin else None
             begins = remote.extra.get(BEGIN)
             peer.begins = begins if isinstance(begins, str) and begins in BEGINS else ""
             replaced = refused = None
@@ -247,12 +247,26 @@ class Arrivals(QueueLimits):
         if not record.outgoing and len(self.peers) >= most:
             raise HandshakeError("busy", f"this side has {most} connections and takes no more")
         self.pattern.check(remote.socket_type, remote.routing_id)
-        if record.address.begin and not _log_of(remote):
+        if record.address.begin:
+            self._check_log(record, log_of(remote))
+        if not socket.router_handover:
+            self._check_identity(remote)
+
+    def _check_log(self, record: Endpoint, log: KeptLog | None) -> None:
+        """A publisher that keeps, to which there is no other connection: that would bring all once more.
+        Raises HandshakeError."""
+        if log is None:
             raise HandshakeError(
                 "keeps", "the publisher keeps nothing", hint="?begin= is for what a broker publishes"
             )
-        if not socket.router_handover:
-            self._check_identity(remote)
+        for peer in self.peers.values():
+            twice = peer.keeps is not None and peer.keeps.name == log.name and peer.source is not record
+            if twice and not draining.has_ended(peer.fd):
+                raise HandshakeError(
+                    "log_twice",
+                    f"this socket has what it keeps by {peer.endpoint} already",
+                    hint="connect once to each broker; a copy of a broker's folder counts as the same broker",
+                )
 
     def _check_identity(self, remote: Hello) -> None:
         """Who has the identity of a peer that is there has to be the same, or that one has ended. Raises
@@ -270,9 +284,13 @@ class Arrivals(QueueLimits):
     def _introduce(self, pattern: Subscriber, peer: Peer) -> None:
         stream = peer.stream
         orders: list[bytes] = pattern.introduce(stream)
-        if self.places is not None and peer.keeps:
-            again = [self.places.again(peer.keeps, order) for order in orders]
-            orders = [*self.places.of(peer.keeps), *again]
+        if self.places is not None and peer.keeps is not None:
+            name, heard = peer.keeps.name, peer.source.heard
+            away = (
+                [] if self.places.meet(peer.keeps) or not heard else [encode_away(time.monotonic() - heard)]
+            )
+            again = [self.places.again(name, order) for order in orders]
+            orders = [*away, *self.places.of(name), *again]
         try:
             for order in orders:
                 stream.send(control(order), force=True)
@@ -398,9 +416,3 @@ def _confirms(socket_type: SocketType) -> bool:
 
 def _number(value: Any) -> int:
     return value if type(value) is int and 0 < value < 2**31 else 0
-
-
-def _log_of(remote: Hello) -> str:
-    """The log of a publisher that keeps what it publishes, or ""."""
-    name = remote.extra.get(KEEPS)
-    return name if isinstance(name, str) and len(name) <= MAX_LOG else ""

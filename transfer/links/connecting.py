@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from transfer.links.arrivals import Arrivals
-from transfer.links.places import BEGIN, KEEPS
+from transfer.links.places import BEGIN, KEEPS, RUN
 from transports import registry
 from transports.config import SocketOptions
 from transports.connection import ConnectOptions
@@ -30,7 +30,7 @@ class Connecting(Arrivals):
         if address is not None and address.begin:
             extra[BEGIN] = address.begin
         if self.keeper is not None:
-            extra[KEEPS] = self.keeper.log
+            extra[KEEPS], extra[RUN] = self.keeper.log
         return make_hello(
             self.pattern.socket_type,
             routing_id=socket.routing_id,

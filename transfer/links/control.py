@@ -10,7 +10,7 @@ from patterns import Publisher, Subscriber
 from patterns.pub_sub import decode_order, encode_order
 from transfer import draining
 from transfer.links.losses import Losses
-from transfer.links.places import decode_place
+from transfer.links.places import check_kept_prefix, decode_away, decode_place
 from transfer.links.state import control
 from transfer.monitor import EventKind
 from transfer.peer import Peer
@@ -31,6 +31,7 @@ _CREDIT = bytes([Control.CREDIT])
 _ANSWERS = 16 << 20
 _SUBSCRIBES = (Control.SUBSCRIBE, Control.SUBSCRIBE_AGAIN)
 _OF_SUBSCRIPTIONS = (*_SUBSCRIBES, Control.UNSUBSCRIBE, Control.SUBSCRIBED)
+_OF_PLACES = (Control.PLACE, Control.AWAY, Control.TOO_LARGE)
 #: so many heartbeats may wait for a receiver
 _GATHERED = 16
 
@@ -104,8 +105,8 @@ class Controls(Losses):
         kind = data[0]
         if kind in _OF_SUBSCRIPTIONS:
             self._on_subscription(peer, data)
-        elif kind == Control.PLACE:
-            self._on_place(peer, *decode_place(data))
+        elif kind in _OF_PLACES:
+            self._on_place(peer, kind, data)
         elif kind == Control.REFUSED:
             reason = data[1:65].decode("ascii", "replace")
             self._count(f"refused:{reason}")
@@ -146,19 +147,24 @@ class Controls(Losses):
         with self._lock:
             self.changed.notify_all()
 
-    def _on_place(self, peer: Peer, number: int, topic: bytes) -> None:
-        keeper = self.keeper
-        if keeper is not None and peer.begins:
-            keeper.placed(peer, number, topic)
-        elif self.places is not None and peer.keeps:
-            self.places.follow(peer, number, topic)
+    def _on_place(self, peer: Peer, kind: int, data: bytes) -> None:
+        keeper = self.keeper if peer.begins else None
+        if keeper is not None and kind == Control.PLACE:
+            keeper.placed(peer, *decode_place(data))
+        elif keeper is not None and kind == Control.AWAY:
+            keeper.away(peer, decode_away(data))
+        elif self.places is not None and peer.keeps is not None and kind != Control.AWAY:
+            self.place_told(peer, kind, data)
         else:
-            raise ProtocolError("control", f"a place makes no sense to this {self.pattern.socket_type.name}")
+            ours = self.pattern.socket_type.name
+            raise ProtocolError("control", f"control {kind} makes no sense to this {ours}")
 
     def subscribe(self, prefix: bytes, add: bool) -> None:
         """Adds or takes back a subscription of ours and tells every publisher."""
         pattern = self.pattern
         assert isinstance(pattern, Subscriber)
+        if add and any(record.address.begin for record in list(self.endpoints)):
+            check_kept_prefix(prefix)
         broken: list[tuple[Any, Broken]] = []
         stream: Any
         with self._lock:

@@ -118,11 +118,12 @@ class Links(Connecting):
         """Begins to connect. Waits only under the policy `require`; then raises Fatal or Again."""
         socket = self._owner()
         address = parse(endpoint)
+        record = Endpoint(address, time.monotonic(), outgoing=True)
         if check_begin(address, self.pattern):
             with self._lock:
+                self._check_once(address)
                 self.places = self.places or Places()
             socket._ways_changed()
-        record = Endpoint(address, time.monotonic(), outgoing=True)
         directory = open_directory(address, self.context) if address.is_directory else None
         with self._lock:
             self._owner()
@@ -143,6 +144,15 @@ class Links(Connecting):
         if (address.policy or self.context.transport_config.policy) == "require":
             self._await_handshake(record, handshake_timeout(socket))
         return record
+
+    def _check_once(self, address: Address) -> None:
+        """Raises AddressError: what is kept there would come twice."""
+        bare = replace(address, begin=None, policy=None)
+        for other in self.endpoints:
+            if other.address.begin and replace(other.address, begin=None, policy=None) == bare:
+                raise AddressError(
+                    f"{address}: {other.address} is connected already", hint="disconnect it first"
+                )
 
     def _reach(self, socket: SocketMethods, record: Endpoint) -> None:
         address = record.address

@@ -228,6 +228,8 @@ class Losses(Credits):
         record = peer.source
         if record.connector is None:
             return
+        if record.heard == math.inf:
+            record.heard = peer.stream.last_received_ns / 1e9
         if record.queue is peer:
             record.queue = None
         if record.peer is peer:

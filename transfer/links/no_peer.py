@@ -30,7 +30,8 @@ _OF_ACCEPTED = frozenset({"magic", "socket_type"})
 _LASTING = (
     _OF_ACCEPTED
     | PLACE_TAKEN
-    | {"flags", "length", "version", "hello", "no_hello", "self_connect", "token", "tls", "keeps"}
+    | {"flags", "length", "version", "hello", "no_hello", "self_connect", "token", "tls"}
+    | {"keeps", "log_twice"}
 )
 #: of handshakes that end so for any reason, and say none
 _WORDLESS = frozenset({"broken", "closed", "truncated", "timeout"})

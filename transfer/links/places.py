@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 import threading
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patterns import Subscriber
 from patterns.pub_sub import decode_order
-from transports.errors import AddressError, ProtocolError
+from transports.errors import AddressError, ProtocolError, UsageError
 from transports.wire import MAX_TOPIC, Control
 
 if TYPE_CHECKING:
@@ -18,46 +19,119 @@ if TYPE_CHECKING:
     from transfer.peer import Peer
     from transports.address import Address
     from transports.core_contract import Frame
+    from transports.hello import Hello
 
 #: in the hello of a SUB: where it begins in what is kept
 BEGIN = "begin"
-#: in the hello of a PUB: the name of its log
-KEEPS = "keeps"
+#: in the hello of a PUB: the name of its log, and the number of the run that it writes it in
+KEEPS, RUN = "keeps", "run"
 #: letters of a log's name
 MAX_LOG = 64
 #: topics of one log whose places are remembered; those that were not heard of for longest begin anew
 _MOST, _MOST_LOGS = 100_000, 64
-_PLACE = struct.Struct("<BQ")
+#: runs of a log of which it is remembered how far a topic was read
+_MOST_RUNS = 4
+#: messages of one log that are remembered as too large, so that they are told once
+_MOST_LARGE = 10_000
+_PLACE, _LARGE, _AWAY = struct.Struct("<BQQ"), struct.Struct("<BQQ"), struct.Struct("<BQ")
 
 
-def encode_place(number: int, topic: bytes) -> bytes:
+class KeptLog(NamedTuple):
+    """A publisher's log. run: a number of its own for each time that it was opened to be written, since a
+    backup that was put back has the log's name and other messages."""
+
+    name: str
+    run: int
+
+
+class Place(NamedTuple):
+    """The number of a message, and in which run of the log it was received."""
+
+    number: int
+    run: int
+
+
+def log_of(remote: Hello) -> KeptLog | None:
+    """The log of a publisher that keeps what it publishes."""
+    name, run = remote.extra.get(KEEPS), remote.extra.get(RUN)
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_LOG or not isinstance(run, int):
+        return None
+    return KeptLog(name, run) if 0 <= run < 1 << 64 else None
+
+
+def encode_place(place: Place, topic: bytes) -> bytes:
     """The data of a PLACE control frame, of either side: behind which message of a topic it goes on."""
-    return _PLACE.pack(Control.PLACE, number) + topic
+    return _PLACE.pack(Control.PLACE, *place) + topic
 
 
-def decode_place(data: bytes) -> tuple[int, bytes]:
-    """(number, topic). Raises ProtocolError."""
-    if not _PLACE.size < len(data) <= _PLACE.size + MAX_TOPIC:
-        raise ProtocolError("control", f"a place of {len(data)} bytes")
-    return _PLACE.unpack_from(data)[1], bytes(data[_PLACE.size :])
+def decode_place(data: bytes) -> tuple[Place, bytes]:
+    """(place, topic). Raises ProtocolError."""
+    number, run, topic = _numbers_and_topic(_PLACE, data)
+    return Place(number, run), topic
+
+
+def encode_too_large(number: int, nbytes: int, topic: bytes) -> bytes:
+    """The data of a TOO_LARGE control frame: a message of the topic that its SUB does not take. number: 0
+    if it has none."""
+    return _LARGE.pack(Control.TOO_LARGE, number, nbytes) + topic
+
+
+def decode_too_large(data: bytes) -> tuple[int, int, bytes]:
+    """(number, bytes, topic). Raises ProtocolError."""
+    return _numbers_and_topic(_LARGE, data)
+
+
+def _numbers_and_topic(head: struct.Struct, data: bytes) -> tuple[int, int, bytes]:
+    if not head.size < len(data) <= head.size + MAX_TOPIC:
+        raise ProtocolError("control", f"{len(data)} bytes about what is kept")
+    _, first, second = head.unpack_from(data)
+    return first, second, bytes(data[head.size :])
+
+
+def encode_away(seconds: float) -> bytes:
+    """The data of an AWAY control frame: how long a SUB has had no publisher at this endpoint."""
+    return _AWAY.pack(Control.AWAY, max(0, int(seconds * 1000)))
+
+
+def decode_away(data: bytes) -> float:
+    """Seconds. Raises ProtocolError."""
+    if len(data) != _AWAY.size:
+        raise ProtocolError("control", f"{len(data)} bytes of how long a SUB was away")
+    return float(_AWAY.unpack(data)[1] / 1000)
 
 
 def check_begin(address: Address, pattern: Pattern, *, bound: bool = False) -> bool:
     """Whether the endpoint says where to begin. Raises AddressError: it cannot, there."""
     if address.begin is None:
         return False
-    if bound or not isinstance(pattern, Subscriber) or address.is_directory:
-        raise AddressError(
-            f"{address}: ?begin= is for a SUB that connects to one publisher",
-            hint="`registry://` and `dns://` stand for many" if address.is_directory else "",
-        )
-    return True
+    if isinstance(pattern, Subscriber) and not bound and not address.is_directory:
+        for prefix in pattern.subscriptions:
+            check_kept_prefix(prefix)
+        return True
+    if address.is_directory:
+        hint = f"`{address.scheme}://` stands for many: name the broker's own.subscriptions by tcp://"
+    elif bound:
+        hint = "bind without it"
+    else:
+        hint = f"a {pattern.socket_type.name} has no use for it: connect without"
+    raise AddressError(f"{address}: ?begin= is for a SUB that connects to one publisher", hint=hint)
+
+
+def check_kept_prefix(prefix: bytes) -> None:
+    """Raises UsageError: no topic that is kept begins like that."""
+    try:
+        prefix.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"a subscription to {prefix!r:.80}, beside ?begin= in an endpoint",
+            hint="topics that are kept are UTF-8",
+        ) from error
 
 
 class Keeper(ABC):
-    """What keeps the messages of a PUB. Called in the reactor's thread. log: the name of where they are."""
+    """What keeps the messages of a PUB. Called in the reactor's thread. log: where they are."""
 
-    log: str
+    log: KeptLog
 
     @abstractmethod
     def subscribed(self, peer: Peer, number: int, prefix: bytes, again: bool) -> None:
@@ -71,9 +145,60 @@ class Keeper(ABC):
         """It takes that back. Raises ProtocolError."""
 
     @abstractmethod
-    def placed(self, peer: Peer, number: int, topic: bytes) -> None:
-        """It has received this message of the topic, and none behind it. Raises ProtocolError, also where it
-        has subscribed before."""
+    def placed(self, peer: Peer, place: Place, topic: bytes) -> None:
+        """It had received this message of the topic, and none behind it, at the end of this run; the newest
+        run comes last. Raises ProtocolError, also where it has subscribed before."""
+
+    @abstractmethod
+    def away(self, peer: Peer, seconds: float) -> None:
+        """So long it has had no publisher, after one that kept another log. Raises ProtocolError, also where
+        it has subscribed before."""
+
+
+class _InLog:
+    """What is known of one log. run: the one that its publisher is in. places: by topic, how far it was read
+    in each run, the newest last: a backup may know an earlier one only. told: what is subscribed there, since
+    it said where it begins that. large: numbers of messages that it said were too large, by topic, the
+    smallest first; larges: how many."""
+
+    __slots__ = ("large", "larges", "places", "run", "told")
+
+    def __init__(self) -> None:
+        self.run = self.larges = 0
+        self.places: dict[bytes, list[Place]] = {}
+        self.told: frozenset[bytes] = frozenset()
+        self.large: dict[bytes, list[int]] = {}
+
+    def set(self, topic: bytes, place: Place) -> None:
+        runs = self.places.pop(topic, [])  # the newest stands last
+        self.places[topic] = [*(one for one in runs if one.run != place.run), place][-_MOST_RUNS:]
+        if len(self.places) > _MOST:
+            del self.places[next(iter(self.places))]
+
+    def last(self, topic: bytes) -> Place | None:
+        """How far it was read."""
+        runs = self.places.get(topic)
+        return runs[-1] if runs else None
+
+    def add_large(self, topic: bytes, number: int) -> bool:
+        """False: it is known."""
+        numbers, before = self.large.get(topic, []), self.last(topic)
+        if (numbers and number <= numbers[-1]) or (before is not None and number <= before.number):
+            return False
+        if self.larges < _MOST_LARGE:
+            numbers.append(number)
+            self.large[topic] = numbers
+            self.larges += 1
+        return True
+
+    def large_before(self, topic: bytes, number: int) -> int:
+        """How many of those the program has passed by now."""
+        numbers = self.large.pop(topic, [])
+        passed = bisect_right(numbers, number)
+        if passed < len(numbers):
+            self.large[topic] = numbers[passed:]
+        self.larges -= passed
+        return passed
 
 
 class Places:
@@ -84,50 +209,70 @@ class Places:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_log: dict[str, dict[bytes, int]] = {}
-        self._told: dict[str, frozenset[bytes]] = {}
+        self._by_log: dict[str, _InLog] = {}
+
+    def meet(self, log: KeptLog) -> bool:
+        """A connection to its publisher begins. Whether there was one before that said where it begins."""
+        with self._lock:
+            known = self._in(log.name)
+            if known.run != log.run:  # its numbers may be other messages'
+                known.run, known.larges, known.large = log.run, 0, {}
+            return bool(known.told)
 
     def note(self, stream: Any, frames: Sequence[Frame]) -> int:
-        """The program has this message. How many before it did not come: they were not kept so long, or this
-        side cannot take them."""
+        """The program has this message. How many before it did not come, since they were not kept so long."""
         peer, first = stream.peer, frames[0]
         number, topic = first.sequence, first.topic
-        if peer is None or not peer.keeps or not number or topic is None:
+        if peer is None or peer.keeps is None or not number or topic is None:
             return 0
+        name, run = peer.keeps
         with self._lock:
-            before = self._by_log.get(peer.keeps, {}).get(topic)
-            self._set(peer.keeps, topic, number if before is None else max(before, number))
-        return 0 if before is None else max(0, number - before - 1)
+            known = self._in(name)
+            before = known.last(topic)
+            if before is not None and before.run == run:
+                if number > before.number:
+                    known.set(topic, Place(number, run))
+                    gone = number - before.number - 1
+                    return max(0, gone - known.large_before(topic, number)) if gone else 0
+            elif run == known.run:  # and not what came late by a connection to an earlier run
+                known.set(topic, Place(number, run))
+                known.large_before(topic, number)
+        return 0
 
-    def follow(self, peer: Peer, number: int, topic: bytes) -> None:
+    def follow(self, peer: Peer, place: Place, topic: bytes) -> None:
         """The publisher goes on behind this message of the topic, whatever is known here."""
+        if peer.keeps is not None:
+            with self._lock:
+                self._in(peer.keeps.name).set(topic, place)
+
+    def too_large(self, peer: Peer, number: int, topic: bytes) -> bool:
+        """The publisher has left out this message. False: that was known."""
+        if peer.keeps is None or not number:
+            return True
         with self._lock:
-            self._set(peer.keeps, topic, number)
+            return self._in(peer.keeps.name).add_large(topic, number)
 
-    def _set(self, log: str, topic: bytes, number: int) -> None:
-        places = self._by_log.pop(log, {})  # the newest stands last, here and there
-        self._by_log[log] = places
+    def _in(self, name: str) -> _InLog:
+        known = self._by_log.pop(name, None) or _InLog()  # the newest stands last
+        self._by_log[name] = known
         if len(self._by_log) > _MOST_LOGS:
-            self._told.pop(next(iter(self._by_log)), None)
             del self._by_log[next(iter(self._by_log))]
-        places.pop(topic, None)
-        places[topic] = number
-        if len(places) > _MOST:
-            del places[next(iter(places))]
+        return known
 
-    def of(self, log: str) -> Iterator[bytes]:
+    def of(self, name: str) -> Iterator[bytes]:
         """The control frames that tell a publisher."""
         with self._lock:
-            places = list(self._by_log.get(log, {}).items())
-        return (encode_place(number, topic) for topic, number in places)
+            places = list(self._in(name).places.items())
+        return (encode_place(place, topic) for topic, runs in places for place in runs)
 
-    def told(self, log: str, prefixes: Iterable[bytes]) -> None:
+    def told(self, name: str, prefixes: Iterable[bytes]) -> None:
         """The publisher holds these subscriptions, and has said where it begins their topics."""
         with self._lock:
-            self._told[log] = frozenset(prefixes)
+            self._in(name).told = frozenset(prefixes)
 
-    def again(self, log: str, order: bytes) -> bytes:
+    def again(self, name: str, order: bytes) -> bytes:
         """The SUBSCRIBE order, marked if the log had it before: topics without a place have begun since."""
         prefix = decode_order(order)[2]
-        again = prefix in self._told.get(log, ())
+        with self._lock:
+            again = prefix in self._in(name).told
         return bytes([Control.SUBSCRIBE_AGAIN]) + order[1:] if again else order

@@ -105,9 +105,9 @@ class LinkState:
         missed = self.places.note(stream, frames) if self.places is not None else 0
         if missed:
             self._count("missed", missed)
-            self._throttled.say(
-                logging.WARNING, "missed", "%d messages were not kept until they could be received", missed
-            )
+            text = "%s: %d messages of topic %r were not kept until they could be received"
+            where, topic = stream.peer.endpoint, (frames[0].topic or b"").decode(errors="replace")
+            self._throttled.say(logging.WARNING, "missed", text, where, missed, topic)
 
     # -- for people ---------------------------------------------------------------------------------
 

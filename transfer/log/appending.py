@@ -41,6 +41,11 @@ class Appender:
             self._time = now
         return self._time
 
+    def boundary(self) -> int:
+        """The same, of which no message has been yet. With the lock."""
+        self._time += 1
+        return self.now()
+
     def append(self, name: str, body: bytes) -> tuple[int, int]:
         """A message without a blob: (sequence, offset)."""
         with self.journal as journal:

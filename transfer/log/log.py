@@ -265,10 +265,13 @@ class Log:
 
     def offset_at(self, topic: str, time_ns: int) -> int:
         """The offset of the first message that is as young as that, or that of the next one to be kept.
-
-        time_ns: nanoseconds since 1970, as a message's `time`.
-        """
+        time_ns: nanoseconds since 1970, as a message's `time`."""
         return self._first_that(topic, lambda record: record.time >= time_ns)
+
+    def boundary(self) -> int:
+        """A time for `offset_at`, which all messages until now are before, and later ones are not."""
+        with self._journal:
+            return self._appender.boundary()
 
     def search(self, topic: str, key: Callable[[memoryview], int], value: int) -> int | None:
         """The offset of the last message that is kept whose key is at most `value`; None: there is none.
@@ -368,8 +371,7 @@ class Log:
             return self._topics.purge(topic)
 
     def begin(self, topic: str, offset: int) -> bool:
-        """Makes a topic whose first message has this offset. False: there is one of this name. Raises
-        UsageError, LogFull."""
+        """Makes a topic whose first message has this offset. False: it is there. Raises as `append`."""
         with self._journal:
             return self._topics.begin(topic, offset)
 
@@ -388,10 +390,8 @@ class Log:
         return self._journal.room.full
 
     def collect(self) -> int:
-        """Gives back what was discarded and removes the segments that retention lets go: how many of them.
-
-        It is done at every new segment too.
-        """
+        """Gives back what was discarded, removes the segments that retention lets go: how many of them. Every
+        new segment does the same."""
         with self._journal:
             return self._journal.collect(0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -14,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from patterns.pub_sub import MAX_SUBSCRIPTIONS, encode_order
 from transfer.broker.engine.grammar import Kind, Pattern, pattern
 from transfer.broker.fronts.own_parts import HELD_FROM, parts_of, unreadable
+from transfer.broker.log_runs import LogRuns
 from transfer.broker.subscriber import Overflow, Subscriber
-from transfer.links.places import Keeper, encode_place
+from transfer.links.places import Keeper, Place, encode_place, encode_too_large
 from transfer.links.state import control
 from transfer.peer_faults import PeerFaults
 from transfer.protocols.names import read_topic
-from transports.errors import Broken, Closed, LogFull, ProtocolError, UsageError
+from transfer.throttled_log import ThrottledLog
+from transports.errors import Broken, Closed, ProtocolError, UsageError
 from transports.wire import Control
 
 if TYPE_CHECKING:
@@ -27,20 +28,17 @@ if TYPE_CHECKING:
     from transfer.broker.hub import Hub
     from transfer.broker.message import Buffer, Message
     from transfer.broker.topic import Topic
-    from transfer.log import Log
     from transfer.peer import Peer
     from transfer.socket import SocketMethods
 
 #: bytes that wait for one of them; it reads on from the log when half of them are gone
 LIMIT = 16 << 20
 #: places that one may tell, orders of one that may wait until the loop comes to them, and bytes of both
-MOST_PLACES, MOST_ORDERS, MOST_SAID = 100_000, 2 * MAX_SUBSCRIPTIONS, 16 << 20
+MOST_PLACES, MOST_ORDERS, MOST_SAID = 400_000, 2 * MAX_SUBSCRIPTIONS, 16 << 20
 #: seconds between two looks whether one has taken what waits for it: no event says so
 _LOOK = 0.01
 #: seconds of a turn; topics that one order looks at before others come to their turn
 _TURN, _STEP = 0.005, 500
-#: where the log says its own name
-_NAME = b"broker/name"
 #: (what is subscribed, the number of the subscription; None: it ends one, whether it was told before)
 Order = tuple[Pattern, int | None, bool]
 _DONE = object()
@@ -49,10 +47,11 @@ _log = logging.getLogger("transfer.broker")
 
 
 class KeptReader(Subscriber):
-    """One of them, by its connection. places: the number of the last message that it has or was given, by
-    topic; numbers are offsets and one more. wanted: how often it subscribed to a prefix. orders: those
-    that it gave, not done yet. doing: the rest of one of them. busy: it
-    waits for its turn."""
+    """One of them, by its connection. told: where it says that it was, by topic: in several
+    runs, the newest last. places: the number of the
+    last message that it has or was given; numbers are offsets and one more. since: nanoseconds since 1970,
+    when it lost a publisher that kept another log. wanted: how often it subscribed to a prefix. orders: those
+    that it gave, not done yet. doing: the rest of one of them. busy: it waits for its turn."""
 
     limit = LIMIT
     overflow = Overflow.SPILL
@@ -61,7 +60,10 @@ class KeptReader(Subscriber):
 
     def __init__(self, socket: SocketMethods, peer: Peer, readers: KeptReaders, counts: Counter[str]) -> None:
         self.peer = peer
+        self.told: dict[str, list[Place]] = {}
+        self.tellings = 0  # of them
         self.places: dict[str, int] = {}
+        self.since: int | None = None
         self.wanted: Counter[Pattern] = Counter()
         self.orders: deque[Order] = deque()
         self.doing: Iterator[object] | None = None
@@ -105,6 +107,7 @@ class KeptReader(Subscriber):
         if message.nbytes > self._most:  # it would end the connection, again and again
             self.dropped += 1
             self._counts["dropped"] += 1
+            self.say(encode_too_large(number, message.nbytes, message.topic.encode()))
             return
         frames: list[OutFrame] = [(flags, number, message.topic.encode(), meta, data)]
         frames.extend((flags, 0, None, meta, data) for _, meta, flags, data in rest)
@@ -141,12 +144,14 @@ class KeptReaders(Keeper):
     def __init__(
         self, hub: Hub, loop: asyncio.AbstractEventLoop, socket: SocketMethods, counts: Counter[str]
     ) -> None:
-        self.log = _name_of(hub.store.log)
+        self._runs = LogRuns(hub.store.log)
+        self.log = self._runs.log
         self._hub = hub
         self._loop = loop
         self._socket = socket
         self._counts = counts
         self._faults = PeerFaults(_log)
+        self._throttled = ThrottledLog(_log)
         # The reactor adds readers, places and orders, the loop takes them: each by one call, in that order.
         self._readers: dict[Any, KeptReader] = {}
         #: those with something to do, each of which has its turn
@@ -164,13 +169,21 @@ class KeptReaders(Keeper):
         """See Keeper. Raises ProtocolError."""
         self._order(peer, prefix, None, False)
 
-    def placed(self, peer: Peer, number: int, topic: bytes) -> None:
+    def placed(self, peer: Peer, place: Place, topic: bytes) -> None:
         """See Keeper. Raises ProtocolError."""
         reader = self._reader(peer)
-        if reader.subscribed or len(reader.places) >= MOST_PLACES:
+        if reader.subscribed or reader.tellings >= MOST_PLACES:
             raise ProtocolError("control", f"places come first, and are at most {MOST_PLACES:,}")
         self._count(reader, topic)
-        reader.places[read_topic(topic)] = number
+        reader.tellings += 1
+        reader.told.setdefault(read_topic(topic), []).append(place)
+
+    def away(self, peer: Peer, seconds: float) -> None:
+        """See Keeper. Raises ProtocolError."""
+        reader = self._reader(peer)
+        if reader.subscribed:
+            raise ProtocolError("control", "how long it was away comes first")
+        reader.since = max(0, time.time_ns() - int(seconds * 1e9))
 
     def _reader(self, peer: Peer) -> KeptReader:
         reader = self._readers.get(peer.stream)
@@ -274,15 +287,25 @@ class KeptReaders(Keeper):
                 if more or topic.messages != messages:
                     fanout.read_from_log(reader, topic, place)
                 reader.places.setdefault(topic.name, place)
-                reader.say(encode_place(place, topic.name.encode()))
+                reader.say(encode_place(Place(place, self.log.run), topic.name.encode()))
         reader.say(encode_order(Control.SUBSCRIBED, number))
 
     def _place(self, reader: KeptReader, topic: Topic, old: bool) -> tuple[int, bool]:
         """Where it reads on, or begins; whether there is more."""
-        low, end = self._hub.store.range(topic)
-        place = reader.places.get(topic.name)
+        store = self._hub.store
+        low, end = store.range(topic)
+        place, told = reader.places.get(topic.name), reader.told.pop(topic.name, None)
+        if place is None and told is not None:
+            old, agreed = True, (self._runs.agreed(topic.log_name, one) for one in reversed(told))
+            place = next((one for one in agreed if one is not None), None)
+            if place is None or place < told[-1].number:
+                text = "%s has message %d of topic %r, which this log has not: was a backup put back?"
+                where = reader.peer.address, told[-1].number, topic.name
+                self._throttled.say(logging.WARNING, "log", text, *where)
         if place is None or place > end:
             place = low if old else end
+            if not old and reader.since is not None:
+                place = store.log.offset_at(topic.log_name, reader.since)
         return place, place < end
 
     def _unsubscribe(self, reader: KeptReader, wanted: Pattern) -> None:
@@ -321,16 +344,6 @@ class KeptReaders(Keeper):
         self._socket._links.keeper = None
         for reader in list(self._readers.values()):
             self._leave(reader)
-
-
-def _name_of(log: Log) -> str:
-    """By which subscribers know this log again. A full log has none that lasts: they begin again then."""
-    name = log.get(_NAME)
-    if name is None:
-        name = secrets.token_hex(16).encode()
-        with suppress(LogFull):
-            log.commit(log.put(_NAME, name))
-    return name.decode()
 
 
 def _pattern(prefix: bytes) -> Pattern:
