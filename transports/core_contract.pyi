@@ -419,6 +419,10 @@ class SocketBase:
         """One whole message of the next ready stream: (stream, frames). Raises Again, Closed.
         Control frames go to `_on_control` and are not returned. A receive that a signal's handler interrupts
         leaves the message to the next one."""
+    def _pass_turn(self) -> None:
+        """What was done with the last messages took long: others come before the next ones of their stream,
+        though more was read of it. Any thread may call."""
+
     def _read_ahead(self, most: int) -> tuple[Any, list[bytes]] | None:
         """Plain messages of one part that were read ahead of one stream, FAIR only: (stream, payloads),
         `most` at the most. Never waits or reads. None: the next message is another, or is not here yet;

@@ -54,6 +54,20 @@ def test_others_are_not_refused():
     assert admission.refuses("b", "c", "other") is None
 
 
+def test_what_is_for_another_day_leaves_room_for_today():
+    admission = Admission(Limits(max_queued_direct=5, longest_delay=10.0))
+    for _ in range(3):
+        assert admission.refuses("a", "c", "t", 10.0) is None
+        admission.waits("a", "c", "t", later=True)
+    assert admission.refuses("b", "d", "u", 0.1) is Limit.LATER_QUEUE
+    assert admission.counts == {Outcome.DROPPED: 1}
+    assert admission.refuses("b", "d", "u") is None
+    admission.waited("a", "c", "t", later=True)
+    admission.waits("a", "c", "t")  # its time has come
+    assert admission.refuses("b", "d", "u", 0.1) is None
+    assert admission.refuses("b", "d", "u", 10.1) is Limit.DELAY
+
+
 def test_a_quota_of_nothing():
     admission = Admission(Limits(tenant_quotas={"blocked": 0}))
     assert admission.refuses("blocked", "c", "t") is Limit.TENANT

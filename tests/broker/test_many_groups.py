@@ -9,8 +9,8 @@ from tests.broker.own_peers import wait_for
 from tests.broker.own_programs import program
 from tests.broker.running import running
 from tests.broker.test_groups import Taker as _Taker
-from transfer.broker import groups
-from transfer.broker.fronts import own_consumers, own_heard, own_requests
+from transfer.broker import groups, in_turns
+from transfer.broker.fronts import own_consumers, own_requests
 from transfer.broker.in_turns import InTurns
 from transfer.protocols.own import Join, Op, encode, encode_join
 from transfer.protocols.own_several import encode_several
@@ -35,15 +35,15 @@ def with_groups(beating, count):
     return takers
 
 
-def counted(monkeypatch):
-    """For how many things it is done in each turn."""
+def counted(monkeypatch, at_once):
+    """For how many things it is done in each turn, of those that are done for so many at once."""
     counts = []
     do_some = InTurns._do_some
 
     def note(things):
         before = len(things)
         do_some(things)
-        if before:
+        if before and things._at_once == at_once:
             counts.append(before - len(things))
 
     monkeypatch.setattr(InTurns, "_do_some", note)
@@ -51,9 +51,10 @@ def counted(monkeypatch):
 
 
 def test_groups_are_given_what_came_some_in_each_turn(tmp_path, five_at_once, monkeypatch):
-    looked_at = counted(monkeypatch)
     with heart(tmp_path) as beating:
         takers = with_groups(beating, 23)
+        beating.until(lambda: not beating.hub.groups._to_pump)
+        looked_at = counted(monkeypatch, 5)
         beating.publish("t", b"1")
         beating.until(lambda: all(taker.got for taker in takers))
     assert max(looked_at) == 5 and sum(looked_at) == 23
@@ -101,13 +102,13 @@ def test_one_consumer_too_many_is_refused_and_those_of_a_program_that_goes_leave
             one.join("t", "another", 6)  # instead of the one that had this number
             members = [served.group for served in broker.hub.groups.served]
             assert sum(group.consumers for group in members) == 7 and len(members) == 8
-            left = counted(monkeypatch)
+            left = counted(monkeypatch, 2)
         wait_for(lambda: not any(group.consumers for group in members))
     assert left == [2, 2, 2, 1]
 
 
 def test_many_words_in_one_message_are_taken_in_turns_and_in_their_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_heard, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(in_turns, "TURN_SECONDS", 0.0)
     turns = []
     take = own_requests.Requests._take_words
 
@@ -127,22 +128,53 @@ def test_many_words_in_one_message_are_taken_in_turns_and_in_their_order(tmp_pat
         assert turns == [(0, 8), (1, 8), (2, 8), (3, 8), (4, 8), (5, 8), (7, 8), (0, 1)]
 
 
+class Later:
+    """A loop that is stepped by hand."""
+
+    def __init__(self):
+        self.calls = []
+
+    def call_soon(self, call):
+        self.calls.append(call)
+
+    def step(self):
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call()
+
+
 def test_one_that_fails_does_not_keep_the_others_waiting():
-    later, done = [], []
+    later, done = Later(), []
 
     def do(number):
         if number == 1:
             raise KeyError(number)
         done.append(number)
 
-    things = InTurns(later.append, 3, do)
+    things = InTurns(later, 3, do)
     with pytest.raises(KeyError):
         things.add(range(6))
-    assert done == [0] and len(things) == 4 and len(later) == 1
+    assert done == [0] and len(things) == 4 and len(later.calls) == 1
     things.add([4, 7])
-    assert done == [0] and len(later) == 1, "they have their turn"
-    later.pop()()
+    assert done == [0] and len(later.calls) == 1, "they have their turn"
+    for _ in range(in_turns.OTHERS):
+        assert done == [0]
+        later.step()
+    later.step()
     assert done == [0, 2, 3, 4] and len(things) == 2
     things.clear()
-    later.pop()()
-    assert not later and done == [0, 2, 3, 4]
+    later.step()
+    for _ in range(in_turns.OTHERS):
+        later.step()
+    assert not later.calls and done == [0, 2, 3, 4]
+
+
+def test_a_turn_is_over_when_its_time_is(monkeypatch):
+    monkeypatch.setattr(in_turns, "TURN_SECONDS", 0.0)
+    later, done = Later(), []
+    things = InTurns(later, 100, done.append)
+    things.add(range(3))
+    for turn in range(1, 4):
+        assert done == list(range(turn))
+        for _ in range(in_turns.OTHERS + 1):
+            later.step()

@@ -16,7 +16,7 @@ from transfer.broker import group_reading
 from transfer.broker.fronts import own_consumers, own_offers, own_queue
 from transfer.broker.group_contract import LARGE
 from transfer.clients.own import BrokerClient
-from transfer.protocols.own import Join, Op, decode_deliveries, encode, encode_join
+from transfer.protocols.own import Join, Op, decode_deliveries, encode, encode_join, encode_nack
 from transfer.protocols.own_pieces import decode_place
 
 SIZE = 100_000
@@ -175,3 +175,27 @@ def test_what_waits_for_a_sub_has_a_limit_in_bytes(broker):
         (stream,) = publisher.socket._links.peers
         assert 32 << 20 < stream.queued_bytes <= 64 << 20
         assert stream.dropped >= 10
+
+
+def test_who_refuses_more_than_can_be_kept_gets_no_more_for_now(broker, monkeypatch):
+    monkeypatch.setattr(own_consumers, "MOST_DYING", 20)
+    held = []
+    bury = broker.hub.groups.giving_up._bury
+    monkeypatch.setattr(broker.hub.groups.giving_up, "_bury", lambda *dead: held.append(dead))
+    endpoint = broker.endpoints["requests"]
+    with BrokerClient(endpoint) as client, program(endpoint) as one:
+        client.publish_many("t", [b"x"] * 100)
+        one.say(encode(Op.JOIN, 0, encode_join(Join("t", "g", 10, "old"))))
+        got = 0
+        while one.socket.poll(10_000 if got < 20 else 200):
+            for delivery in decode_deliveries(one.hear(Op.DELIVER)[0]):
+                one.say(encode(Op.NACK, 0, encode_nack(delivery, "é" * 5000, retry=False)))
+                got += 1
+        assert got <= 30
+        wait_for(lambda: len(held) == got)
+        assert {len(dead.reason) for dead, *_ in held} == {1000}
+        monkeypatch.setattr(broker.hub.groups.giving_up, "_bury", bury)
+        for dead in held:
+            broker.loop.call_soon_threadsafe(bury, *dead)
+        head, _ = one.hear(Op.DELIVER)
+        assert decode_deliveries(head)

@@ -76,6 +76,25 @@ def test_frames_that_take_long_are_taken_in_turns(tmp_path, monkeypatch, make, c
     assert taken == sorted(taken)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("make", "encode"),
+    [
+        (ttp_front, lambda n, size: encode_head(3, b"t%d" % n, b"", size)),
+        (rqueue_front, lambda n, size: rqueue.encode_publish(f"t{n}", size)),
+        (pybroker_front, lambda n, size: pybroker.encode_publish(f"t{n}", size)),
+    ],
+)
+def test_payloads_that_end_when_a_turn_is_over(tmp_path, monkeypatch, make, encode):
+    payloads = [b"x" * size for size in (1, 70_000, 2, 200_000, 70_000, 70_000, 0, 3)]
+    said = b"".join(encode(n, len(payload)) + payload for n, payload in enumerate(payloads))
+    for size in (len(said), 70_030, 1000):
+        with one_frame_a_turn(tmp_path / str(size), monkeypatch, make) as turns:
+            heard, stays = turns.heard([said[at : at + size] for at in range(0, len(said), size)])
+        assert stays
+        assert [payload for _, payload in heard] == payloads
+
+
 def test_all_subscriptions_of_a_connection_end_in_turns_and_what_it_says_next_comes_behind(
     tmp_path, monkeypatch
 ):

@@ -175,6 +175,83 @@ def test_fair_over_streams(kit):
         assert (first + rest).count(b"%d" % number) == 5000
 
 
+def greedy(kit, count=3):
+    """A socket whose first peer has sent thousands of small messages, and the others one each."""
+    ends = [kit.raw("tcp", buffer=1 << 20) for _ in range(count)]
+    ends[0][1].sendall(b"".join(Raw(b"%d" % number).encode() for number in range(5000)))
+    socket = kit.puller(*(stream for stream, _ in ends))
+    assert socket._recv_message(1000)[1][0].data == b"0"
+    for _, far in ends[1:]:
+        far.sendall(Raw(b"late").encode())
+    return socket, ends
+
+
+def in_order(socket, count, begun=1, passes=False):
+    """Indices at which others' messages came among so many; the first one's come in order."""
+    late, number = [], begun
+    for index in range(count):
+        data = socket._recv_message(1000)[1][0].data
+        if data == b"late":
+            late.append(index)
+        else:
+            assert data == b"%d" % number
+            number += 1
+        if passes:
+            socket._pass_turn()
+    return late
+
+
+def test_many_small_messages_of_one_are_several_turns(kit):
+    socket, _ = greedy(kit)
+    late = in_order(socket, 5001)
+    assert len(late) == 2 and late[-1] < 100
+
+
+def test_each_large_message_of_one_is_a_turn(kit):
+    """Of TLS too, where the end of one brings the beginning of the next along."""
+    ends = [kit.raw("tcp", buffer=1 << 20) for _ in range(3)]
+    large = Raw(b"x" * 160_000).encode()
+    writer = threading.Thread(target=lambda: [ends[0][1].sendall(large) for _ in range(60)])
+    writer.start()
+    socket = kit.puller(*(stream for stream, _ in ends))
+    assert len(socket._recv_message(5000)[1][0].data) == 160_000
+    for _, far in ends[1:]:
+        far.sendall(Raw(b"late").encode())
+    found = []
+    for _ in range(61):
+        time.sleep(0.005)  # whatever is done with it: the writer is never behind
+        found.append(len(socket._recv_message(5000)[1][0].data))
+    writer.join(20)
+    assert found.count(4) == 2 and sum(found) == 59 * 160_000 + 8
+    assert 4 not in found[8:]
+
+
+def test_a_turn_that_is_passed(kit):
+    socket, ends = greedy(kit)
+    socket._pass_turn()
+    late = in_order(socket, 40, passes=True)
+    assert len(late) == 2 and late[-1] < 8
+    for _, far in ends[1:]:
+        far.sendall(Raw(b"late").encode())
+    assert in_order(socket, 4963, begun=39)[-1] < 100
+
+
+def test_what_waits_for_its_turn_shows_in_the_descriptor_and_is_not_lost(kit):
+    socket, ends = greedy(kit)
+    for _ in range(3):
+        socket._pass_turn()
+        assert select.select([socket.fileno()], [], [], 5)[0]
+    socket._detach(ends[0][0])
+    left = []
+    while (frames := ends[0][0].receive()) is not None:
+        left.append(frames[0].data)
+    assert left == [b"%d" % number for number in range(1, 5000)]
+    assert {socket._recv_message(1000)[1][0].data for _ in range(2)} == {b"late"}
+    with pytest.raises(Again):
+        socket._recv_message(0)
+    assert not select.select([socket.fileno()], [], [], 0)[0]
+
+
 def test_a_stalled_peer_does_not_hold_up_others(kit):
     stalled, far_stalled = kit.raw()
     alive, far = kit.raw()

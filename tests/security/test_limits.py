@@ -25,6 +25,7 @@ from transfer.broker.fronts import (
     abtp_awaiting,
     abtp_pub,
     abtp_relay,
+    abtp_subscribed,
     own_consumers,
     own_kept,
     own_offers,
@@ -154,6 +155,9 @@ VALUES = {
     ("abtp", "messages and bytes"): f"{number(_ABTP.peer_queue)}; {size(_ABTP.peer_bytes)}",
     ("abtp", "messages that wait for a consumer"): "; ".join(
         (number(_ABTP.awaiting), number(_ABTP.awaiting_of_topic), size(abtp_awaiting._MOST_BYTES))
+    ),
+    ("abtp", "subscriptions of a SUB"): "; ".join(
+        (number(abtp_subscribed.MOST), size(abtp_subscribed.MOST_BYTES), size(abtp_subscribed.MOST_IN_ALL))
     ),
     ("abtp", "prefixes"): number(abtp_pub.MOST_PREFIXES),
     ("HTTP of a broker", "connections without"): number(Security().unfinished),

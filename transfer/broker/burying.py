@@ -47,9 +47,9 @@ class Burying:
     def bury(self, dead: Dead, message: Message | None, told: Told) -> None:
         """Keeps a dead letter; then calls `told` on the loop. Until then its group holds the message in the
         log: a large payload is copied from there."""
-        letter = letter_of(dead, message, time.time_ns() // 1_000_000)
+        now = time.time_ns() // 1_000_000
         large = large_of(message, self._log, LOG_PREFIX + dead.topic, dead.offset)
-        self._thread.do(lambda: keep_letter(self._letters, letter, large), told)
+        self._thread.do(lambda: keep_letter(self._letters, letter_of(dead, message, now), large), told)
 
     def is_buried(self, topic: str, group: str, offset: int) -> bool:
         """Whether there is a letter of this message: before a crash its group may not have known. Waits for

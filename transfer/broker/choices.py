@@ -244,6 +244,12 @@ CHOICES = (
         values.number(1, _HIGHEST),
         "the same of one tenant",
     ),
+    Choice(
+        "direct.longest_delay",
+        ("direct", "longest_delay"),
+        values.seconds,
+        "until a message that is to be delivered later",
+    ),
     Choice("direct.tenant_quotas", ("direct", "tenant_quotas"), values.quotas, "of tenants with another one"),
     Choice("routes.catalog", ("catalog",), values.text, "a file of routes for direct delivery"),
     Choice(

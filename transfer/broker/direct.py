@@ -155,7 +155,7 @@ class Direct:
         name = str(headers.get("message_id") or f"{topic.name}/{message.offset}")
         size = message.nbytes if nbytes is None else nbytes
         facts = Facts("", topic.name, name, message.front.name.lower(), size)
-        verdict = self.desk.admit(facts)
+        verdict = self.desk.admit(facts, now=self._now(), awaits=False)
         if isinstance(verdict, Admitted) and message.offset is not None:
             held = message if nbytes is None else None
             self._accept_kept(verdict, Ref(topic.log_name, message.offset), held)

@@ -7,18 +7,20 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from transfer.broker.durability import tell
 from transfer.broker.engine.groups import Change, Delay, Delivery, Group, Outcome
+from transfer.broker.giving_up import GivingUp
 from transfer.broker.group_activity import GroupActivity
-from transfer.broker.group_contract import Bury, Consumer, Dead, IsBuried, Served
-from transfer.broker.group_reading import UNREADABLE, GroupReading
+from transfer.broker.group_contract import Bury, Consumer, IsBuried, Served
+from transfer.broker.group_reading import GroupReading
 from transfer.broker.in_turns import InTurns
 from transfer.broker.journal import Journal, Named
 from transfer.broker.noting import Notes
 from transfer.broker.topic import Recent
-from transports.errors import TransferError, UsageError
+from transports.errors import UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.durability import Durability, Told
@@ -30,6 +32,8 @@ _log = logging.getLogger("transfer.broker")
 
 #: deliveries that go out at once
 _AT_ONCE = 256
+#: seconds in which they go out of one group: then it is the turn of others
+_PUMPING = 0.005
 #: groups that are looked at in one turn of the loop, or written or removed in one tick: some 10 ms
 _GROUPS_AT_ONCE = 200
 #: groups that there may be, unless it is chosen otherwise
@@ -60,7 +64,6 @@ class Groups:
         self._durability = durability
         self._counts = counts
         self._delay = delay
-        self._bury = bury
         self._is_buried = is_buried
         self._most = most
         self._recent = Recent()
@@ -71,13 +74,14 @@ class Groups:
         self._claimed: set[tuple[str, str]] = set()  # topics and groups of the fronts' own
         self._last_number = 0
         #: those for which something may have come
-        self._to_pump: InTurns[Served] = InTurns(loop.call_soon, _GROUPS_AT_ONCE, self._pump)
+        self._to_pump: InTurns[Served] = InTurns(loop, _GROUPS_AT_ONCE, self._pump)
         self._notes = Notes(loop, self._journal, durability, self._books)
         self.activity = GroupActivity(self._journal, expire)
         #: is told (topic, group, seconds without a consumer) of a group that is removed for its age
         self.on_expired: Callable[[str, str, float], None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._closed = False
+        self.giving_up = GivingUp(loop, self._reading, counts, bury, self._note)
         #: is told (topic, group, consumer, offsets) of acknowledgements that were refused
         self.told_stale: Callable[[str, str, str, Sequence[int]], None] | None = None
         self._restore()
@@ -163,7 +167,7 @@ class Groups:
             raise UsageError(f"group {served.named.name!r} of topic {served.named.topic!r} was removed")
         served.group.join(consumer, window, timeout)
         served.group.pause(consumer, paused)
-        self._pump(served)
+        self._to_pump.add([served])
 
     def pause(self, consumer: Consumer, served: Served, paused: bool) -> None:
         """Whether the consumer takes nothing for now: too much is on its way to it already."""
@@ -177,8 +181,10 @@ class Groups:
         self._counts["returned"] += len(returned)
         for delivery, outcome in returned:
             if outcome is Outcome.DEAD:
-                self._give_up(served, delivery, "its consumers went away while they had it, each time")
-        self._pump(served)
+                self.giving_up.give_up(
+                    served, delivery, "its consumers went away while they had it, each time"
+                )
+        self._to_pump.add([served])
 
     def find(self, topic: str, name: str) -> Served:
         """The group. Raises UsageError when there is none."""
@@ -275,7 +281,7 @@ class Groups:
         outcome = served.group.nack(consumer, offset, attempt, self._loop.time(), retry=retry)
         self._counts["nacked"] += outcome in (Outcome.AGAIN, Outcome.DEAD)
         if outcome is Outcome.DEAD:
-            self._give_up(served, Delivery(consumer, offset, attempt), reason)
+            self.giving_up.give_up(served, Delivery(consumer, offset, attempt), reason)
         self._pump(served)
         return outcome
 
@@ -285,7 +291,7 @@ class Groups:
         outcome = served.group.give_back(consumer, offset, attempt, self._loop.time())
         self._counts["returned"] += outcome is Outcome.AGAIN
         if outcome is Outcome.DEAD:
-            self._give_up(served, Delivery(consumer, offset, attempt), reason)
+            self.giving_up.give_up(served, Delivery(consumer, offset, attempt), reason)
         self._pump(served)
 
     def kept(self, topics: Sequence[Topic]) -> None:
@@ -325,47 +331,16 @@ class Groups:
         for delivery, outcome in group.expire(now):
             self._counts["expired"] += 1
             if outcome is Outcome.DEAD:
-                self._give_up(served, delivery, "it was not acknowledged in time")
-        more = True
+                self.giving_up.give_up(served, delivery, "it was not acknowledged in time")
+        more, ends = True, monotonic() + _PUMPING
         while more and (taken := group.take(served.topic.kept, now, _AT_ONCE)):
             sent = self._reading.send(served, taken, now)
             more = sent == _AT_ONCE or 0 < sent < len(taken)
+            if more and monotonic() >= ends:
+                self._to_pump.add_later(served)
+                break
         self._note(served, None)
         self._set_alarm(group.due())
-
-    def _give_up(self, served: Served, delivery: Delivery, reason: str) -> None:
-        """Nobody can process it: it becomes a dead letter, and then is done with."""
-        first = served.group.failed_first(delivery.offset)
-        dead = Dead(
-            served.named.topic,
-            served.named.name,
-            delivery.offset,
-            delivery.attempt,
-            reason or "its consumer refused it and gave no reason",
-            str(delivery.consumer),
-            self._loop.time() - first if first is not None else 0.0,
-        )
-        try:
-            message = self._reading.message(served, delivery)
-        except OSError:
-            self._loop.call_later(UNREADABLE, self._give_up, served, delivery, reason)
-            return
-
-        def buried(error: TransferError | None) -> None:
-            if error is not None:
-                _log.error("a dead letter could not be kept, and is tried again: %s", error)
-                self._loop.call_later(1.0, self._bury, dead, message, buried)
-                return
-            self._counts["dead_lettered"] += 1
-            served.group.bury(delivery.offset)
-            self._note(served, None)
-
-        def kept(error: TransferError | None) -> None:
-            if error is None:
-                self._bury(dead, message, buried)
-
-        # First it has to be known behind a crash that it was sent: `_restore` asks for letters of those.
-        self._note(served, kept)
 
     def _set_alarm(self, due: float | None) -> None:
         """Something is to be done then, if not before."""

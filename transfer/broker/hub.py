@@ -258,7 +258,8 @@ class Hub:
             self._aside.pressed(publisher)
 
     def stream(self, topic: str, position: int, limit: int) -> list[Buffer]:
-        """Bytes of the topic's payloads, one behind the other, from a position on: at most `limit`.
+        """Bytes of the topic's payloads, one behind the other, from a position on: at most `limit`, and fewer
+        where they are many small ones.
 
         Positions never move. Only what is on the disk. Raises NotKept when the position is gone; UsageError
         when it was never there; LogDamaged.

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
-from itertools import islice
+from time import monotonic
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+#: seconds of the loop that one kind of work takes before it is the turn of others
+TURN_SECONDS = 0.004
+#: turns of the loop that others have then: an answer takes several, and would wait for a long one each time
+OTHERS = 4
+
+
+def let_others(
+    loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object, turns: int = OTHERS
+) -> None:
+    """Calls it after some turns of the loop, which cost next to nothing if others have nothing to do."""
+    if turns:
+        loop.call_soon(lambda: let_others(loop, call, *arguments, turns=turns - 1))
+    else:
+        call(*arguments)
+
 
 class InTurns(Generic[T]):
-    """Does the same for many things, for `at_once` of them in each turn of the loop. On the loop.
+    """Does the same for many things: for `at_once` of them, and no longer than TURN_SECONDS, before it is the
+    turn of others. On the loop."""
 
-    soon: calls something in its next turn.
-    """
-
-    def __init__(
-        self, soon: Callable[[Callable[[], None]], object], at_once: int, do: Callable[[T], object]
-    ) -> None:
-        self._soon = soon
+    def __init__(self, loop: asyncio.AbstractEventLoop, at_once: int, do: Callable[[T], object]) -> None:
+        self._loop = loop
         self._at_once = at_once
         self._do = do
         self._waiting: dict[T, None] = {}
@@ -34,17 +46,29 @@ class InTurns(Generic[T]):
         if not self._due:
             self._do_some()
 
+    def add_later(self, thing: T) -> None:
+        """It is done in a later turn."""
+        self._waiting[thing] = None
+        self._go_on()
+
     def clear(self) -> None:
         """It is not done for those that wait."""
         self._waiting.clear()
 
     def _do_some(self) -> None:
         self._due = False
+        ends = monotonic() + TURN_SECONDS
         try:
-            for thing in list(islice(self._waiting, self._at_once)):
-                self._waiting.pop(thing, None)
+            for number in range(min(self._at_once, len(self._waiting))):
+                if not self._waiting or (number and monotonic() >= ends):
+                    break
+                thing = next(iter(self._waiting))
+                del self._waiting[thing]
                 self._do(thing)
         finally:
-            if self._waiting and not self._due:
-                self._due = True
-                self._soon(self._do_some)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._waiting and not self._due:
+            self._due = True
+            let_others(self._loop, self._do_some)

@@ -10,33 +10,22 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from abc import ABC, abstractmethod
-from collections import deque
-from itertools import islice
+from abc import abstractmethod
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from transfer.broker.lines import copy_small_view
+from transfer.broker.line_writing import LineWriting
 from transfer.broker.pipes import POUR_FROM, Poured, Waiting, pour
-from transfer.broker.secured import channel_of
 from transports.errors import ProtocolError
 
 if TYPE_CHECKING:
     from transfer.broker.crowd import Crowd
     from transfer.broker.lines import Lines
-    from transfer.broker.message import Buffer
-    from transports.core_contract import TlsChannel
 
 _log = logging.getLogger("transfer.broker")
 
 #: bytes that one connection reads in one turn, and seconds for its frames, so that others come to theirs
-_TURN, _TURN_SECONDS = 1 << 20, 0.01
-#: bytes and buffers that one call of the system is given
-_WRITE_BYTES, _WRITE_BUFFERS = 1 << 20, 512
-#: queued bytes that are written at once, instead of at the end of the turn
-_WRITE_NOW = 512 << 10
-#: bytes that are given to TLS at once: it takes no more
-_SEAL_BYTES = 64 << 10
+_TURN, _TURN_SECONDS = 1 << 20, 0.002
 #: room that TLS may leave though more is there: less than what another record needs
 _SPILL = 32 << 10
 #: bytes that are read behind a payload that came in pipes: the head of the next one, and little of its data
@@ -47,32 +36,23 @@ _NO_PIPES = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM
 LARGEST_FRAME = 1 << 20
 
 
-class Line(ABC):
+class Line(LineWriting):
     """One connection, in non-blocking mode, that belongs to the loop from now on. Used on the loop only.
 
-    peer: "host:port". queued: bytes that wait to be written, those that TLS has taken already among them.
-    heard: the loop's time when it last read something. closed: nothing is read or written any more.
-    turn_ends: when it is the turn of others, of the monotonic clock: `cut` gives way then.
+    peer: "host:port". heard: the loop's time when it last read something. turn_ends: when it is the turn of
+    others, of the monotonic clock: `cut` gives way then.
     """
 
     def __init__(self, lines: Lines, connection: socket.socket, peer: str) -> None:
+        super().__init__(lines, connection)
         self.peer = peer
-        self.queued = 0
-        self.closed = False
         self.heard = lines.loop.time()
         self.turn_ends = 0.0
-        self._lines = lines
-        self._loop = lines.loop
-        self._socket = connection
-        self._channel = channel_of(connection)
-        self._sealed = 0  # bytes that TLS has taken, and the system has not
         self._rest = b""  # the beginning of a frame
         self._body = 0  # bytes of a payload that are still to come, in pieces
-        self._out: deque[Buffer | Waiting] = deque()
-        self._in_pipes = 0  # how many of them wait in pipes
         self._pouring = False  # the payload on its way is large enough for pipes
         self._looks = False  # the next read takes little
-        self._scheduled = self._blocked = False
+        self._gives_way = False
         self._paused = 0
         self._crowd: Crowd[Line] | None = None  # of those who have not sent a whole frame yet
         self._loop.add_reader(connection.fileno(), self.read)
@@ -110,9 +90,6 @@ class Line(ABC):
     @abstractmethod
     def lost(self, reason: str) -> None:
         """The connection has ended, whoever ended it. Called once."""
-
-    def relieved(self) -> None:
-        """What was queued has been written, all of it."""
 
     def has_begun(self, cut: int) -> bool:
         """Whether the peer has shown what it wants, now that `cut` took so many bytes: by a whole frame."""
@@ -159,16 +136,28 @@ class Line(ABC):
 
     def resume(self) -> None:
         """See `pause`."""
-        self._paused -= 1
-        if not self._paused and not self.closed:
-            self._loop.add_reader(self._socket.fileno(), self.read)
-            if self._rest:  # frames may stand there that were not cut when it was paused
-                self._loop.call_soon(self._again)
+        if self._unpause() and self._rest:  # frames may stand there that were not cut when it was paused
+            self._lines.later(self, self._again)
 
     def give_way(self) -> None:
         """Others come to their turn before the next frames are cut."""
-        Line.pause(self)  # not a pause for which somebody is to blame
-        self._loop.call_soon(self.resume)
+        if not self._gives_way:
+            self._gives_way = True
+            Line.pause(self)  # not a pause for which somebody is to blame
+            self._lines.later(self, self._go_on)
+
+    def _go_on(self) -> None:
+        self._gives_way = False
+        if self._unpause() and self._rest:
+            self._again()
+
+    def _unpause(self) -> bool:
+        """Whether it reads again."""
+        self._paused -= 1
+        if self._paused or self.closed:
+            return False
+        self._loop.add_reader(self._socket.fileno(), self.read)
+        return True
 
     @property
     def paused(self) -> bool:
@@ -280,135 +269,6 @@ class Line(ABC):
             self.fail()
         finally:
             data.end()
-
-    # -- writing -----------------------------------------------------------------------------------------
-
-    def write(self, data: Buffer) -> None:
-        """Queues bytes, which stay as they are until they are written. Never waits."""
-        if self.closed or not data:
-            return
-        self.queued += len(data)
-        self._out.append(copy_small_view(data) if self._blocked else data)
-        if self._blocked:
-            return
-        if self.queued >= _WRITE_NOW:
-            self.flush()
-        elif not self._scheduled:
-            self._scheduled = True
-            self._lines.soon(self)
-
-    def write_poured(self, data: Poured) -> None:
-        """The same for bytes in a pipe, of which the line keeps what is not written at once."""
-        if self.closed:
-            return
-        waiting = data.share()
-        if waiting is not None:
-            self._out.append(waiting)
-            self._in_pipes += 1
-            self.queued += len(waiting)
-        missing = len(data) - (len(waiting) if waiting is not None else 0)
-        if missing:
-            self.write(data.memory()[-missing:])
-        if not self._blocked:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes as much as the system takes."""
-        self._scheduled = False
-        out = self._out
-        while (out or self._sealed) and not self.closed:
-            try:
-                if self._channel is not None:
-                    whole = self._write_sealed(self._channel)
-                else:
-                    whole = self._write_waiting() if self._in_pipes else self._write_buffers()
-            except (BlockingIOError, InterruptedError):
-                whole = False
-            except OSError as error:
-                self.close(error.strerror or str(error))
-                return
-            if not whole:
-                self._block()
-                return
-        if self._blocked and not self.closed:
-            self._blocked = False
-            self._lines.blocked.discard(self)
-            self._loop.remove_writer(self._socket.fileno())
-        if not self.closed:
-            self.relieved()
-
-    def _writable(self) -> None:
-        try:
-            self.flush()
-        except Exception:  # noqa: BLE001 - it is ours, and told in the log
-            self.fail()
-
-    def _next_buffers(self, most: int, most_bytes: int) -> tuple[list[Buffer], int]:
-        """What is queued first, and how many bytes that is."""
-        buffers: list[Buffer] = []
-        nbytes = 0
-        for data in islice(self._out, most):
-            buffers.append(data)  # type: ignore[arg-type]
-            nbytes += len(data)
-            if nbytes >= most_bytes:
-                break
-        return buffers, nbytes
-
-    def _write_sealed(self, channel: TlsChannel) -> bool:
-        """Whether the system took all that TLS has made of it."""
-        try:
-            if self._sealed:
-                channel.flush()
-            else:
-                buffers, _ = self._next_buffers(_WRITE_BUFFERS, _SEAL_BYTES)
-                self._written(channel.sendmsg(buffers))
-        finally:
-            unsent = channel.unsent
-            self.queued += unsent - self._sealed
-            self._sealed = unsent
-        return not unsent
-
-    def _write_buffers(self, most: int = _WRITE_BUFFERS, flags: int = 0) -> bool:
-        """Whether all was written that the system was given."""
-        buffers, nbytes = self._next_buffers(most, _WRITE_BYTES)
-        written = self._socket.sendmsg(buffers, [], flags)
-        self._written(written)
-        return written == nbytes
-
-    def _write_waiting(self) -> bool:
-        """The same while something waits in pipes."""
-        out = self._out
-        first = out[0]
-        if not isinstance(first, Waiting):
-            before = next(n for n, data in enumerate(out) if isinstance(data, Waiting))
-            # what waits in the pipe goes into the same packets
-            return self._write_buffers(min(before, _WRITE_BUFFERS), socket.MSG_MORE)
-        self.queued -= first.write(self._socket.fileno())
-        if first:
-            return False
-        self._in_pipes -= 1
-        out.popleft()
-        first.end()
-        return True
-
-    def _written(self, nbytes: int) -> None:
-        self.queued -= nbytes
-        out = self._out
-        while nbytes:
-            first = out[0]
-            assert not isinstance(first, Waiting)
-            if len(first) > nbytes:
-                out[0] = memoryview(first)[nbytes:]
-                return
-            nbytes -= len(first)
-            out.popleft()
-
-    def _block(self) -> None:
-        if not self._blocked:
-            self._blocked = True
-            self._out = deque(map(copy_small_view, self._out))
-            self._lines.blocked.add(self)
-            self._loop.add_writer(self._socket.fileno(), self._writable)
 
     # -- the end -----------------------------------------------------------------------------------------
 

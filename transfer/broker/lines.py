@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
+from transfer.broker import in_turns
+from transfer.broker.in_turns import let_others
 from transfer.broker.pipes import pipes_of
 from transports.core import Lease
 
 if TYPE_CHECKING:
     from transfer.broker.line import Line
+    from transfer.broker.line_writing import LineWriting
     from transports.core_contract import Pool
 
 T = TypeVar("T")
@@ -21,8 +27,6 @@ _LEAST_ROOM = 64 << 10
 #: smaller views of it that have to wait for a peer are copied: else a peer that does not read, and is allowed
 #: 64 MiB, would hold a thousand times as much
 _LEAST_VIEW = _ARENA // 4
-#: seconds of one turn of the loop in which connections may begin to read: then all else has its turn
-_READING = 0.05
 
 
 def copy_small_view(data: T) -> T | bytes:
@@ -44,11 +48,12 @@ class Lines:
         self._pool = pool
         self._arena = memoryview(pool.lease(_ARENA))
         self._used = 0
-        self._dirty: list[Line] = []
+        self._dirty: deque[LineWriting] = deque()
         self._reading_ends = 0.0  # the loop's time; 0: no line has read in this turn
-        self._waiting: dict[Line, None] = {}  # to read in the next turn, in this order
+        self._writes = False  # lines write, or will
+        self._waiting: dict[Line, Callable[[], None]] = {}  # to go on in the next turn, in this order
         #: lines whose peers do not take what is queued
-        self.blocked: set[Line] = set()
+        self.blocked: set[LineWriting] = set()
 
     @property
     def busy(self) -> bool:
@@ -74,36 +79,58 @@ class Lines:
         return self._arena[begin : self._used]
 
     def may_read(self, line: Line) -> bool:
-        """Whether the loop's turn has time left. If not the line reads in the next one, before those to which
-        something comes then."""
+        """Whether this turn has time left, of some milliseconds for all lines. If not the line reads in the
+        next one, before those to which something comes then."""
+        if self._has_time():
+            return True
+        self._waiting.setdefault(line, line.read)
+        return False
+
+    def later(self, line: Line, call: Callable[[], None]) -> None:
+        """Has it called when the line's next turn comes."""
+        self._waiting[line] = call
+        self._has_time()
+
+    def _has_time(self) -> bool:
         now = self.loop.time()
         if not self._reading_ends:
-            self._reading_ends = now + _READING
-            self.loop.call_soon(self._read_on)
-        if now < self._reading_ends:
-            return True
-        self._waiting[line] = None
-        return False
+            self._reading_ends = now + in_turns.TURN_SECONDS
+            self.loop.call_soon(self._end_turn)
+        return now < self._reading_ends
+
+    def _end_turn(self) -> None:
+        if self.loop.time() < self._reading_ends:
+            self._read_on()
+        else:
+            let_others(self.loop, self._read_on)
 
     def _read_on(self) -> None:
         self._reading_ends = 0.0
         waiting, self._waiting = self._waiting, {}
-        for line in waiting:
+        while waiting and self._has_time():
+            line = next(iter(waiting))
             try:
-                line.read()
+                waiting.pop(line)()
             except Exception:  # noqa: BLE001 - the others read all the same
                 line.fail()
+        self._waiting = waiting | self._waiting  # they come first
 
-    def soon(self, line: Line) -> None:
-        """The line writes at the end of this turn."""
-        if not self._dirty:
-            self.loop.call_soon(self._flush)
+    def soon(self, line: LineWriting) -> None:
+        """The line writes at the end of this turn, or a few turns later if there are many."""
         self._dirty.append(line)
+        if not self._writes:
+            self._writes = True
+            self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        dirty, self._dirty = self._dirty, []
-        for line in dirty:
+        ends = monotonic() + in_turns.TURN_SECONDS
+        while self._dirty:
+            line = self._dirty.popleft()
             try:
                 line.flush()
             except Exception:  # noqa: BLE001 - the others write all the same
                 line.fail()
+            if self._dirty and monotonic() >= ends:
+                let_others(self.loop, self._flush)
+                return
+        self._writes = False

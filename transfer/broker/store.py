@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
+#: payloads of a stream of bytes that are read at once: some milliseconds, if they are small
+MOST_PAYLOADS = 1000
 #: bytes that one look into the log reads
 _READ = 4 << 20
 #: topics whose positions are kept at one time: others are served in between
@@ -296,7 +298,8 @@ class Store:
             raise
 
     def stream(self, topic: Topic, position: int, limit: int) -> list[Buffer]:
-        """Bytes of all the topic's payloads, one behind the other, from a position on: at most `limit`.
+        """Bytes of all the topic's payloads, one behind the other, from a position on: at most `limit`, of at
+        most MOST_PAYLOADS.
 
         Only what is kept. Raises NotKept when the position is gone; UsageError when it was never there;
         LogDamaged.
@@ -324,7 +327,7 @@ class Store:
                 parts.append(part)
                 position += len(part)
                 limit -= len(part)
-            if limit <= 0:
+            if limit <= 0 or len(parts) == MOST_PAYLOADS:
                 break
         if not parts and topic.kept == self.range(topic)[1]:  # and not only because it is not synced yet
             raise NotKept(topic.name, position, topic.position)

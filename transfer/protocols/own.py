@@ -21,6 +21,8 @@ from transports.errors import ProtocolError
 VERSION = 1
 _HEAD = struct.Struct("<BBHIQ")
 _DELIVERY = struct.Struct("<QII")
+#: letters of why somebody could not do something; the rest is left out
+_MOST_REASON = 1000
 #: bytes of a head at most, of what a peer sends
 LARGEST_HEAD = 1 << 20
 #: numbers of messages and consumers go up to this, so that those behind them are numbers too
@@ -128,15 +130,24 @@ def encode_deliveries(deliveries: Iterable[tuple[int, int, int]]) -> bytes:
 
 
 def decode_deliveries(head: Head) -> list[Delivered]:
-    """What a head of ACK, DELIVER or STALE is about. Raises ProtocolError."""
+    """What a head of DELIVER or STALE is about. Raises ProtocolError."""
+    return list(map(Delivered._make, _deliveries(head)))
+
+
+def decode_ack(head: Head) -> list[tuple[int, int]]:
+    """(offset, attempt) of each that a head of ACK is about. Raises ProtocolError."""
+    return [(offset, attempt) for offset, attempt, _ in _deliveries(head)]
+
+
+def _deliveries(head: Head) -> Iterable[tuple[int, int, int]]:
     if len(head.body) != head.amount * _DELIVERY.size:
         raise ProtocolError("deliveries", f"{len(head.body)} bytes for {head.amount} deliveries")
-    return [Delivered(*one) for one in _DELIVERY.iter_unpack(head.body)]
+    return _DELIVERY.iter_unpack(head.body)
 
 
 def encode_nack(delivery: Sequence[int], reason: str, *, retry: bool) -> bytes:
     """The body of a NACK of (offset, attempt). retry: it may go better the next time."""
-    return _DELIVERY.pack(delivery[0], delivery[1], int(retry)) + reason.encode()[:4096]
+    return _DELIVERY.pack(delivery[0], delivery[1], int(retry)) + reason[:_MOST_REASON].encode()
 
 
 def decode_nack(head: Head) -> tuple[int, int, bool, str]:
@@ -144,7 +155,8 @@ def decode_nack(head: Head) -> tuple[int, int, bool, str]:
     if len(head.body) < _DELIVERY.size:
         raise ProtocolError("nack", f"a body of {len(head.body)} bytes")
     offset, attempt, retry = _DELIVERY.unpack_from(head.body)
-    return offset, attempt, bool(retry), head.body[_DELIVERY.size :].decode("utf-8", "replace")
+    said = head.body[_DELIVERY.size : _DELIVERY.size + 4 * _MOST_REASON]
+    return offset, attempt, bool(retry), said.decode("utf-8", "replace")[:_MOST_REASON]
 
 
 def encode_words(words: dict[str, Any]) -> bytes:

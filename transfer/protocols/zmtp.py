@@ -15,6 +15,13 @@ _MECHANISM = b"NULL".ljust(20, b"\0")
 _NAME = b"\x05READY"
 #: flags of a frame that is a command, with a size of one byte, or of eight
 _SHORT, _LONG = 4, 6
+#: bytes of a frame that a SUB may send
+_LONGEST_SUBSCRIPTION = 64 << 10
+#: how a message, and a command, begins that subscribes (True) or takes back
+_SUBSCRIBING = (
+    ((b"\x01", True), (b"\x00", False)),
+    ((b"\x09SUBSCRIBE", True), (b"\x06CANCEL", False)),
+)
 
 
 def check_greeting(begin: bytes) -> None:
@@ -80,3 +87,33 @@ def _properties(body: bytes) -> dict[bytes, bytes]:
             "control", f"an identity of more than {LONGEST_IDENTITY} bytes, or with a zero first"
         )
     return found
+
+
+class SubscriptionReader:
+    """Cuts what a SUB sends behind READY, in pieces of any size, into what it subscribes to and takes back:
+    messages of one byte and a prefix (ZMTP 3.0), or commands (3.1). All else it passes over."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: memoryview) -> list[tuple[bool, bytes]]:
+        """(whether it subscribes, the prefix) of each. Raises ProtocolError for a frame that no SUB sends."""
+        came = self._rest + data if self._rest else bytes(data)
+        found, at = [], 0
+        while len(came) - at >= 2:
+            flags = came[at]
+            begin = at + (9 if flags & 2 else 2)
+            if len(came) < begin:
+                break
+            end = begin + int.from_bytes(came[at + 1 : begin], "big")
+            if end - begin > _LONGEST_SUBSCRIPTION:
+                most = f"the most that a SUB says is {_LONGEST_SUBSCRIPTION}"
+                raise ProtocolError("length", f"a frame of {end - begin} bytes: {most}")
+            if len(came) < end:
+                break
+            for head, subscribes in _SUBSCRIBING[bool(flags & _SHORT)]:
+                if came.startswith(head, begin, end):
+                    found.append((subscribes, came[begin + len(head) : end]))
+            at = end
+        self._rest = came[at:]
+        return found

@@ -59,7 +59,9 @@ cdef class Incoming(Large):
         cdef size_t head = 0
         cdef header_t* header
         cdef Frame frame
+        cdef bint over
         while True:
+            over = False
             if self.large is not None:
                 if not self.read_large(reader):
                     self.hungry = True
@@ -90,14 +92,17 @@ cdef class Incoming(Large):
                             self.first_small = True
                         self.expect_size = 0
                         return self.check(frame, header.checksum)
-                    if header.data_length >= LARGE and head <= available:
+                    # Of TLS the last record brings the beginning of the next frame along, which is another
+                    # turn's: its rest is still to come, so that the descriptor becomes readable.
+                    over = reader.reads >= 0 and reader.large
+                    if header.data_length >= LARGE and head <= available and not over:
                         self.begin_large(reader, head, as_bytes, sink)
                         # What is read ahead of a large payload is copied, and where one was more may follow.
                         self.ahead = CAUTIOUS
                         if self.parts is None:
                             self.first_small = False
                         continue
-            if not self.refill(reader, as_bytes, sink):
+            if over or not self.refill(reader, as_bytes, sink):
                 self.park(reader)
                 self.hungry = self.saved_size != 0 or self.parts is not None
                 return None

@@ -183,6 +183,7 @@ cdef class Large(Outgoing):
                 self.took(NULL, count, error)
         store_int(&self.link.turn, 1)
         self.hungry = False
+        reader.large = 1
         return 1
 
     # --- every read ------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ cdef class Reading(Sending):
     cdef int ready[MAX_EVENTS]
     cdef int ready_count
     cdef int ready_next
+    cdef dict waiting_turn          # streams with whole frames that were read, for when the others had a turn
+    cdef int turn_messages          # of the current stream, in this turn
     cdef object stash               # a message found by looking, for the next receive
     cdef list again                 # messages whose receive was interrupted; None: there are none
     cdef tuple counted              # the message in the stash, if it was counted when it was first received
@@ -41,6 +43,8 @@ cdef class Reading(Sending):
     cdef bint look(self) except -1
     cdef bint take_events(self, epoll_event* events, int count) except -1
     cdef bint next_ready(self)
+    cdef bint begin_turn(self, Stream stream)
+    cdef int end_turn(self, Stream stream) except -1
     cdef tuple next_of_current(self, bint as_bytes, sink)
     cdef tuple read_current(self, Stream stream, bint as_bytes, sink)
     cdef int give_back(self, Stream stream) except -1

@@ -21,6 +21,7 @@ cdef extern from "pythread.h" nogil:
 
 cdef enum:
     FILTERED = 2
+    TURN_MESSAGES = 32             # of one stream among several: what is done with each may take long
 
 
 cdef bint is_ended(object stream) except -1:
@@ -92,19 +93,40 @@ cdef class Reading(Sending):
         return self.ready_count > 0
 
     cdef bint next_ready(self):
-        """Takes the next stream that epoll named."""
-        while self.ready_next < self.ready_count:
-            self.current = <Stream>self.by_fd.get(self.ready[self.ready_next])
-            self.ready_next += 1
-            if self.current is not None:
-                self.reader.start = self.reader.end = 0
-                self.reader.drained = 0
-                # With several peers each has one read-ahead a turn.
-                self.reader.reads = -1 if len(self.by_fd) == 1 else 1
-                if self.sinking is not self.current:
-                    self.leave_sink()
-                return True
-        return False
+        """Takes the next stream that epoll named, then those that had a turn and have more."""
+        cdef bint looked = False
+        while True:
+            while self.ready_next < self.ready_count:
+                self.ready_next += 1
+                if self.begin_turn(<Stream>self.by_fd.get(self.ready[self.ready_next - 1])):
+                    return True
+            if not self.waiting_turn:
+                return False
+            if looked or not self.look():
+                return self.begin_turn(<Stream>next(iter(self.waiting_turn)))
+            looked = True
+
+    cdef bint begin_turn(self, Stream stream):
+        """Whether it is there."""
+        self.current = stream
+        if stream is None:
+            return False
+        self.waiting_turn.pop(stream, None)
+        self.reader.start = self.reader.end = 0
+        self.reader.drained = self.reader.large = self.turn_messages = 0
+        # With several peers each has one read-ahead a turn.
+        self.reader.reads = -1 if len(self.by_fd) == 1 else 1
+        if self.sinking is not stream:
+            self.leave_sink()
+        return True
+
+    cdef int end_turn(self, Stream stream) except -1:
+        """Others come before its next messages, which were read already. Alone it goes on."""
+        if self.reader.reads >= 0 and self.reader.end != self.reader.start:
+            self.current = None
+            stream.park(&self.reader)
+            self.waiting_turn[stream] = None
+        return 0
 
     # --- streams of the core ---------------------------------------------------------------------
 
@@ -144,6 +166,9 @@ cdef class Reading(Sending):
                 return None
             if frames is None:
                 continue
+            self.turn_messages += 1
+            if self.turn_messages >= TURN_MESSAGES:
+                self.end_turn(stream)
             refused = stream.refused
             stream.refused = False
             if self.receive_mode == FILTERED and not self.wanted(frames):
@@ -184,6 +209,7 @@ cdef class Reading(Sending):
                     store_int(&(<Stream>stream).link.leaving, 0)
         if self.inside is stream and steps == 0:
             return 0
+        self.waiting_turn.pop(stream, None)
         try:
             if self.current is stream:
                 self.give_back(<Stream>stream)

@@ -78,6 +78,17 @@ cdef class Receiving(Reading):
                 self.signal()
             PyThread_release_lock(self.lock)
 
+    def _pass_turn(self):
+        """What was done with the last messages took long: others come before their stream's next ones.
+        Any thread may call."""
+        if not PyThread_acquire_lock(self.lock, 0):
+            return
+        try:
+            if self.current is not None:
+                self.end_turn(self.current)
+        finally:
+            PyThread_release_lock(self.lock)
+
     def _give_again(self, stream, list frames):
         """A message of `_recv_message` that its call could not give to the program: the next receive has it.
         It is counted already. Any thread may call."""
@@ -193,7 +204,7 @@ cdef class Receiving(Reading):
         cdef uint64_t one = 1
         cdef bint left = (self.stash is not None or self.again is not None
                           or self.reader.end != self.reader.start
-                          or self.ready_next < self.ready_count)
+                          or self.ready_next < self.ready_count or len(self.waiting_turn) > 0)
         if left == self.event_set:
             return 0
         self.event_set = left

@@ -79,6 +79,7 @@ cdef class SocketBase(Attachments):
         self.foreign_ins = []
         self.lazy = []
         self.by_fd = {}
+        self.waiting_turn = {}
         self.foreign_fds = {}
         self.prefixes = {}
         self.prefix_lengths = ()

@@ -105,6 +105,10 @@ class Receiving(Attachments):
         """See the contract: what this core has decoded is received one by one."""
         return None
 
+    def _pass_turn(self) -> None:
+        """See the contract: here each message is a turn, and others are looked for before the next one."""
+        self._since_poll = TURNS
+
     def _receive(self, deadline: float, timeout: int, sink: Sink | None) -> Found:
         """The next message, counted. It is the unread one until nothing is left that a signal interrupts."""
         while True:

@@ -37,6 +37,8 @@ class Limit(StrEnum):
     TENANT = "tenant_quota"
     QUEUED_DIRECT = "max_queued_direct"
     TOPIC_QUEUE = "max_per_topic_queue"
+    LATER_QUEUE = "half of max_queued_direct, for what is to be delivered later"
+    DELAY = "longest_delay"
     INFLIGHT = "max_inflight_per_consumer"
 
     @property
@@ -49,18 +51,21 @@ _OUTCOMES = {
     Limit.TENANT: Outcome.THROTTLED,
     Limit.QUEUED_DIRECT: Outcome.DROPPED,
     Limit.TOPIC_QUEUE: Outcome.DROPPED,
+    Limit.LATER_QUEUE: Outcome.DROPPED,
+    Limit.DELAY: Outcome.DROPPED,
     Limit.INFLIGHT: Outcome.DEFERRED,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """All in messages but `max_inflight_bytes`. Raises OptionError.
+    """All in messages but `max_inflight_bytes` and `longest_delay`. Raises OptionError.
 
     max_inflight_per_consumer: dispatched and not acknowledged; a consumer is given no more, either, while
     it holds so many bytes of payload. max_per_topic_queue: waiting of one topic for one destination.
-    max_queued_direct: waiting in all. max_global_ingress: taken and not finished, waiting or in flight.
-    tenant_quota: the same of one tenant, unless `tenant_quotas` names another number.
+    max_queued_direct: waiting in all, and half of them those whose time is yet to come, in `longest_delay`
+    seconds at most. max_global_ingress: taken and not finished, waiting or in flight. tenant_quota: the same
+    of one tenant, unless `tenant_quotas` names another number.
     """
 
     max_inflight_per_consumer: int = 1024
@@ -70,6 +75,7 @@ class Limits:
     max_global_ingress: int = 8192
     tenant_quota: int = 8192
     tenant_quotas: Mapping[str, int] = field(default_factory=dict)
+    longest_delay: float = 30 * 86400.0
 
     def __post_init__(self) -> None:
         numbers = (
@@ -79,7 +85,11 @@ class Limits:
             self.max_queued_direct,
             self.max_global_ingress,
         )
-        if min(numbers) < 1 or min(self.tenant_quota, *self.tenant_quotas.values(), 0) < 0:
+        if (
+            min(numbers) < 1
+            or self.longest_delay < 0
+            or min(self.tenant_quota, *self.tenant_quotas.values(), 0) < 0
+        ):
             raise OptionError(
                 f"{self} makes no sense", hint="limits are messages, from 1 on; quotas from 0 on"
             )
@@ -105,10 +115,12 @@ class Admission:
         self.refused: Counter[str] = Counter()
         self._tenants: Counter[str] = Counter()
         self._topics: Counter[tuple[str, str, str]] = Counter()
+        self._later = 0
 
-    def refuses(self, tenant: str, destination: str, topic: str) -> Limit | None:
-        """The limit that keeps a new message out; it is counted. None: there is room."""
-        limit = self._over(tenant, destination, topic)
+    def refuses(self, tenant: str, destination: str, topic: str, delay: float = 0.0) -> Limit | None:
+        """The limit that keeps a new message out; it is counted. None: there is room. delay: seconds until it
+        is to be delivered."""
+        limit = self._over(tenant, destination, topic, delay)
         if limit is not None:
             self.count(limit)
             self.refused[self._named(tenant)] += 1
@@ -154,12 +166,15 @@ class Admission:
         self.unfinished -= 1
         _less(self._tenants, tenant)
 
-    def waits(self, tenant: str, destination: str, topic: str) -> None:
+    def waits(self, tenant: str, destination: str, topic: str, *, later: bool = False) -> None:
+        """later: its time is yet to come."""
         self.waiting += 1
+        self._later += later
         self._topics[tenant, destination, topic] += 1
 
-    def waited(self, tenant: str, destination: str, topic: str) -> None:
+    def waited(self, tenant: str, destination: str, topic: str, *, later: bool = False) -> None:
         self.waiting -= 1
+        self._later -= later
         _less(self._topics, (tenant, destination, topic))
 
     def _named(self, tenant: str) -> str:
@@ -167,7 +182,7 @@ class Admission:
         known = tenant in self.accepted or tenant in self.refused
         return tenant if known or len(self.accepted) + len(self.refused) < MOST_TENANTS else OTHER
 
-    def _over(self, tenant: str, destination: str, topic: str) -> Limit | None:
+    def _over(self, tenant: str, destination: str, topic: str, delay: float) -> Limit | None:
         limits = self.limits
         if self.unfinished >= limits.max_global_ingress:
             return Limit.GLOBAL_INGRESS
@@ -177,6 +192,10 @@ class Admission:
             return Limit.QUEUED_DIRECT
         if self._topics[tenant, destination, topic] >= limits.max_per_topic_queue:
             return Limit.TOPIC_QUEUE
+        if delay > limits.longest_delay:
+            return Limit.DELAY
+        if delay > 0 and self._later >= (limits.max_queued_direct + 1) // 2:  # the rest is for today
+            return Limit.LATER_QUEUE
         return None
 
 

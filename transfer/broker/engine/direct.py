@@ -65,19 +65,27 @@ class DirectDesk(Dealing):
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def admit(self, facts: Facts, destination: str = "", now: Now | None = None) -> Verdict:
+    def admit(
+        self, facts: Facts, destination: str = "", now: Now | None = None, *, awaits: bool = True
+    ) -> Verdict:
         """Whether a message is taken, and for whom; nothing is changed but counts. destination: for this
-        consumer, whatever the routes say. now: to tell whether a consumer of it went a moment ago. Give
+        consumer, whatever the routes say. now: to tell whether a consumer of it went a moment ago, if it may
+        wait for one (`awaits`), and when it is to be delivered. Give
         `Admitted` to `accept` once the message's bytes are kept."""
         if not destination:
             found = self._choose(facts.tenant, facts.topic)
             if found is None:
-                if now is not None and self._departed.expects(facts.tenant, facts.topic, now.seconds):
+                if (
+                    now is not None
+                    and awaits
+                    and self._departed.expects(facts.tenant, facts.topic, now.seconds)
+                ):
                     return NoRoute(awaited=True)
                 self.counts["unroutable"] += 1
                 return NoRoute()
             destination = found
-        limit = self.admission.refuses(facts.tenant, destination, facts.topic)
+        delay = max(0, facts.due_ms - now.unix_ms) / 1000 if now is not None else 0.0
+        limit = self.admission.refuses(facts.tenant, destination, facts.topic, delay)
         if limit is not None:
             return Full(limit)
         return Admitted(facts, destination, self.sessions.live((facts.tenant, destination)) is not None)

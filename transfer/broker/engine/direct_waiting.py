@@ -29,6 +29,7 @@ class WaitingRoom:
         self._retries: Timers[int] = Timers()  # seconds, monotonic
         self._scheduled: Timers[int] = Timers()  # unix milliseconds
         self._expiries: Timers[int] = Timers()  # unix milliseconds
+        self._later: set[int] = set()  # those that count as such
 
     def __len__(self) -> int:
         return len(self._parcels)
@@ -50,13 +51,16 @@ class WaitingRoom:
         """It waits, for `delay` seconds at least. True: its consumer may have it at once."""
         facts, number = parcel.facts, parcel.number
         self._parcels[number] = parcel
-        self._admission.waits(facts.tenant, parcel.destination, facts.topic)
+        later = facts.due_ms > now.unix_ms
+        if later:
+            self._later.add(number)
+        self._admission.waits(facts.tenant, parcel.destination, facts.topic, later=later)
         if facts.expires_ms:
             self._expiries.set(number, facts.expires_ms)
         if delay > 0:
             self._retries.set(number, now.seconds + delay)
             return False
-        if facts.due_ms > now.unix_ms:
+        if later:
             self._scheduled.set(number, facts.due_ms)
             return False
         queue = self._queues.get(parcel.key)
@@ -126,7 +130,9 @@ class WaitingRoom:
     def _gone(self, number: int) -> Parcel:
         parcel = self._parcels.pop(number)
         self._expiries.cancel(number)
-        self._admission.waited(parcel.facts.tenant, parcel.destination, parcel.facts.topic)
+        later = number in self._later
+        self._later.discard(number)
+        self._admission.waited(parcel.facts.tenant, parcel.destination, parcel.facts.topic, later=later)
         return parcel
 
     def _class(self, parcel: Parcel) -> str:

@@ -29,6 +29,7 @@ from transfer.broker.fronts.abtp_pub import PubSubscriber, codec_of, envelope_of
 from transfer.broker.fronts.abtp_request_reader import RequestReader
 from transfer.broker.fronts.abtp_sockets import AbtpSettings, bind, open_sockets
 from transfer.broker.fronts.abtp_times import expired, timed
+from transfer.broker.in_turns import TURN_SECONDS, let_others
 from transfer.broker.message import Front, Message
 from transfer.peer_faults import PeerFaults
 from transfer.protocols.abtp import (
@@ -60,8 +61,6 @@ Policy = Callable[[Envelope], Code | None]
 
 #: plain integers: with pyzmq's enums each frame costs a microsecond more
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-#: a turn ends with the first message that is handled after so many seconds
-_TURN = 0.005
 
 
 class AbtpFront:
@@ -119,7 +118,7 @@ class AbtpFront:
         ]
         self.subscriber = PubSubscriber(hub, self._tell, self.settings.largest)
         for socket in (self._router, self._pub, *self._monitors):
-            loop.add_reader(socket.fileno(), self._turn)
+            loop.add_reader(socket.fileno(), self._readable)
         direct.attach(self)
         self._soon()
 
@@ -144,16 +143,21 @@ class AbtpFront:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
+    def _readable(self) -> None:
+        if not self._scheduled:
+            self._turn()
+
     def _turn(self) -> None:
         self._scheduled = False
         if self._context.closed:
             return
-        until = time.monotonic() + _TURN
+        until = time.monotonic() + TURN_SECONDS
         for _ in range(self.settings.batch):
             if self._requests.is_full:
                 break
             if time.monotonic() > until:
-                self._soon()
+                self._scheduled = True
+                let_others(self._loop, self._turn)
                 break
             try:
                 frames = self._router.recv_multipart(_NOW)

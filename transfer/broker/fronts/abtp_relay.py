@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from transfer.broker.fronts.abtp_names import NamedConnection, Names
+from transfer.broker.fronts.abtp_subscribed import AllSubscribed
 from transfer.broker.line import Line
 from transfer.protocols.zmtp import GREETING, IDENTITY, check_greeting, read_ready, write_ready
 from transfer.throttled_log import ThrottledLog
@@ -76,17 +77,20 @@ class PrivateFolder:
 
 class Relay:
     """Connections from the outside to one ZeroMQ socket. On the broker's loop. endpoint: where that is.
-    names: of peers by their identities, of which the newest connection stays.
+    names: of peers by their identities, of which the newest connection stays. subscribers: they are SUBs.
 
     connections: that are open, until libzmq has read all that came. ends: of all of them, on both sides.
     published_bytes: size of all messages that the broker gave to libzmq for subscribers.
     """
 
-    def __init__(self, lines: Lines, endpoint: str, names: PeerNames | None = None) -> None:
+    def __init__(
+        self, lines: Lines, endpoint: str, names: PeerNames | None = None, *, subscribers: bool = False
+    ) -> None:
         self._lines = lines
         self._path = endpoint.removeprefix("ipc://")
         self._throttled = ThrottledLog(_log)
         self.names = names
+        self.subscribed = AllSubscribed(self.put_out) if subscribers else None
         self.connections = 0
         self.unanswered = 0  # inner ends that libzmq has not accepted yet
         self.ends: set[_End] = set()
@@ -118,7 +122,7 @@ class Relay:
             for name, value in _KEEP_ALIVE:
                 if hasattr(socket, name):
                     connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        outer = _Outer(self, self._lines, connection, peer)
+        outer = Outer(self, self._lines, connection, peer)
         self.connections += 1
         return outer
 
@@ -126,7 +130,12 @@ class Relay:
         """Says so in the log, at a bounded rate."""
         self._throttled.say(logging.WARNING, error.reason, "abtp refuses %s: %s", peer, error)
 
-    def reach(self, outer: _Outer) -> None:
+    def put_out(self, outer: Outer, why: str) -> None:
+        """Ends a connection, and says so in the log."""
+        self.refused(outer.peer, ProtocolError("subscriptions", why))
+        outer.close(why)
+
+    def reach(self, outer: Outer) -> None:
         """Connects it to the socket inside. Raises ProtocolError."""
         try:
             inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -227,7 +236,7 @@ class _Inner(_End):
     def cut(self, data: memoryview) -> int:
         """See Line. libzmq's greeting comes at once."""
         self._accepted()
-        if isinstance(self.other, _Outer):
+        if isinstance(self.other, Outer):
             self.other.count_forwarded(len(data))
         return super().cut(data)
 
@@ -251,18 +260,22 @@ class _Inner(_End):
         super().lost(reason)
 
 
-class _Outer(_End):
+class Outer(_End):
     """The end of a peer. Nothing inside knows of it before its first bytes: ZeroMQ has no side that waits."""
 
     def __init__(self, relay: Relay, lines: Lines, connection: socket.socket, peer: str) -> None:
         self._greeting = b""
         self._begun = False  # its READY has come
-        self._named: NamedConnection[_Outer] | None = None
+        self._named: NamedConnection[Outer] | None = None
         super().__init__(relay, lines, connection, peer)
 
     def cut(self, data: memoryview) -> int:
         """See Line."""
-        return super().cut(data) if self._begun else self._begin(data)
+        if not self._begun:
+            return self._begin(data)
+        if self._relay.subscribed is not None:
+            self._relay.subscribed.hear(self, data)
+        return super().cut(data) if not self.closed else len(data)
 
     def _begin(self, data: memoryview) -> int:
         missing = GREETING - len(self._greeting)
@@ -311,11 +324,13 @@ class _Outer(_End):
         if self._named is not None and self._relay.names is not None:
             self._relay.names.leave(self._named)
             self._named = None
+        if self._relay.subscribed is not None:
+            self._relay.subscribed.leave(self)
         super().lost(reason)
 
 
 #: of the connections that came in by a relay
-PeerNames = Names[_Outer]
+PeerNames = Names[Outer]
 
 
 def relayed(
@@ -327,7 +342,8 @@ def relayed(
     endpoints: dict[str, str] = {}
     for name, endpoint in where.items():
         address = parse(endpoint)
-        relays[name] = relay = Relay(lines, inside[name], names if name == "router" else None)
+        named = names if name == "router" else None
+        relays[name] = relay = Relay(lines, inside[name], named, subscribers=name == "pub")
         open_now = partial(getattr, relay, "connections")
         if address.scheme == "ipc":
             entry = doors.entry("abtp", relay.connected, open_now, local=True)

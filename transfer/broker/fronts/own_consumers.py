@@ -12,7 +12,7 @@ from transfer.broker.fronts.own_parts import OutPart, check_head, parts_of, unre
 from transfer.protocols.own import (
     Head,
     Op,
-    decode_deliveries,
+    decode_ack,
     decode_join,
     decode_nack,
     encode,
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 MOST_CONSUMERS = 10_000
 #: bytes of messages that wait for a program, beyond which its consumers get no more: windows count messages
 MOST_WAITING = 64 << 20
+#: messages that are to become dead letters, and are none yet, beyond which who refuses more gets no more
+MOST_DYING = 5000
 #: so many bytes are said to a program between two looks at how many wait
 _LOOK = 1 << 20
 #: seconds until a program that did not read is looked at again
@@ -66,6 +68,8 @@ class Program:
             consumer.ack(head)
         elif head.op is Op.NACK:
             consumer.nack(head)
+            if self._hub.groups.giving_up.waiting >= MOST_DYING and not self._paused:
+                self._pause_for_now()
         elif head.op is Op.FETCH:
             consumer.fetch(head)
         elif head.op is Op.LEAVE:
@@ -83,8 +87,11 @@ class Program:
         waiting = self._requests.backlog(self._identity)
         if waiting is None or waiting >= MOST_WAITING:
             self._requests.paused()
-            self._pause(True)
-            self._look_again(_FIRST_PAUSE)
+            self._pause_for_now()
+
+    def _pause_for_now(self) -> None:
+        self._pause(True)
+        self._look_again(_FIRST_PAUSE)
 
     def _pause(self, paused: bool) -> None:
         self._paused = self.allowance.paused = paused
@@ -96,11 +103,12 @@ class Program:
         self._requests.later(pause, self._look, pause)
 
     def _look(self, pause: float) -> None:
-        """It may have read. No event says so: the pause between two looks doubles."""
+        """It may have read, and dead letters may be kept. No event says so: pauses between looks double."""
         if self._gone:
             return
         waiting = self._requests.backlog(self._identity)
-        if waiting is not None and waiting <= MOST_WAITING // 2:
+        dying = self._hub.groups.giving_up.waiting
+        if waiting is not None and waiting <= MOST_WAITING // 2 and dying <= MOST_DYING // 2:
             self._pause(False)
         else:
             self._look_again(min(2 * pause, _LONGEST_PAUSE))
@@ -222,7 +230,7 @@ class Consumer:
         self._deliver([(offset, attempt, 0)], [])
 
     def ack(self, head: Head) -> None:
-        deliveries = [(one.offset, one.attempt) for one in decode_deliveries(head)]
+        deliveries = decode_ack(head)
         if self._offers is not None:
             self._offers.forget(deliveries)
 

@@ -10,7 +10,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import transfer
+from transfer.broker import in_turns
 from transfer.broker.fronts.own_parts import message_of, topic_and_rest
+from transfer.broker.in_turns import let_others
 from transfer.peer_faults import PeerFaults
 from transfer.protocols.own_pieces import PIECE
 from transfer.throttled_log import ThrottledLog
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: messages that one socket is heard for before others come to their turn, and seconds
-_AT_ONCE, TURN_SECONDS = 256, 0.01
+#: messages that one socket is heard for before others come to their turn
+_AT_ONCE = 256
 #: bytes of a message's other frames: envelope, head, topic, tensor header
 _BESIDES = 256 << 10
 
@@ -73,20 +75,25 @@ class Heard(ABC):
             self._loop.call_soon(self._hear)
 
     def _hear(self) -> None:
-        self._hear_some()
+        turns = self._hear_some()
         self._hub.end_turn()
+        if turns and not self.socket.closed:
+            self.pause()
+            let_others(self._loop, self.resume, turns=turns)
 
-    def _hear_some(self) -> None:
-        ends = monotonic() + TURN_SECONDS
+    def _hear_some(self) -> int:
+        """How many turns others have then; 0: there is nothing more."""
+        ends = monotonic() + in_turns.TURN_SECONDS
         for number in range(_AT_ONCE):
             if number and monotonic() >= ends:
-                break
+                self.socket._pass_turn()
+                return in_turns.OTHERS
             if self._paused or self.socket.closed:
-                return
+                return 0
             try:
                 frames = self.socket.recv_frames(transfer.DONTWAIT)
             except (Again, Closed):
-                return
+                return 0
             except ProtocolError as error:
                 self._refused(error)
                 continue
@@ -99,7 +106,7 @@ class Heard(ABC):
                 self._refused(error)
             except Exception as error:  # noqa: BLE001 - of this message; others go on
                 self._failed(error)
-        self._loop.call_soon(self._hear)  # others first
+        return 1
 
     def _failed(self, error: Exception) -> None:
         self._counters["failed"] += 1

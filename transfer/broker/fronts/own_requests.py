@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import transfer
-from transfer.broker.fronts import own_heard
+from transfer.broker import in_turns
 from transfer.broker.fronts.own_arrivals import Arrivals, Limits
 from transfer.broker.fronts.own_consumers import Consumer, Program
 from transfer.broker.fronts.own_heard import Heard
@@ -22,7 +22,7 @@ from transfer.broker.fronts.own_parts import (
 from transfer.broker.fronts.own_plain import PlainRequests
 from transfer.broker.fronts.own_registry import Registrations
 from transfer.broker.fronts.own_waiting import WaitingPublishes
-from transfer.broker.in_turns import InTurns
+from transfer.broker.in_turns import InTurns, let_others
 from transfer.broker.stored import BLOB_FROM
 from transfer.protocols.names import read_topic
 from transfer.protocols.own import (
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _PUBLISHES = (Op.PUBLISH, Op.PUBLISH_MANY)
 #: messages of one program that are taken together, instead of one by one
 _RUN = 2
+#: messages that are published before it may be the turn of others: some milliseconds
+_AT_ONCE = 1000
 #: consumers that leave in one turn of the loop, when their programs have gone
 _LEAVE_AT_ONCE = 100
 #: words that may wait for a program which does not read: windows bound deliveries, nothing bounds answers
@@ -74,7 +76,7 @@ class Requests(Heard):
         self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows and `Program.count_sent` bound it
         self._programs: dict[bytes, Program] = {}
         #: consumers whose program has gone: what they held goes to others
-        self._leaving: InTurns[Consumer] = InTurns(loop.call_soon, _LEAVE_AT_ONCE, Consumer.leave)
+        self._leaving: InTurns[Consumer] = InTurns(loop, _LEAVE_AT_ONCE, Consumer.leave)
         self._outbox = Outbox(loop, self.socket, counters)
         self._publishes = WaitingPublishes(hub, loop, self, self._publish_words, self.refuse)
         self._plain = PlainRequests(hub, loop, counters, self.send)
@@ -93,22 +95,20 @@ class Requests(Heard):
         if not len(first.data):  # the delimiter of a DEALER that does as a REQ does
             self._plain.take((identity, b""), rest[1:])
             return
-        head = decode(bytes(first.data))
-        if head.op is not Op.SEVERAL:
-            self._take_words(identity, [(head, rest[1:])])
-            return
-        parts = rest[1:]
-        self._take_words(
-            identity, [(word, parts[its_parts]) for word, its_parts in decode_several(head, len(parts))]
-        )
+        head, parts = decode(bytes(first.data)), rest[1:]
+        words = [(head, parts)]
+        if head.op is Op.SEVERAL:
+            words = [(word, parts[its_parts]) for word, its_parts in decode_several(head, len(parts))]
+        self._take_words(identity, [part for word in words for part in _in_parts(*word)])
 
     def _take_words(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]], begin: int = 0) -> None:
         """What is published may wait for the disk; other words do not wait for it. Words that take long are
         taken in several turns of the loop, and nothing is heard meanwhile."""
-        ends = monotonic() + own_heard.TURN_SECONDS
+        ends = monotonic() + in_turns.TURN_SECONDS
         while begin < len(words):
-            end = begin
-            while end < len(words) and self._may_wait(identity, words[end][0]):
+            end, left = begin, _AT_ONCE
+            while end < len(words) and left > 0 and self._may_wait(identity, words[end][0]):
+                left -= words[end][0].amount
                 end += 1
             if end > begin:
                 self._publishes.take(identity, words[begin:end])
@@ -117,7 +117,7 @@ class Requests(Heard):
             begin = max(end, begin + 1)
             if begin < len(words) and monotonic() >= ends:
                 self.pause()
-                self._loop.call_soon(self._take_rest, identity, words, begin)
+                let_others(self._loop, self._take_rest, identity, words, begin)
                 return
 
     def _take_rest(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]], begin: int) -> None:
@@ -287,3 +287,13 @@ class Requests(Heard):
         self._plain.close()
         super().close()
         self.reader.close()
+
+
+def _in_parts(head: Head, frames: list[Frame]) -> Iterator[tuple[Head, list[Frame]]]:
+    """A word that publishes very many messages, as several."""
+    if head.op is not Op.PUBLISH_MANY or head.amount <= _AT_ONCE or len(frames) != head.amount:
+        yield head, frames
+        return
+    for begin in range(0, len(frames), _AT_ONCE):
+        some = frames[begin : begin + _AT_ONCE]
+        yield head._replace(number=head.number + begin, amount=len(some)), some

@@ -17,6 +17,7 @@ from transfer.broker.fronts.publishing import (
     Shared,
     kept,
 )
+from transfer.broker.in_turns import let_others
 from transfer.broker.message import Buffer, Front, Message
 from transfer.broker.store import NotKept
 from transfer.protocols.pybroker import (
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: bytes of answers in one turn of the loop, of all connections: the last answer may be larger
+#: bytes of answers in one turn, of all connections: the last answer may be larger
 _TURN = 64 << 10
+#: what a small payload counts for at least
+_LEAST = 64
 #: an answer of more buffers than this is copied into one: each costs a place in a call of the system
 _MOST_BUFFERS = 64
 
@@ -52,8 +55,7 @@ class PyBrokerSettings(PublishingSettings):
 
 
 class _Fetches:
-    """FETCHes of all connections, some bytes of answers in each turn of the loop: 1 MiB of small messages
-    takes some 20 ms."""
+    """FETCHes of all connections, some bytes of answers in each turn: 1 MiB takes some 20 ms."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -68,7 +70,7 @@ class _Fetches:
             return
         self._left -= connection.serve(request)
         if self._left <= 0:
-            self._loop.call_soon(self._next)
+            let_others(self._loop, self._next)
 
     def _next(self) -> None:
         self._left = _TURN
@@ -131,10 +133,10 @@ class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
         return end - position
 
     def serve(self, request: Fetch) -> int:
-        """Answers it; returns how many bytes."""
+        """Answers it; returns how many bytes, or what that was worth."""
         topic, _, offset = request
         try:
-            parts = self._answer(topic, offset)
+            count, parts = self._answer(topic, offset)
         except LogDamaged as error:
             _log.error("%s cannot be answered: %s", self.peer, error)
             self._shared.counters["damaged"] += 1
@@ -147,23 +149,23 @@ class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
             self._waits = True
             self._waiting, self._moved = self.queued, self._loop.time()
             self.pause()
-        return sum(map(len, parts))
+        return max(_LEAST * count, sum(map(len, parts)))
 
-    def _answer(self, topic: str, offset: int) -> list[Buffer]:
-        """Raises LogDamaged."""
+    def _answer(self, topic: str, offset: int) -> tuple[int, list[Buffer]]:
+        """(payloads, answer). Raises LogDamaged."""
         hub, counters = self._shared.hub, self._shared.counters
         try:
             parts = hub.stream(topic, offset, MAX_ANSWER)
         except NotKept as error:
             counters["gone"] += 1
-            return [encode_gone(error.next)]
+            return 0, [encode_gone(error.next)]
         except UsageError:  # there is nothing at this offset yet
             parts = []
-        nbytes = sum(map(len, parts))
+        nbytes, count = sum(map(len, parts)), len(parts)
         counters["fetched_bytes"] += nbytes
-        if len(parts) > _MOST_BUFFERS:
+        if count > _MOST_BUFFERS:
             parts = [b"".join(parts)]
-        return [encode_length(nbytes), *parts]
+        return count, [encode_length(nbytes), *parts]
 
 
 class PyBrokerFront(PublishingFront[PyBrokerSettings]):

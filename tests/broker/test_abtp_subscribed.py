@@ -1,0 +1,117 @@
+"""How much SUBs of abtp may subscribe to: libzmq itself knows no limit."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+
+import pytest
+import zmq
+from hypothesis import given, strategies as st
+
+from tests.broker.running import running
+from tests.broker.test_abtp_relay import greeted
+from tests.core.raw import eventually
+from transfer.broker.fronts import abtp_subscribed
+from transfer.broker.fronts.abtp_subscribed import AllSubscribed
+from transfer.broker.settings import AbtpEndpoints
+from transfer.clients.abtp import AbtpProducer
+from transfer.protocols.zmtp import SubscriptionReader
+from transports.errors import ProtocolError
+
+FREE = "tcp://127.0.0.1:0"
+
+
+def frame(body, flags=0):
+    size = bytes([flags, len(body)]) if len(body) < 256 else bytes([flags | 2]) + struct.pack(">Q", len(body))
+    return size + body
+
+
+def message(subscribes, prefix):
+    return frame(bytes([subscribes]) + prefix)
+
+
+def command(subscribes, prefix):
+    return frame((b"\x09SUBSCRIBE" if subscribes else b"\x06CANCEL") + prefix, 4)
+
+
+PING, UPSTREAM = frame(b"\4PING\0\0", 4), frame(b"hello")
+SAID = st.tuples(st.booleans(), st.binary(max_size=300))
+
+
+@given(
+    st.lists(st.tuples(SAID, st.sampled_from([message, command]), st.sampled_from([b"", PING, UPSTREAM]))),
+    st.lists(st.integers(1, 400)),
+)
+def test_what_a_sub_says_is_read_in_any_pieces(said, sizes):
+    stream = b"".join(between + write(*one) for one, write, between in said)
+    reader, found = SubscriptionReader(), []
+    for size in [*sizes, len(stream)]:
+        found += reader.feed(memoryview(stream[:size]))
+        stream = stream[size:]
+    assert found == [one for one, _, _ in said]
+
+
+@given(st.binary())
+def test_any_bytes_are_read_or_refused(data):
+    with suppress(ProtocolError):
+        SubscriptionReader().feed(memoryview(data))
+
+
+def test_a_frame_that_no_sub_sends():
+    with pytest.raises(ProtocolError, match="65537 bytes"):
+        SubscriptionReader().feed(memoryview(b"\2" + struct.pack(">Q", 65537)))
+
+
+def test_the_limits_of_one_and_of_all(monkeypatch):
+    monkeypatch.setattr(abtp_subscribed, "MOST", 10)
+    monkeypatch.setattr(abtp_subscribed, "MOST_BYTES", 1000)
+    monkeypatch.setattr(abtp_subscribed, "MOST_IN_ALL", 1600)
+    closed = []
+    every = AllSubscribed(lambda end, why: closed.append(end) or every.leave(end))
+
+    def says(end, *said):
+        every.hear(end, memoryview(b"".join(said)))
+
+    says("one", *(message(1, b"%d" % n) for n in range(10)))
+    with pytest.raises(ProtocolError, match="more than 10 subscriptions"):
+        says("one", message(1, b"10"))
+    every.leave("one")
+    every.leave("one")
+    assert every.nbytes == 0
+    with pytest.raises(ProtocolError, match="1,000 bytes"):
+        says("two", *(message(1, bytes([n]) * 250) for n in range(5)))
+    every.leave("two")
+    for _ in range(100):
+        says("three", message(1, b"x" * 200), message(0, b"x" * 200), message(0, b"never"))
+    assert every.nbytes == 0
+    for end in "abcd":
+        says(end, message(1, end.encode() * 200), message(1, end.encode() * 150))
+    says("d", message(1, b"e" * 100))
+    assert not closed
+    says("a", message(1, b"a"), message(1, b"b" * 100))
+    assert closed in (["a"], ["d"])
+    assert every.nbytes <= 1600
+
+
+def test_a_flood_ends_its_own_connection(tmp_path, caplog):
+    abtp = AbtpEndpoints(FREE, FREE)
+    with (
+        running(tmp_path, own=None, abtp=abtp) as broker,
+        zmq.Context() as context,
+        context.socket(zmq.SUB) as good,
+    ):
+        endpoint = broker.endpoints["abtp pub"]
+        good.rcvtimeo = 10_000
+        good.subscribe(b"t")
+        good.connect(endpoint)
+        eventually(lambda: broker.fronts["abtp"].subscriber._prefixes)
+        with greeted(endpoint, kind=b"SUB") as bare, suppress(OSError):
+            for begin in range(0, 30_000, 100):
+                bare.sendall(b"".join(message(1, b"%060d" % n) for n in range(begin, begin + 100)))
+            while bare.recv(1000):
+                pass
+        assert "more than 10,000 subscriptions of one SUB" in caplog.text
+        with AbtpProducer(broker.endpoints["abtp router"]) as producer:
+            producer.publish("t1", 1)
+        assert good.recv_multipart()[0] == b"t1"
