@@ -235,9 +235,12 @@ class Hub:
         ]:
             if self.announced.fits(nbytes):
                 return
+            self._revoke(passage, "its bytes hardly came, while others waited for room to announce theirs")
+
+    def _revoke(self, passage: Passage, why: str) -> None:
+        if passage.revoke is not None:
             self.counts["revoked"] += 1
-            assert passage.revoke is not None
-            passage.revoke(LogFull("its bytes hardly came, while others waited for room to announce theirs"))
+            passage.revoke(LogFull(why))
 
     def at_end_of_turn(self, call: Callable[[], None]) -> None:
         """Has it called when all that came at once is done, and may be answered at once."""
@@ -414,9 +417,10 @@ class Hub:
             passage.lost(subscriber)
 
     def tick(self, now: float) -> None:
-        """About once a second: receivers that hold up a large message for too long are cut off."""
-        for passage in self._passages.announced:
-            passage.is_slow(self._loop.time())
+        """About once a second: who holds up others for too long with a large message is cut off."""
+        for passage in self._passages.received().union(self._passages.announced):
+            if passage.slow_for(now) >= self._patience and any(map(self._waits, passage.receivers)):
+                self._revoke(passage, "its bytes hardly came, and who receives them had to wait for others'")
         for passage in self._passages.held_up():
             for receiver in passage.look_again(now, self._patience):
                 self.counts["closed_slow"] += 1
@@ -425,6 +429,10 @@ class Hub:
         if self.direct is not None:
             self.direct.tick()
         self._remember()
+
+    def _waits(self, receiver: Subscriber) -> bool:
+        """Whether it could receive something else."""
+        return receiver.queued > 0 or self.fanout.has_behind(receiver)
 
     def _remember(self) -> None:
         found = self.store.remember()

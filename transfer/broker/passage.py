@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from transports.errors import TransferError
 
 
-#: bytes that a payload has to bring in a second, if others wait for its share of what may be announced
+#: bytes that a payload has to bring in a second, if others wait for its share of what may be announced, or
+#: its receivers for others' messages
 PACE = 64 << 10
 #: bytes of payloads that are kept nowhere and go to some receivers whole, of all publishers together
 MOST_GATHERED = 64 << 20
@@ -37,7 +38,8 @@ class Passage:
 
     Its receivers are those who were subscribed when it began and had room for it. While one of them has more
     waiting than its limit, or the disk is behind, whoever publishes is paused; a receiver that takes nothing
-    for `patience` seconds meanwhile is cut off (`Hub.tick`), so that it holds up nobody for longer.
+    for `patience` seconds meanwhile is cut off (`Hub.tick`), so that it holds up nobody for longer; and so is
+    a publisher whose bytes hardly come, if a receiver has something else to receive.
     passages: those on their way, of which it is one until it ends; then `ended` is called.
     ended, broken: all of it was given; the publisher broke it off. announcement: of a payload whose missing
     bytes count. revoke: tells the publisher's connection that the broker gives it up.
@@ -199,12 +201,18 @@ class Passage:
 
     def is_slow(self, now: float) -> bool:
         """Its bytes hardly come, and it holds a part of what may be announced."""
+        return self._announcement is not None and self.slow_for(now) >= 1.0
+
+    def slow_for(self, now: float) -> float:
+        """Seconds for which its bytes hardly came, since it was looked at first: less than PACE."""
         since, left = self._pace
-        if self._slow or (self.writing is not None and self.writing.behind) or left - self._left >= PACE:
+        came = left - self._left
+        if self._slow or (self.writing is not None and self.writing.behind):
             since = 0.0
-        if not since:
+        if not since or came >= PACE * max(1.0, now - since):
             self._pace = now, self._left
-        return bool(self._announcement is not None and since and now - since >= 1.0)
+            return 0.0
+        return now - since
 
     def _count(self, nbytes: int) -> None:
         if nbytes > self._left:

@@ -55,6 +55,10 @@ class Passages:
         for receiver in passage.receivers:
             self.let_go(receiver, passage)
 
+    def received(self) -> set[Passage]:
+        """Those with a receiver."""
+        return set().union(*self._received.values())
+
     def of(self, receiver: Subscriber) -> list[Passage]:
         """Those that it receives."""
         return list(self._received.get(receiver, ()))
