@@ -68,8 +68,9 @@ cdef class Large(Outgoing):
         except (MemoryError, OverflowError):
             raise no_memory(size) from None
         data[0] = PyBytes_AS_STRING(target)
-        if size >= HUGE:
-            madvise(<void*>((<size_t>data[0] + 4095) & ~<size_t>4095), size - 4096, MADV_HUGEPAGE)
+        if size >= HUGE:  # not the beginning: see pool.pyx
+            madvise(<void*>((<size_t>data[0] + 4095 + HUGE // 2) & ~<size_t>4095), size - 4096 - HUGE // 2,
+                    MADV_HUGEPAGE)
         return target
 
     cdef int begin_large(self, reader_t* reader, size_t head, bint as_bytes, object sink) except -1:

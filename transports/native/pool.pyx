@@ -122,8 +122,9 @@ cdef void* allocate(size_t nbytes) noexcept nogil:
     # giving back gigabytes of small ones keeps the whole process from new memory for a second.
     if posix_memalign(&pointer, HUGE_PAGE if nbytes >= 2 * HUGE_PAGE else 64, nbytes) != 0:
         return NULL
+    # The first one comes in small pages: what was announced and does not come costs little.
     if nbytes >= 2 * HUGE_PAGE:
-        madvise(pointer, nbytes, MADV_HUGEPAGE)
+        madvise(<char*>pointer + HUGE_PAGE, nbytes - HUGE_PAGE, MADV_HUGEPAGE)
     return pointer
 
 

@@ -27,6 +27,7 @@ cdef enum:
     LITTLE = 36 * 1024             # read at once where little is wanted
     MUCH = 144 * 1024              # and where a large payload is on its way
     IDLE = 16                      # reads in a row that bring no data
+    THIN = 2                       # and that bring hardly any: each byte in a record of its own, say
     SSL_ERROR_WANT_READ = 2
     SSL_ERROR_ZERO_RETURN = 6
     BIO_FLAGS_RETRY = 0x09         # BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY
@@ -256,6 +257,9 @@ cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
     cdef size_t most
     cdef int i = 0
     cdef int idle = 0
+    cdef int thin = 0
+    cdef size_t data = 0             # `done` and `tls.taken` at the last read
+    cdef size_t taken = tls.taken
     cdef int answer
     for answer in range(count):
         room += vectors[answer].iov_len
@@ -288,8 +292,11 @@ cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
             break                    # a whole record might not fit any more
         # Who asks for new keys without end does not keep us: the descriptor stays readable.
         idle = 0 if done else idle + 1
-        if idle > IDLE and not tls.exact:
+        thin = thin + 1 if (done - data) * 16 < tls.taken - taken else 0
+        if (idle > IDLE or (thin > THIN and done)) and not tls.exact:
             break
+        data = done
+        taken = tls.taken
         most = MUCH if room > 2 * SPILL else LITTLE
         if most > room:
             most = room

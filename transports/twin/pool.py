@@ -234,9 +234,9 @@ def mapping(size: int) -> mmap.mmap:
     small ones keeps the whole process from new memory for a second."""
     # Private: by default it is shared memory, which has no huge pages, and is a forked child's too.
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            block.madvise(mmap.MADV_HUGEPAGE)
+    if size > HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        try:  # the beginning in small ones: what was announced and does not come costs little
+            block.madvise(mmap.MADV_HUGEPAGE, HUGE)
         except OSError:
             pass  # a kernel without huge pages serves small ones
     return block

@@ -1,0 +1,58 @@
+"""What a service has freed goes back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+from transfer.cli import free_memory
+from transfer.cli.free_memory import FreeMemory
+
+PROGRAM = """
+import os, random
+from transfer.cli import free_memory
+
+free_memory._PAUSE = 0.0
+memory = free_memory.FreeMemory()
+
+def resident():
+    [line] = (line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(line.split()[1]) >> 10
+
+random.seed(1)
+before = resident()
+pieces, kept = [], []
+for number in range(5000):  # of a size that malloc takes from its heap, and small ones between them
+    pieces.append(os.urandom(1) * 60_000)
+    kept.append(bytes(1000 + number % 700))
+random.shuffle(pieces)
+assert not memory.give_back() and not memory.give_back()  # nothing is free
+pieces.clear()
+held = resident()
+told = memory.give_back(), memory.give_back()
+print(held - before, resident() - before, *told)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc before 2.33, or another library"
+)
+def test_what_was_freed_goes_back_when_it_stays_free():
+    told = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=50, check=True
+    )
+    held, left, first, second = told.stdout.split()
+    assert (first, second) == ("False", "True")
+    assert int(held) > 100 and int(left) < int(held) // 2
+
+
+def test_it_looks_now_and_then_only(monkeypatch):
+    memory, looks = FreeMemory(), []
+    memory._info = lambda: looks.append(1)
+    assert not memory.give_back() and not looks
+    monkeypatch.setattr(free_memory.time, "monotonic", lambda: memory._due + 1)
+    memory._trim = None
+    assert not memory.give_back() and not looks
