@@ -188,10 +188,14 @@ class Groups:
 
     def find(self, topic: str, name: str) -> Served:
         """The group. Raises UsageError when there is none."""
-        served = self._groups.get((topic, name))
+        served = self.served_as(topic, name)
         if served is None:
             raise UsageError(f"topic {topic!r} has no group {name!r}", hint="transfer groups list")
         return served
+
+    def served_as(self, topic: str, name: str) -> Served | None:
+        """The group, if it is there."""
+        return self._groups.get((topic, name))
 
     def of_topic(self, topic: Topic) -> list[Served]:
         """The groups of a topic."""

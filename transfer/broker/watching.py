@@ -255,16 +255,10 @@ def first_names(names: Sequence[str], after: str, contains: str, limit: int) -> 
     return heapq.nsmallest(limit + 1, (name for name in names if name > after and contains in name))
 
 
-def topics_told(broker: Broker, names: Sequence[str], limit: int) -> dict[str, Json]:
-    """Topics of these names, which `first_names` gave. next: what to ask with as `after` for more; None:
-    these are all."""
-    known = broker.hub.store.topics
-    found: list[Json] = [_topic(broker, known[name]) for name in names[:limit] if name in known]
-    return {
-        "seconds": broker.loop.time(),
-        "topics": found,
-        "next": names[limit - 1] if limit and len(names) > limit else None,
-    }
+def topic_told(broker: Broker, name: str) -> dict[str, Json] | None:
+    """A topic; None: it has gone."""
+    topic = broker.hub.store.topics.get(name)
+    return _topic(broker, topic) if topic is not None else None
 
 
 def _topic(broker: Broker, topic: Topic) -> dict[str, Json]:
@@ -281,11 +275,16 @@ def _topic(broker: Broker, topic: Topic) -> dict[str, Json]:
     }
 
 
-def groups_told(broker: Broker) -> dict[str, Json]:
-    """Groups by topic and name. cursor: the offset before which all is done. idle: seconds without a
+def groups_of(broker: Broker) -> list[tuple[str, str]]:
+    """(topic, name) of all groups, in order."""
+    return sorted((served.named.topic, served.named.name) for served in broker.hub.groups.served)
+
+
+def group_told(broker: Broker, named: tuple[str, str]) -> dict[str, Json] | None:
+    """A group; None: it has gone. cursor: the offset before which all is done. idle: seconds without a
     consumer."""
-    served = sorted(broker.hub.groups.served, key=lambda one: (one.named.topic, one.named.name))
-    return {"seconds": broker.loop.time(), "groups": [_group(broker.hub, one) for one in served]}
+    served = broker.hub.groups.served_as(*named)
+    return _group(broker.hub, served) if served is not None else None
 
 
 def _group(hub: Hub, served: Served) -> dict[str, Json]:

@@ -11,10 +11,11 @@ Who is answered stands in `callers.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -27,10 +28,11 @@ from transfer.broker.watching import (
     Names,
     first_names,
     fronts_told,
-    groups_told,
+    group_told,
+    groups_of,
     numbers_of,
     overview_told,
-    topics_told,
+    topic_told,
 )
 from transfer.metrics import exposition
 
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 
 #: topics of one answer, unless it is asked for more
 _PAGE, _MOST = 500, 10_000
+#: topics or groups that are looked at in one turn of the loop
+_AT_ONCE = 100
+_Name = TypeVar("_Name")
 
 
 class Disk(NamedTuple):
@@ -57,7 +62,7 @@ def add_looks(app: web.Application, broker: Broker) -> None:
             web.get("/metrics", looks.metrics),
             web.get("/api/overview", looks.overview),
             web.get("/api/topics", looks.topics),
-            web.get("/api/groups", looks.told_by(groups_told)),
+            web.get("/api/groups", looks.groups),
             web.get("/api/fronts", looks.told_by(fronts_told)),
         ]
     )
@@ -110,7 +115,27 @@ class _Looks:
         names = await asyncio.get_running_loop().run_in_executor(
             self._thread, first_names, known, after, contains, limit
         )
-        return web.json_response(topics_told(self._broker, names, limit))
+        more = names[limit - 1] if limit and len(names) > limit else None
+        return await self._answer("topics", names[:limit], topic_told, next=more)
+
+    async def groups(self, request: web.Request) -> web.Response:
+        Asked(request.query).end()
+        return await self._answer("groups", groups_of(self._broker), group_told)
+
+    async def _answer(
+        self, what: str, names: Sequence[_Name], tell: Callable[[Broker, _Name], Json], **more: Json
+    ) -> web.Response:
+        """What `tell` says of each, if it is there, some in each turn of the loop: there may be thousands."""
+        told: dict[str, Json] = {"seconds": self._broker.loop.time()}
+        found: list[Json] = []
+        for count, name in enumerate(names, 1):
+            if (one := tell(self._broker, name)) is not None:
+                found.append(one)
+            if count % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        told |= {what: found} | more
+        body = await asyncio.get_running_loop().run_in_executor(self._thread, json.dumps, told)
+        return web.Response(text=body, content_type="application/json")
 
     def told_by(self, tell: Callable[[Broker], Mapping[str, Json]]) -> Handler:
         """A handler that answers what `tell` says of the broker."""
