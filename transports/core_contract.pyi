@@ -282,7 +282,8 @@ class Stream:
     send_high_water_bytes: int
     max_message: int
     credits: bool
-    checksum: bool
+    checksum: bool  # of no effect for a plain peer
+    plain: bool  # the peer said no hello: what has other flags than 0 to 2 is refused (NotSupported)
     broken: BaseException | None  # why this stream takes no more, or None
     # True: all that came was read, it ends inside a message, and nobody reads at this moment.
     midway: bool

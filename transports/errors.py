@@ -93,6 +93,11 @@ class NotSupported(UsageError):
     errno = _errno.ENOTSUP
 
 
+#: of a message for a peer that said no hello
+TOO_NEW = "the peer said no hello, so that this message is none that it knows"
+PLAIN_HINT = "it takes one part: bytes, or a tensor of the nine basic types with at most four dimensions"
+
+
 class MissingLibrary(NotSupported, ImportError):
     """A library that this call needs is not installed; the hint says how to get it."""
 

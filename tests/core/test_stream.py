@@ -11,8 +11,23 @@ import numpy
 import pytest
 
 from tests.core.conftest import BOTH, connected
-from tests.core.raw import CONTROL, Raw, decode, eventually, plain, read, read_frame
-from transports.errors import Broken, Closed
+from tests.core.raw import (
+    CONTROL,
+    CRC,
+    EXTENDED,
+    EXTENDED_META,
+    LZ4,
+    META,
+    TENSOR,
+    TOPIC,
+    Raw,
+    decode,
+    eventually,
+    plain,
+    read,
+    read_frame,
+)
+from transports.errors import Broken, Closed, NotSupported
 
 carried = BOTH
 
@@ -525,3 +540,20 @@ def test_threads_receive_of_one_stream(kit):
         assert not thread.is_alive()
     assert sorted(got) == [number.to_bytes(4, "big") for number in range(count)]
     assert not wrong
+
+
+def test_a_plain_peer_gets_flags_0_to_2_only(kit):
+    stream, far = kit.raw()
+    stream.plain = True
+    stream.checksum = True
+    for frames in (
+        [plain(b"a"), plain(b"b")],
+        [(EXTENDED | TENSOR, 0, None, EXTENDED_META, b"x")],
+        [(LZ4, 0, None, None, b"x")],
+        [(CRC, 0, None, None, b"x")],
+    ):
+        with pytest.raises(NotSupported, match="said no hello"):
+            stream.send(frames)
+    stream.send([(TENSOR, 0, b"t", META, bytes(4))])
+    [frame] = decode(read(far, 34 + 48 + 1 + 4))
+    assert (frame.flags, frame.topic, frame.data, frame.checksum) == (TENSOR | TOPIC, b"t", bytes(4), 0)

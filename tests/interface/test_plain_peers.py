@@ -8,6 +8,8 @@ import struct
 import numpy as np
 import pytest
 
+from transports.errors import NotSupported
+
 from .conftest import PATIENCE, Inbox
 
 pytestmark = pytest.mark.timeout(30)
@@ -83,3 +85,26 @@ def test_a_plain_requester(zi, bound, dial):
         magic, version, _, flags, answered, topic_length, length, _ = header
         assert (magic, version, flags, answered, topic_length) == (MAGIC, 1, 0, sequence, 0)
         assert connection.recv(length, socket.MSG_WAITALL) == b"SHOUT"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda zi, rep: zi.reply(rep, np.zeros((1,) * 5)),
+        lambda zi, rep: zi.reply(rep, np.zeros(2, complex)),
+        lambda zi, rep: zi.reply(rep, {"a": np.zeros(2)}),
+        lambda zi, rep: zi.send_multipart(rep, [b"a", b"b"]),
+    ],
+    ids=["five dimensions", "complex", "dict", "parts"],
+)
+def test_what_a_plain_peer_does_not_know_is_not_sent(zi, bound, dial, answer):
+    rep = bound("REP")
+    zi.set_polling_mode(rep, True)
+    connection = dial(rep)
+    connection.sendall(frame(REQ, b"q", sequence=5))
+    assert zi.recv(rep)["data"] == b"q"
+    with pytest.raises(NotSupported, match="said no hello"):
+        answer(zi, rep)
+    assert zi.reply(rep, np.zeros((2, 2), np.float32)) == 0
+    head = HEADER.unpack(connection.recv(HEADER.size, socket.MSG_WAITALL))
+    assert head[3] == IS_TENSOR and head[4] == 5

@@ -194,11 +194,11 @@ class Arrivals(QueueLimits):
             self._limit(socket, stream)
         elif queue is not None:
             stream = queue.stream
-            stream.carrier = made.carrier
+            stream.carrier, stream.plain = made.carrier, made.agreement.plain
             stream.open(made.fd, made.channel)
         else:
             stream = self._new_stream(socket, made.fd, credits, made.channel)
-            stream.carrier = made.carrier
+            stream.carrier, stream.plain = made.carrier, made.agreement.plain
         stream.credits = credits
         return stream
 

@@ -161,6 +161,14 @@ cdef class Connection:
     def checksum(self, bint value):
         self.link.checksum = value
 
+    @property
+    def plain(self):
+        return bool(self.link.plain)
+
+    @plain.setter
+    def plain(self, bint value):
+        self.link.plain = value
+
     # --- its end ---------------------------------------------------------------------------------
 
     @property

@@ -75,6 +75,7 @@ cdef struct link_t:
     int closed
     int credits
     int checksum
+    int plain                 # the peer said no hello: it knows flags 0 to 2 only
     segment_t* head
     segment_t* tail
     segment_t* finished       # written segments with Python objects, for the next GIL holder

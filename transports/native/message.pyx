@@ -13,12 +13,12 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from transports.errors import InternalError
+from transports.errors import PLAIN_HINT, TOO_NEW, InternalError, NotSupported
 from transports.wire import MAX_TOPIC
 
 from transports.native.atomic cimport add, add_signed, load_int
 from transports.native.link cimport (
-    BROKEN, BY_REFERENCE, F_CONTROL, F_CRC, F_EXTENDED, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE,
+    BROKEN, BY_REFERENCE, F_CONTROL, F_CRC, F_EXTENDED, F_LZ4, F_MORE, F_TENSOR, F_TOPIC, HEADER, LARGE,
     NO_MEMORY, OK, REFERENCE_BIT, header_t, link_append, link_put_header, link_reserve, link_room,
     link_arm, link_gathers, link_settle, link_t, link_write, segment_t,
 )
@@ -72,7 +72,9 @@ cdef int prepare(link_t* link, outgoing_t* out, object frame, bint more, list ow
         out.data = <const char*>held.view.buf
         out.size = held.view.len
         owners.append(held)
-    if (link.checksum or out.flags & F_CRC) and not out.flags & F_CONTROL:
+    if link.plain and out.flags & (F_MORE | F_CRC | F_EXTENDED | F_LZ4):
+        raise NotSupported(TOO_NEW, hint=PLAIN_HINT)
+    if (link.checksum or out.flags & F_CRC) and not out.flags & F_CONTROL and not link.plain:
         out.flags |= F_CRC
         out.checksum = checksum_of(meta, topic, owners[len(owners) - 1])
     return 0

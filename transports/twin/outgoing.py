@@ -12,9 +12,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from transports.callbacks import nothing
-from transports.errors import Broken
+from transports.errors import PLAIN_HINT, TOO_NEW, Broken, NotSupported
 from transports.twin import fork
-from transports.twin.codec import CONTROL, LARGE, encode, normalize
+from transports.twin.codec import CONTROL, CRC, EXTENDED, LARGE, LZ4, encode, normalize
 from transports.twin.flusher import Flusher, Released
 from transports.twin.message import Message
 from transports.wire import CREDIT, Control
@@ -55,7 +55,7 @@ class Outgoing:
         self.received = self.confirmed = self.dropped = 0
         self.blocked_ns = self.last_sent_ns = 0
         self.send_high_water = self.send_high_water_bytes = 0
-        self.checksum = self.credits = False
+        self.checksum = self.credits = self.plain = False
         self.broken: BaseException | None = None
         self._socket_type = int(socket_type)
         self._flusher = flusher
@@ -135,16 +135,16 @@ class Outgoing:
 
         None: full. The caller must `_settle(message)` afterwards, with no lock held.
         """
-        size = 0
-        for frame in frames:
-            size += len(frame[4])
+        size = sum([len(frame[4]) for frame in frames])
+        if self.plain and (len(frames) > 1 or frames[0][0] & (CRC | EXTENDED | LZ4)):
+            raise NotSupported(TOO_NEW, hint=PLAIN_HINT)
         with self._lock:
             self._check()
             if not force and self._crowded(size) and not self._makes_room(size):
                 return None
             control = frames[0][0] & CONTROL
             sequence = 0 if control else self.sent + 1
-            chunks = encode(frames, self._socket_type, sequence, self.checksum)
+            chunks = encode(frames, self._socket_type, sequence, self.checksum and not self.plain)
             message = Message(frames, chunks, size, released, sequence)
             self._queue.append(message)
             self._pending_bytes += message.left
