@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.broker.running import running
 from transfer.broker.engine.grammar import Kind, pattern
 from transfer.broker.engine.routes import Route, RouteTable, RouteType, Source
 from transfer.broker.state.catalog import Catalog
@@ -275,6 +276,14 @@ def written(tmp_path, content, name="catalog.toml"):
     path = tmp_path / name
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
+
+
+def test_routes_that_are_not_followed_are_told(tmp_path, caplog):
+    routes = [GOOD, {**GOOD, "id": "all", "type": "fanout"}]
+    file = written(tmp_path, {"version": 1, "routes": routes}, "r.json")
+    with running(tmp_path / "data", catalog=str(file)):
+        pass
+    assert caplog.text.count("does not follow") == 1 and "route 'all' is of type fanout" in caplog.text
 
 
 def test_a_file_is_read_as_toml_or_json(tmp_path, catalog):

@@ -70,6 +70,19 @@ def test_what_was_not_acknowledged_comes_again_after_a_restart(tmp_path):
         worker.ack(again, confirm=True)
 
 
+def test_what_was_not_acknowledged_comes_again_where_topics_keep_nothing(tmp_path):
+    """`WAL_ENABLED=false` is `topics.keep = false`: of topics, not of direct delivery."""
+    with abtp(tmp_path, keep=False) as broker:
+        with consumer(broker) as worker, producer(broker) as maker:
+            maker.publish("orders.created", b"raw", message_id="m-2")
+            first = worker.recv(10)
+            session = worker.session_id
+        assert first.attempt == 1 and not broker.hub.store.topics["orders.created"].durable
+    with abtp(tmp_path, keep=False) as broker, consumer(broker, session_id=session) as worker:
+        again = worker.recv(10)
+        assert (again.message_id, again.payload, again.attempt) == ("m-2", b"raw", 2)
+
+
 def test_a_route_of_the_catalog_leads_to_a_consumer_that_is_away(tmp_path):
     file = tmp_path / "routes.toml"
     file.write_text(

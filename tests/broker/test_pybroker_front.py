@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from itertools import islice
 
 import pytest
@@ -13,6 +14,7 @@ from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings
 from transfer.clients.pybroker import PyBrokerClient
 from transfer.log import Retention
 from transfer.protocols.pybroker import encode_fetch, encode_length, encode_publish
+from transports import descriptors
 from transports.errors import Again, Broken, UsageError
 
 
@@ -291,6 +293,20 @@ def test_following_ends_when_nothing_comes(broker):
             next(pybroker.follow("logs", interval=0.01, timeout=0.03))
         pybroker.publish("logs", b"late")
         assert next(pybroker.follow("logs", interval=0.01, timeout=float("inf"))) == b"late"
+
+
+def test_thousands_of_connections_are_answered(broker):
+    descriptors.raise_descriptor_limit()
+    with ExitStack() as held:
+        connections = [held.enter_context(broker.connect()) for _ in range(2000)]
+        for number, connection in enumerate(connections):
+            connection.sendall(encode_publish("logs", 4) + b"%04d" % number)
+        broker.until(lambda: broker.hub.store.nbytes == 8000)
+        broker.until(lambda: broker.hub.stream("logs", 7996, 100))
+        for connection in connections:
+            connection.sendall(encode_fetch("logs", 7996))
+        for connection in connections:
+            assert len(receive(connection, 8)) == 8
 
 
 def test_fetches_of_many_connections_leave_turns_to_others(broker, monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from contextlib import ExitStack
 from itertools import pairwise
 
 import pytest
@@ -289,6 +291,23 @@ def test_a_descriptor_is_all_that_a_connection_costs_at_its_end(tmp_path):
         # Each of them was heard before it ended.
         broker.until(lambda: broker.front.counters["subscribed"] == 50 and broker.front.connections == 0)
         assert not broker.hub.fanout.subscriptions() and not broker.front.shared.used
+
+
+def test_dead_connections_cost_no_descriptor(tmp_path):
+    """Those that say nothing more, and whose end nobody tells."""
+    with serving(tmp_path, 0) as (broker,), ExitStack() as held:
+
+        def descriptors():
+            return len(os.listdir("/proc/self/fd"))
+
+        before = descriptors()
+        for _ in range(50):
+            held.enter_context(socket.create_connection(("127.0.0.1", broker.port), PATIENCE))
+        broker.until(lambda: broker.front.connections == 50)
+        assert descriptors() >= before + 100
+        broker.tick(10_000)
+        broker.until(lambda: broker.front.connections == 0)
+        assert descriptors() <= before + 50  # the test's own
 
 
 def test_what_a_slow_subscriber_has_no_room_for_comes_out_of_the_log_as_it_was(tmp_path):

@@ -56,6 +56,19 @@ def end(command, number=signal.SIGTERM):
     return command.end()
 
 
+def test_port_is_not_one_protocols(within, tmp_path):
+    """As rqueue's own server has it."""
+    code, _, errors = within("--data", tmp_path / "data", "--port", "5000")
+    assert code == 2 and "--rqueue 5000" in errors
+
+
+def test_threads(serve, within, tmp_path):
+    code, _, errors = within("--data", tmp_path / "data", "--threads", "0")
+    assert code == 2 and "--threads" in errors
+    command, _ = serve("--threads", "8", "--abtp", f"tcp://{HERE}:0", "--abtp-pub", f"tcp://{HERE}:0")
+    assert end(command)[0] == 0
+
+
 def test_each_front_is_served_and_nothing_is_lost_by_stops_and_kills(serve, tmp_path):
     command, told = serve()
     ports = told["ports"]

@@ -557,3 +557,19 @@ def test_a_plain_peer_gets_flags_0_to_2_only(kit):
     stream.send([(TENSOR, 0, b"t", META, bytes(4))])
     [frame] = decode(read(far, 34 + 48 + 1 + 4))
     assert (frame.flags, frame.topic, frame.data, frame.checksum) == (TENSOR | TOPIC, b"t", bytes(4), 0)
+
+
+@pytest.mark.parametrize(("size", "copied"), [((64 << 10) - 1, True), (64 << 10, False)])
+def test_from_64_kib_on_memory_is_not_copied(kit, size, copied):
+    if copied and kit.core.__name__.endswith("twin"):
+        pytest.skip("the twin keeps whatever may be kept")
+    stream, far = kit.raw(buffer=4096)
+    stream.send([plain(bytes(BIG))])  # the next one has to wait
+    data = bytearray(size)
+    assert stream.send([plain(data)], hold=True)
+    if copied:
+        data.append(1)
+    else:
+        with pytest.raises(BufferError):
+            data.append(1)
+    assert [len(read_frame(far).data) for _ in range(2)] == [BIG, size]

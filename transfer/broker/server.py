@@ -27,7 +27,7 @@ from transfer.broker.doorway import Doorway
 from transfer.broker.engine.delivery import RetryPolicy
 from transfer.broker.engine.direct import Rules
 from transfer.broker.engine.first_bytes import TTP_PROTOCOL, Speech
-from transfer.broker.engine.routes import RouteTable
+from transfer.broker.engine.routes import RouteTable, RouteType
 from transfer.broker.fronts.own import OwnFront
 from transfer.broker.fronts.pybroker import PyBrokerFront
 from transfer.broker.fronts.rqueue import RqueueFront
@@ -273,6 +273,11 @@ class Broker:
                 self.catalog.replace_static(read_file(self.settings.catalog))
             for route in self.catalog.load()[1]:
                 table.add(route)
+                if route.type is not RouteType.DIRECT:
+                    text = (
+                        "route %r is of type %s, which this broker does not follow: subscribe to its topics"
+                    )
+                    _log.warning(text, route.id, route.type.value)
         return table
 
     def _open_abtp(self, where: AbtpEndpoints) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from transfer.cli import options
 from transfer.cli.options import grouped
+from transports.errors import OptionError
 
 if TYPE_CHECKING:
     from transfer.broker.configuring import Said
@@ -69,13 +70,20 @@ class Told:
         str | None,
         typer.Option(metavar="NUMBER", help="Threads that decode and compress large messages of abtp. [1]"),
     ] = None
+    port: Annotated[str | None, typer.Option(hidden=True)] = None
     drain: Annotated[
         str | None, typer.Option(metavar="TIME", help="At the end, wait so long for what has begun. [10]")
     ] = None
 
     def said(self) -> list[Said]:
-        """The options that were given."""
+        """The options that were given. Raises OptionError."""
         from transfer.broker.configuring import Said
+
+        if self.port is not None:  # rqueue's own broker has one protocol
+            raise OptionError(
+                "--port: each protocol has a port of its own",
+                hint=f"--rqueue {self.port}, --pybroker, --ttp, or --requests and --abtp with an endpoint",
+            )
 
         names = {
             "data": "broker.data", "host": "broker.host", "drain": "broker.drain",

@@ -70,15 +70,17 @@ class Settings:
         return True
 
     def connect(self, endpoint: str) -> bool:
-        """Begins to connect; may be called for several endpoints, but of a PAIR. Raises AddressError,
-        StateError. True."""
-        if self.kind is ZmqSocketType.PAIR and self._connected:
-            [other] = self._connected
+        """Begins to connect; may be called for several endpoints, but of a PAIR. Twice for one is once.
+        Raises AddressError, StateError. True."""
+        if self.kind is ZmqSocketType.PAIR and (self._connected or self._socket.peers()):
+            [other] = self._connected or [self._socket.peers()[0].address]
             raise StateError(
-                f"a PAIR has one peer: it connects to {other} already, and not to {endpoint} too",
-                hint=f"disconnect(id, {other!r}) first",
+                f"a PAIR has one peer: it has {other} already, and cannot connect to {endpoint} too",
+                hint="disconnect first, or use another socket",
             )
         real = complete(endpoint, rdma=self._config.enable_rdma)
+        if real in self._connected.values():
+            return True
         self._socket.connect(real)
         self._connected[endpoint] = real
         return True
