@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.broker import flow, lasting, nats_cycle, own_cycle, own_flow, redis_cycle
+from bench.broker import flow, kept_read, lasting, nats_cycle, own_cycle, own_flow, redis_cycle
 from bench.broker.case import Case, Goal, Peer, Place, Sample
 from bench.broker.cycle import Cycle, Part, measure_ours, measure_server
 from bench.broker.servers import nats_server, redis_server
@@ -58,6 +58,16 @@ def _flow_tensor(place: Place) -> Sample:
     return flow.measure(place, flow.tensor(place), flow.publish, flow.drain)
 
 
+def _kept(part: Part, place: Place) -> Sample:
+    return kept_read.measure_ours(place, _cycle(_READ, place), part)
+
+
+def _redis_read(place: Place) -> Sample:
+    return kept_read.measure_redis(place, _cycle(_READ, place))
+
+
+#: (size, messages, messages if it is quick, in flight, topics)
+_READ = (KIB, 200_000, 2_000, 1000, 1)
 _IDLE = Goal("rss_mb", 500 * MIB / 1e6, "MB", at_least=False)
 _EACH = (own_cycle.consume, own_cycle.publish_each)
 _SAME_1 = (KIB, 100_000, 2_000, 64, 1)
@@ -98,6 +108,18 @@ CASES = (
         "msg/s",
         _peers(MIB, 400, 64, 16),
         (Goal("msg_s", 2, against=REDIS), Goal("msg_s", 2, against=NATS)),
+    ),
+    Case(
+        "kept_read",
+        "1 KiB, kept, read from the beginning by one who comes late",
+        "msg_s",
+        "msg/s",
+        (
+            Peer("a SUB with ?begin=old", OURS, partial(_kept, kept_read.subscribe)),
+            Peer("a consumer of a group", "group", partial(_kept, kept_read.consume)),
+            Peer("Redis, XREAD", "Redis Streams", _redis_read),
+        ),
+        (Goal("msg_s", 1, against="Redis Streams"),),
     ),
     Case(
         "ttp_small",

@@ -57,11 +57,11 @@ def measure_ours(place: Place, cycle: Cycle, parts: tuple[Part, ...]) -> Sample:
         target = started(crew, place.folder, transient=())
         target.begin()
         before = target.usage()
-        seconds = _play(crew, parts, target.requests, cycle)
+        seconds = play(crew, parts, target.requests, cycle)
         after = target.usage()
         target.end()
     assert before.cpu is not None and after.cpu is not None
-    return _sample(cycle, seconds, after.cpu - before.cpu) | {"peak_mb": (after.peak or 0) / 1e6}
+    return sample(cycle, seconds, after.cpu - before.cpu) | {"peak_mb": (after.peak or 0) / 1e6}
 
 
 def measure_server(
@@ -73,13 +73,13 @@ def measure_server(
     """Another server."""
     with server(place.folder) as running, Crew() as crew:
         before = of_process(running.pid).cpu
-        seconds = _play(crew, parts, running.port, cycle)
+        seconds = play(crew, parts, running.port, cycle)
         after = of_process(running.pid).cpu
     assert before is not None and after is not None
-    return _sample(cycle, seconds, after - before)
+    return sample(cycle, seconds, after - before)
 
 
-def _play(crew: Crew, parts: tuple[Part, ...], address: str | int, cycle: Cycle) -> float:
+def play(crew: Crew, parts: tuple[Part, ...], address: str | int, cycle: Cycle) -> float:
     """Seconds from the first publish until everything is acknowledged."""
     members = []
     for part in parts:  # one after the other: consumers make what publishers need
@@ -91,7 +91,8 @@ def _play(crew: Crew, parts: tuple[Part, ...], address: str | int, cycle: Cycle)
     return max(one.result[1] for one in members) - min(one.result[0] for one in members)
 
 
-def _sample(cycle: Cycle, seconds: float, cpu: float) -> Sample:
+def sample(cycle: Cycle, seconds: float, cpu: float) -> Sample:
+    """What a run was. cpu: seconds of the broker's processor."""
     return {
         "seconds": seconds,
         "msg_s": cycle.count / seconds,

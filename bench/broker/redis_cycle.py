@@ -15,19 +15,19 @@ _BLOCK_MS = 1000
 
 def publish(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]:
     """XADD, in pipelines of so many as may be in flight."""
-    client, (stream,), payload = _client(port), cycle.topic_names, cycle.payload
+    client, (stream,), payload = connected(port), cycle.topic_names, cycle.payload
     begin(stage)
     begun, left = time.monotonic(), cycle.count
     while left:
         some = min(cycle.in_flight, left)
-        _add(client, stream, payload, some)
+        add(client, stream, payload, some)
         left -= some
     return begun, time.monotonic()
 
 
 def consume(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]:
     """XREADGROUP of so many, and one XACK for them."""
-    client, (stream,) = _client(port), cycle.topic_names
+    client, (stream,) = connected(port), cycle.topic_names
     client.xgroup_create(stream, _GROUP, mkstream=True)
     begin(stage)
     begun, left = time.monotonic(), cycle.count
@@ -38,13 +38,13 @@ def consume(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]:
 
 def together(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]:
     """So many, and so many again: added, read, acknowledged."""
-    client, (stream,), payload = _client(port), cycle.topic_names, cycle.payload
+    client, (stream,), payload = connected(port), cycle.topic_names, cycle.payload
     client.xgroup_create(stream, _GROUP, mkstream=True)
     begin(stage)
     begun, left = time.monotonic(), cycle.count
     while left:
         some = min(cycle.in_flight, left)
-        _add(client, stream, payload, some)
+        add(client, stream, payload, some)
         while some:
             taken = _take(client, stream, cycle.in_flight)
             some -= taken
@@ -52,7 +52,8 @@ def together(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]
     return begun, time.monotonic()
 
 
-def _add(client: Any, stream: str, payload: bytes, count: int) -> None:
+def add(client: Any, stream: str, payload: bytes, count: int) -> None:
+    """XADD, in one pipeline."""
     if count == 1:
         client.xadd(stream, {"p": payload})
         return
@@ -71,7 +72,8 @@ def _take(client: Any, stream: str, most: int) -> int:
     return len(entries)
 
 
-def _client(port: str | int) -> Any:
+def connected(port: str | int) -> Any:
+    """A client."""
     from redis import Redis
 
     return Redis(HOST, int(port), protocol=2)

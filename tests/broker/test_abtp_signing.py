@@ -214,3 +214,15 @@ def test_a_broker_that_does_not_ask_passes_over_signatures(tmp_path):
         endpoint = broker.endpoints["abtp router"]
         with AbtpConsumer("w", [], endpoint, security=SECURITY, sign=True) as consumer:
             consumer.heartbeat()
+
+
+def test_a_clock_that_was_ahead_is_named():
+    now = [10**15]
+    books = Signatures(lambda: [b"secret"], lambda: now[0])
+    ahead = Signer(lambda: b"secret", lambda: now[0] + 50_000_000)
+    books.check("w", b"{}", ahead.sign(b"{}"))
+    right = Signer(lambda: b"secret", lambda: now[0])
+    with pytest.raises(ProtocolError, match="50 s ahead of this broker's clock"):
+        books.check("w", b"{}", right.sign(b"{}"))
+    now[0] += 51_000_000
+    books.check("w", b"{}", right.sign(b"{}"))

@@ -83,8 +83,17 @@ class Signatures:
         if at < self._began:
             raise _unauthorized("a control message was signed before this broker began: set the clocks")
         self._forget(now)
-        if at <= self._last.get(consumer_id, 0):
-            raise _unauthorized(f"a control message of {consumer_id} was said before, or a later one was")
+        last = self._last.get(consumer_id, 0)
+        if at <= last:
+            ahead = (last - now) / 1e6
+            until = (
+                f": its last one is {ahead:.0f} s ahead of this broker's clock, wait for so long"
+                if ahead > 1
+                else ""
+            )
+            raise _unauthorized(
+                f"a control message of {consumer_id} was said before, or a later one was{until}"
+            )
         self._last.pop(consumer_id, None)  # the newest stands last
         self._last[consumer_id] = at
 
