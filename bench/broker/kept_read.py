@@ -1,5 +1,6 @@
 """Reading what is kept from its beginning: by a SUB with `?begin=old`, by a consumer of a group, and from
 Redis Streams by XREAD."""
+
 from __future__ import annotations
 
 import time
