@@ -16,6 +16,7 @@ from tests.sockets.helpers import eventually
 from transfer.broker.fronts.own import OwnSettings
 from transfer.broker.log_runs import LogRuns
 from transfer.clients.own import BrokerClient
+from transfer.links import places
 from transfer.links.places import Place
 from transfer.log import Log
 from transports.errors import AddressError, UsageError
@@ -300,3 +301,14 @@ def test_runs_against_a_log(tmp_path):
             log.commit()
             ends[runs.log.run] = log.range("t")[1]
     assert len(ends) == 5
+
+
+def test_places_are_told_as_far_as_a_broker_listens(monkeypatch):
+    monkeypatch.setattr(places, "_MOST_TOLD", 100)
+    known, log = places.Places(), places.KeptLog("log", 1)
+    peer = SimpleNamespace(keeps=log)
+    known.meet(log)
+    for number in range(100):
+        known.follow(peer, Place(number, 1), b"%010d" % number)
+    told = [places.decode_place(data) for data in known.of("log")]
+    assert sorted(topic for _, topic in told) == [b"%010d" % number for number in range(90, 100)]

@@ -29,6 +29,8 @@ KEEPS, RUN = "keeps", "run"
 MAX_LOG = 64
 #: topics of one log whose places are remembered; those that were not heard of for longest begin anew
 _MOST, _MOST_LOGS = 100_000, 64
+#: bytes of topics that a publisher is told of: a broker listens to 16 MiB, subscriptions included
+_MOST_TOLD = 12 << 20
 #: runs of a log of which it is remembered how far a topic was read
 _MOST_RUNS = 4
 #: messages of one log that are remembered as too large, so that they are told once
@@ -170,8 +172,12 @@ class _InLog:
         self.large: dict[bytes, list[int]] = {}
 
     def set(self, topic: bytes, place: Place) -> None:
-        runs = self.places.pop(topic, [])  # the newest stands last
-        self.places[topic] = [*(one for one in runs if one.run != place.run), place][-_MOST_RUNS:]
+        runs = self.places.pop(topic, [])
+        if runs and runs[-1].run == place.run:
+            runs[-1] = place
+        else:
+            runs = [*runs, place][-_MOST_RUNS:]
+        self.places[topic] = runs  # the newest stands last
         if len(self.places) > _MOST:
             del self.places[next(iter(self.places))]
 
@@ -260,10 +266,15 @@ class Places:
         return known
 
     def of(self, name: str) -> Iterator[bytes]:
-        """The control frames that tell a publisher."""
+        """The control frames that tell a publisher, as much as it listens to."""
+        told, left = [], _MOST_TOLD
         with self._lock:
-            places = list(self._in(name).places.items())
-        return (encode_place(place, topic) for topic, runs in places for place in runs)
+            for topic, runs in reversed(self._in(name).places.items()):
+                left -= len(topic)
+                if left < 0:
+                    break
+                told.append((topic, list(runs)))
+        return (encode_place(place, topic) for topic, runs in told for place in runs)
 
     def told(self, name: str, prefixes: Iterable[bytes]) -> None:
         """The publisher holds these subscriptions, and has said where it begins their topics."""

@@ -174,9 +174,11 @@ class KeptReaders(Keeper):
         reader = self._reader(peer)
         if reader.subscribed or reader.tellings >= MOST_PLACES:
             raise ProtocolError("control", f"places come first, and are at most {MOST_PLACES:,}")
-        self._count(reader, topic)
+        runs = reader.told.setdefault(read_topic(topic), [])
+        if not runs:
+            self._count(reader, topic)
+        runs.append(place)
         reader.tellings += 1
-        reader.told.setdefault(read_topic(topic), []).append(place)
 
     def away(self, peer: Peer, seconds: float) -> None:
         """See Keeper. Raises ProtocolError."""
