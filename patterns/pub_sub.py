@@ -12,9 +12,11 @@ import struct
 from patterns.base import Pattern, Peer, ReceiveMode, SendMode
 from patterns.subscriptions import Subscriptions
 from transports.errors import ProtocolError, UsageError
-from transports.wire import MAX_TOPIC, Control, SocketType
+from transports.wire import MAX_CONTROL, MAX_TOPIC, Control, SocketType
 
 _ORDER = struct.Struct("<BI")
+#: bytes of a subscription: a control frame has room for so many
+MAX_PREFIX = MAX_CONTROL - _ORDER.size
 #: of one peer, and their bytes: each costs memory here
 MAX_SUBSCRIPTIONS, MAX_SUBSCRIBED = 100_000, 16 << 20
 
@@ -106,8 +108,8 @@ class Subscriber(Pattern):
 
     def subscribe(self, prefix: bytes) -> list[tuple[Peer, bytes]]:
         """Adds a subscription; returns the control frame for each peer."""
-        if len(prefix) > MAX_TOPIC:
-            raise UsageError(f"a subscription has at most {MAX_TOPIC} bytes, not {len(prefix)}")
+        if len(prefix) > MAX_PREFIX:
+            raise UsageError(f"a subscription has at most {MAX_PREFIX} bytes, not {len(prefix)}")
         self.subscriptions.add(prefix)
         return [(peer, self._order(peer, prefix)) for peer in self.peers]
 

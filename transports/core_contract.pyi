@@ -429,6 +429,9 @@ class SocketBase:
         `most` at the most. Never waits or reads. None: the next message is another, or is not here yet;
         always in a core that reads nothing ahead. Not for the main thread: a handler of a signal would lose
         them."""
+    def _found(self) -> list[tuple[Any, list[Frame]]]:
+        """Messages that somebody looked at, or gave back, and no receive has given yet: (stream, frames).
+        Any thread may call."""
     def _give_again(self, stream: Any, frames: list[Frame]) -> None:
         """The caller of `_recv_message` was interrupted: the next receive gives this message."""
     def _wait_writable(self, timeout: int) -> bool: ...  # until a send may succeed

@@ -223,3 +223,31 @@ def test_damage_is_passed_over(tmp_path, caplog):
         assert ear.heard == sent[:7] + sent[8:]
         assert (ear.dropped, beating.hub.counts["damaged"]) == (1, 1)
     caplog.clear()  # the error in it has views of the log's file
+
+
+def test_one_that_goes_while_it_is_behind_on_two_topics(beating):
+    """What it is given ends it: the others are told all the same."""
+
+    class Goes(Ear):
+        def offer(self, message):
+            super().offer(message)
+            if len(self.heard) > 2:
+                self.close("its peer has gone")
+
+    goes, stays = Goes(beating.hub, limit=20), Ear(beating.hub, limit=20)
+    for ear in (goes, stays):
+        beating.hub.subscribe(ear, EVERYTHING)
+    for n in range(10):
+        beating.publish("a", b"a%09d" % n)
+        beating.publish("b", b"b%09d" % n)
+    beating.turn(0.1)
+    assert len(beating.hub.fanout._behind[goes]) == 2
+    goes.take()  # room: it is given more of the first topic, and goes
+    assert goes.closed
+
+    def caught_up():
+        stays.take()
+        return beating.hub.fanout.behind == 0
+
+    beating.until(caught_up)
+    assert len(stays.heard) == 20

@@ -281,9 +281,11 @@ def test_few_large_messages_go_out_at_once(tmp_path, monkeypatch):
         served = groups.served_for("t", "g", "old")
         taker, other = Full(), Taker()
         groups.join(taker, served, 100)
+        beating.until(lambda: len(taker.deliveries) == 6)
         assert taker.deliveries == [(number, 1) for number in range(6)]
         assert served.group.held == 6
         groups.join(other, served, 100)
+        beating.until(lambda: len(other.deliveries) == 34)
         assert other.deliveries == [(number, 1) for number in range(6, 40)]
         groups.leave(other, served)
         assert len(taker.got) == 6

@@ -39,7 +39,7 @@ from transfer.links.places import (
     encode_too_large,
 )
 from transports.address import parse
-from transports.errors import AddressError, Broken, HandshakeError, ProtocolError
+from transports.errors import AddressError, Broken, HandshakeError, ProtocolError, UsageError
 from transports.wire import Control, SocketType
 
 
@@ -580,12 +580,13 @@ SAID = st.sampled_from(["meets", "begins", "large", "comes"])
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(LOGS, SAID, TOPICS, st.integers(1, 20))))
 def test_places_against_a_model(said):
-    places, model, runs, large = Places(), {}, {}, {}
+    places, model, runs, large, late = Places(), {}, {}, {}, set()
     for log, what, topic, number in said:
         stream = SimpleNamespace(peer=SimpleNamespace(keeps=log))
         if runs.setdefault(log.name, 0) != log.run and what == "meets":
             runs[log.name] = log.run
             large = {key: told for key, told in large.items() if key[0] != log.name}
+            late = {one for one in late if one[0] != log.name}
         key = log.name, topic
         known, told = model.get(key), large.setdefault(key, [])
         if what == "meets":
@@ -605,7 +606,13 @@ def test_places_against_a_model(said):
                 if gone:
                     assert missed == max(0, len(gone) - sum(one <= number for one in told))
                     told[:] = [one for one in told if one > number]
+                if missed:
+                    late |= {(*key, one) for one in gone}
                 model[key] = Place(number, log.run)
+                continue
+            if same and (*key, number) in late:
+                late.discard((*key, number))
+                assert missed == -1
                 continue
             assert missed == 0
             if not same and runs[log.name] == log.run:
@@ -643,3 +650,76 @@ def test_words_at_the_wrong_time(broker, said):
     with stranger(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
         speak(bare, *(Raw(data, CONTROL, socket_type=int(SocketType.SUB)) for data in words))
         assert ended(bare)
+
+
+# -- found by a reader of the code ---------------------------------------------------------------------------
+
+
+def test_parts_that_are_too_large_together_are_passed_over(context, broker, client):
+    """A SUB counts topics and headers too, of messages of several parts."""
+    push = context.socket(transfer.PUSH)
+    push.connect(broker.endpoints["pushes"])
+    topic = b"t" + b"x" * 100
+    push.send_multipart([topic, b"a" * 1000, b"b" * 980])
+    push.send_multipart([topic, b"a" * 1000, b"b" * 898])
+    push.send_multipart([topic, b"next"])
+    sub = context.socket(transfer.SUB, rcvtimeo=10_000, maxmsgsize=2000)
+    sub.subscribe(b"")
+    assert eventually(lambda: broker.hub.store.messages == 3)
+    sub.connect(f"{broker.endpoints['subscriptions']}?begin=old")
+    assert [len(sub.recv_multipart()) for _ in range(2)] == [3, 2]
+    assert sub._links.counts["missed"] == 1 and sub._links.counts["connected"] == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_what_was_looked_at_and_not_received_comes_once(context, broker, client, count):
+    """Nobody receives while the connection is lost: the reactor looks what is left."""
+    publish(client, "t", [0])
+    sub = subscribed(context, broker, reconnect_ivl=5, reconnect_ivl_max=20)
+    assert received(sub, 1) == {"t": [0]}
+    publish(client, "t", range(1, 1 + count))
+    assert sub.poll(5000)
+    time.sleep(0.2)
+    [stream] = list(sub._links.peers)
+    sub._links.lost(stream, Broken("as if"))
+    assert eventually(lambda: sub._links.counts["connected"] == 2)
+    publish(client, "t", [99])
+    assert received(sub, count + 1) == {"t": [*range(1, 1 + count), 99]}
+    assert not sub.poll(200)
+
+
+def test_threads_that_receive_beside_each_other_miss_nothing(context, broker, client, caplog):
+    publish(client, "t", range(10_000))
+    sub = subscribed(context, broker)
+    got, lock = [], threading.Lock()
+
+    def receives():
+        while True:
+            try:
+                data = sub.recv_multipart()[-1]
+            except transfer.Again:
+                return
+            with lock:
+                got.append(int(data))
+                if len(got) == 10_000:
+                    sub.rcvtimeo = 100
+
+    sub.rcvtimeo = 3000
+    threads = [threading.Thread(target=receives) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert sorted(got) == list(range(10_000))
+    assert not sub._links.counts.get("missed")
+    assert "were not kept" not in caplog.text
+
+
+def test_the_longest_subscription(context):
+    pub, sub = context.socket(transfer.PUB), context.socket(transfer.SUB)
+    pub.bind(FREE)
+    with pytest.raises(UsageError, match="at most 65531 bytes"):
+        sub.subscribe(b"x" * 65532)
+    sub.subscribe(b"x" * 65531)
+    sub.connect(pub.last_endpoint)
+    sub.wait_for_peers(1, 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -199,3 +200,40 @@ def test_who_refuses_more_than_can_be_kept_gets_no_more_for_now(broker, monkeypa
             broker.loop.call_soon_threadsafe(bury, *dead)
         head, _ = one.hear(Op.DELIVER)
         assert decode_deliveries(head)
+
+
+def test_a_program_that_is_paused_again_in_the_middle_stays_so(broker):
+    """What goes to its first consumer at once is too much: the others are not unpaused."""
+    with program(broker.endpoints["requests"]) as one, BrokerClient(broker.endpoints["requests"]) as client:
+        for number in range(4):
+            one.join("t", f"g{number}", number)
+        [program_] = broker.fronts["own"]._sockets[0]._programs.values()
+        groups = broker.hub.groups
+        pause = groups.pause
+
+        def pauses(consumer, served, paused):
+            pause(consumer, served, paused)
+            if not paused:
+                program_._pause(True)
+
+        def again():
+            program_._pause(True)
+            groups.pause = pauses
+            program_._pause(False)
+            groups.pause = pause
+            return [
+                served.group._consumers[one].paused
+                for served in groups.served
+                for one in served.group.members
+            ]
+
+        assert on_loop(broker, again) == [True] * 4
+        on_loop(broker, lambda: program_._pause(False))
+        client.publish("t", b"x")
+        assert len({one.hear(Op.DELIVER)[0].number for _ in range(4)}) == 4
+
+
+def on_loop(broker, call):
+    answer = Future()
+    broker.loop.call_soon_threadsafe(lambda: answer.set_result(call()))
+    return answer.result(10)

@@ -336,3 +336,26 @@ def test_fetches_of_many_connections_leave_turns_to_others(broker, monkeypatch):
         with connection:
             assert receive(connection, 4 * (4 + (1 << 17))) == (encode_length(1 << 17) + payload) * 4
     assert len(fetched) == len(set(fetched)) == 20
+
+
+def test_an_answer_that_fails_is_its_connections(broker, monkeypatch):
+    """Others that wait for their turn are answered."""
+    with client(broker) as publisher:
+        publisher.publish("logs", bytes(1 << 17))
+        while not publisher.fetch("logs"):
+            pass
+    stream, calls = broker.hub.stream, []
+
+    def fails_once(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise MemoryError("as if")
+        return stream(*arguments)
+
+    monkeypatch.setattr(broker.hub, "stream", fails_once)
+    with ExitStack() as held:
+        connections = [held.enter_context(broker.connect()) for _ in range(6)]
+        for connection in connections:
+            connection.sendall(encode_fetch("logs", 0))
+        answers = [len(receive(connection, (1 << 17) + 4)) for connection in connections]
+    assert sorted(answers) == [0, *[(1 << 17) + 4] * 5]

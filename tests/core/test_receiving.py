@@ -613,3 +613,49 @@ def test_a_detached_stream_is_forgotten_also_by_its_number(kit, closed_first):
         far.sendall(Raw(b"%d" % number).encode())
         origin, [frame] = socket._recv_message(10_000)
         assert origin is stream and frame.bytes == b"%d" % number
+
+
+def test_what_waits_for_its_turn_is_not_starved_by_those_that_send_on(kit):
+    """Its rest was read, so that epoll does not name it; others are named all the time."""
+    ends = [kit.raw("tcp", buffer=1 << 20) for _ in range(3)]
+    ends[0][1].sendall(b"".join(Raw(b"a%d" % number).encode() for number in range(70)))
+    socket, enough = kit.puller(*(stream for stream, _ in ends)), threading.Event()
+
+    def floods(far):
+        while not enough.is_set():
+            far.sendall(Raw(b"b" * 4000).encode() * 50)
+
+    others = [threading.Thread(target=floods, args=(far,)) for _, far in ends[1:]]
+    for thread in others:
+        thread.start()
+    try:
+        found, seen = [], 0
+        while len(found) < 70 and seen < 3000:
+            data = socket._recv_message(5000)[1][0].data
+            seen += 1
+            if data.startswith(b"a"):
+                found.append(data)
+            time.sleep(0.0002)
+    finally:
+        enough.set()
+        left = threading.Thread(target=lambda: drain(socket, others))
+        left.start()
+        for thread in others:
+            thread.join(20)
+        left.join(20)
+    assert found == [b"a%d" % number for number in range(70)]
+    assert seen < 600
+
+
+def drain(socket, threads):
+    while any(thread.is_alive() for thread in threads):
+        try:
+            socket._recv_message(50)
+        except Again:
+            continue
+
+
+def test_plain_messages_of_one_are_turns_too(kit):
+    socket, _ = greedy(kit)
+    first = [socket.recv() for _ in range(200)]
+    assert first.count(b"late") == 2

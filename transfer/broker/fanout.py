@@ -267,7 +267,7 @@ class Fanout:
 
     def _read_on(self, subscriber: Subscriber, topic: Topic, ends: float) -> bool:
         """Whether there is room for more. Other topics come first the next time."""
-        topics = self._behind[subscriber]
+        topics = self._behind.get(subscriber, {})  # it may have gone by what it was given
         if topic in topics:
             topics[topic] = topics.pop(topic)
         damaged = 0

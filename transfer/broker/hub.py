@@ -76,7 +76,6 @@ class Hub:
         #: direct delivery, if some front brings consumers for it
         self.direct: Direct | None = None
         self._patience = patience
-        self._loop = loop
         self._held_by, self._held_by_until = "", 0.0
         self._writer = Writer(loop, self.threads)
         self._aside = Aside(self._writer, store, self._keep, self._written_whole)

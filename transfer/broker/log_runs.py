@@ -57,7 +57,7 @@ class LogRuns:
             return number
         try:
             found = self._log.read(log_name, number - 1, limit=1, verify=False) if number <= high else []
-            if found and (found[0].offset != number - 1 or found[0].time < end):
+            if found and found[0].time < end:
                 return number
             return min(number, self._log.offset_at(log_name, end))
         except LogDamaged:

@@ -159,7 +159,7 @@ class Passage:
 
     def abandon(self, reason: str) -> None:
         """The rest will not come: receivers, who wait for it, are cut off. Idempotent."""
-        if self.ended:
+        if self.ended or self.broken:
             return
         self.broken = True
         for receiver in self._let_go():

@@ -285,6 +285,9 @@ class Arrivals(QueueLimits):
         stream = peer.stream
         orders: list[bytes] = pattern.introduce(stream)
         if self.places is not None and peer.keeps is not None:
+            socket = self._socket()
+            for found in socket._found() if socket is not None else ():
+                self.note_place(*found)  # the program is given it before what comes by this connection
             name, heard = peer.keeps.name, peer.source.heard
             away = (
                 [] if self.places.meet(peer.keeps) or not heard else [encode_away(time.monotonic() - heard)]
@@ -338,6 +341,8 @@ class Arrivals(QueueLimits):
             self.emit(EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error)
         if made.stream is not None:
             made.stream.close()
+        elif made.agreement.plain:
+            made.discard()  # it knows no such word
         elif made.fd >= 0:
             refusal = bytes([Control.REFUSED]) + error.reason.encode()
             stream = self.context.core.Stream(

@@ -33,6 +33,8 @@ _MOST, _MOST_LOGS = 100_000, 64
 _MOST_TOLD = 12 << 20
 #: runs of a log of which it is remembered how far a topic was read
 _MOST_RUNS = 4
+#: of a topic at once are missing where threads receive beside each other; so many numbers are remembered
+FEW, _MOST_LATE = 64, 1000
 #: messages of one log that are remembered as too large, so that they are told once
 _MOST_LARGE = 10_000
 _PLACE, _LARGE, _AWAY = struct.Struct("<BQQ"), struct.Struct("<BQQ"), struct.Struct("<BQ")
@@ -92,7 +94,7 @@ def _numbers_and_topic(head: struct.Struct, data: bytes) -> tuple[int, int, byte
 
 def encode_away(seconds: float) -> bytes:
     """The data of an AWAY control frame: how long a SUB has had no publisher at this endpoint."""
-    return _AWAY.pack(Control.AWAY, max(0, int(seconds * 1000)))
+    return _AWAY.pack(Control.AWAY, int(1000 * min(max(seconds, 0.0), 1e9)))
 
 
 def decode_away(data: bytes) -> float:
@@ -161,12 +163,14 @@ class _InLog:
     """What is known of one log. run: the one that its publisher is in. places: by topic, how far it was read
     in each run, the newest last: a backup may know an earlier one only. told: what is subscribed there, since
     it said where it begins that. large: numbers of messages that it said were too large, by topic, the
-    smallest first; larges: how many."""
+    smallest first; larges: how many. late: the newest numbers that another thread may have received, and not
+    noted yet."""
 
-    __slots__ = ("large", "larges", "places", "run", "told")
+    __slots__ = ("large", "larges", "late", "places", "run", "told")
 
     def __init__(self) -> None:
         self.run = self.larges = 0
+        self.late: dict[tuple[bytes, int], None] = {}
         self.places: dict[bytes, list[Place]] = {}
         self.told: frozenset[bytes] = frozenset()
         self.large: dict[bytes, list[int]] = {}
@@ -197,6 +201,12 @@ class _InLog:
             self.larges += 1
         return True
 
+    def may_come_late(self, topic: bytes, numbers: range) -> None:
+        """They are missing: they did not come, or their thread is not so far."""
+        self.late.update(((topic, number), None) for number in numbers)
+        while len(self.late) > _MOST_LATE:
+            del self.late[next(iter(self.late))]
+
     def large_before(self, topic: bytes, number: int) -> int:
         """How many of those the program has passed by now."""
         numbers = self.large.pop(topic, [])
@@ -222,11 +232,12 @@ class Places:
         with self._lock:
             known = self._in(log.name)
             if known.run != log.run:  # its numbers may be other messages'
-                known.run, known.larges, known.large = log.run, 0, {}
+                known.run, known.larges, known.large, known.late = log.run, 0, {}, {}
             return bool(known.told)
 
     def note(self, stream: Any, frames: Sequence[Frame]) -> int:
-        """The program has this message. How many before it did not come, since they were not kept so long."""
+        """The program has this message. How many before it did not come, since they were not kept so long.
+        -1: this one was counted so, and another thread had it in its hands."""
         peer, first = stream.peer, frames[0]
         number, topic = first.sequence, first.topic
         if peer is None or peer.keeps is None or not number or topic is None:
@@ -236,10 +247,14 @@ class Places:
             known = self._in(name)
             before = known.last(topic)
             if before is not None and before.run == run:
-                if number > before.number:
-                    known.set(topic, Place(number, run))
-                    gone = number - before.number - 1
-                    return max(0, gone - known.large_before(topic, number)) if gone else 0
+                if number <= before.number:
+                    return -1 if known.late.pop((topic, number), False) is None else 0
+                known.set(topic, Place(number, run))
+                gone = number - before.number - 1
+                missed = max(0, gone - known.large_before(topic, number)) if gone else 0
+                if 0 < missed <= FEW:
+                    known.may_come_late(topic, range(before.number + 1, number))
+                return missed
             elif run == known.run:  # and not what came late by a connection to an earlier run
                 known.set(topic, Place(number, run))
                 known.large_before(topic, number)

@@ -9,6 +9,7 @@ from transports.native.system cimport epoll_event
 
 cdef enum:
     MAX_EVENTS = 64
+    TURN_MESSAGES = 32             # of one stream among several: what is done with each may take long
 
 
 cdef bint is_ended(object stream) except -1
@@ -28,6 +29,7 @@ cdef class Reading(Sending):
     cdef int ready_count
     cdef int ready_next
     cdef dict waiting_turn          # streams with whole frames that were read, for when the others had a turn
+    cdef int turns_left             # of them, before epoll is asked again
     cdef int turn_messages          # of the current stream, in this turn
     cdef object stash               # a message found by looking, for the next receive
     cdef list again                 # messages whose receive was interrupted; None: there are none

@@ -21,7 +21,6 @@ cdef extern from "pythread.h" nogil:
 
 cdef enum:
     FILTERED = 2
-    TURN_MESSAGES = 32             # of one stream among several: what is done with each may take long
 
 
 cdef bint is_ended(object stream) except -1:
@@ -93,18 +92,23 @@ cdef class Reading(Sending):
         return self.ready_count > 0
 
     cdef bint next_ready(self):
-        """Takes the next stream that epoll named, then those that had a turn and have more."""
+        """Takes the next stream that epoll named, or that had a turn and has more: those of each kind that are
+        there go before the other kind comes again."""
         cdef bint looked = False
         while True:
             while self.ready_next < self.ready_count:
                 self.ready_next += 1
                 if self.begin_turn(<Stream>self.by_fd.get(self.ready[self.ready_next - 1])):
                     return True
-            if not self.waiting_turn:
-                return False
-            if looked or not self.look():
+            if self.turns_left > 0 and self.waiting_turn:
+                self.turns_left -= 1
                 return self.begin_turn(<Stream>next(iter(self.waiting_turn)))
+            if looked or not self.waiting_turn:
+                self.turns_left = 0
+                return False
             looked = True
+            self.look()
+            self.turns_left = len(self.waiting_turn)
 
     cdef bint begin_turn(self, Stream stream):
         """Whether it is there."""

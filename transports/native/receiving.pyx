@@ -89,6 +89,14 @@ cdef class Receiving(Reading):
         finally:
             PyThread_release_lock(self.lock)
 
+    def _found(self):
+        """See the contract."""
+        cdef list found = [] if self.again is None else list(self.again)
+        cdef tuple stash = self.stash
+        if stash is not None:
+            found.append(stash)
+        return found
+
     def _give_again(self, stream, list frames):
         """A message of `_recv_message` that its call could not give to the program: the next receive has it.
         It is counted already. Any thread may call."""

@@ -26,6 +26,7 @@ from transports.native.link cimport (
     F_CRC, HEADER, LARGE, MAGIC, OK, VERSION, header_t, link_arm_credit, link_t, now_ns,
 )
 from transports.native.pool cimport Frame, Pool
+from transports.native.reading cimport TURN_MESSAGES
 from transports.native.stream cimport Stream
 from transports.native.system cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, epoll_create1, epoll_ctl,
@@ -406,7 +407,8 @@ cdef inline Py_ssize_t plain_size(SocketBase self) noexcept:
     if (stream is None or self.receiving or self._general_recv or self.stash is not None
             or self.again is not None or self.receive_mode != FAIR or self.closed or self.foreign_ins
             or self.generation != native_link.fork_generation
-            or stream.parts is not None or stream.large is not None):
+            or stream.parts is not None or stream.large is not None
+            or (self.turn_messages >= TURN_MESSAGES and self.reader.reads >= 0)):
         return -1
     available = self.reader.end - self.reader.start
     header = <header_t*>(self.reader.data + self.reader.start)
@@ -421,6 +423,7 @@ cdef inline void count_one(SocketBase self, Stream stream, size_t size) noexcept
     cdef link_t* link = stream.link
     add(&link.received, 1)
     link.received_bytes += size
+    self.turn_messages += 1
     self.messages_received += 1
     self.bytes_received += size
     if link.credits and not load_int(&link.credit_armed):

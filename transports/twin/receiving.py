@@ -148,6 +148,11 @@ class Receiving(Attachments):
         self.messages_received += 1
         self.bytes_received += nbytes
 
+    def _found(self) -> list[tuple[Any, list[Frame]]]:
+        """See the contract."""
+        found, unread = [(stream, frames) for stream, frames, _ in self._again], self._kept.unread
+        return [*found, unread[:2]] if unread is not None else found
+
     def _give_again(self, stream: Any, frames: list[Frame]) -> None:
         for frame in frames:
             if not isinstance(frame.data, bytes):

@@ -257,8 +257,8 @@ class AbtpFront:
         try:
             if envelope.delivery_mode == "fanout" or not self._gave(peer, envelope, message, told):
                 self._fan_out(envelope, message, told)
-        except TransferError as error:  # nothing was taken
-            told(error)
+        except Exception as error:  # noqa: BLE001 - of this message, nothing was taken; its peer is told
+            told(self._faults.refusal("a message", error, peer))
 
     def _give_again(self, one: Awaiting) -> None:
         """One that waited for a route."""

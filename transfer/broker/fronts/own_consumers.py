@@ -96,7 +96,9 @@ class Program:
     def _pause(self, paused: bool) -> None:
         self._paused = self.allowance.paused = paused
         self.allowance.go_on()
-        for consumer in self._consumers.values():
+        for consumer in list(self._consumers.values()):
+            if self._paused is not paused:  # what others were given at once was too much
+                return
             self._hub.groups.pause(consumer, consumer.served, paused)
 
     def _look_again(self, pause: float) -> None:

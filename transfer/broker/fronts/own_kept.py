@@ -68,6 +68,7 @@ class KeptReader(Subscriber):
         self.orders: deque[Order] = deque()
         self.doing: Iterator[object] | None = None
         self.said = self.heard = 0  # bytes of topics and prefixes; the loop is done with so many of them
+        self.placed = 0  # of topics alone, until it subscribes
         self.busy = self.subscribed = False
         self._socket = socket
         self._readers = readers
@@ -104,12 +105,16 @@ class KeptReader(Subscriber):
         number = 0 if message.offset is None else message.offset + 1
         if number:
             self.places[message.topic] = number
-        if message.nbytes > self._most:  # it would end the connection, again and again
+        name = message.topic.encode()
+        nbytes = len(data)
+        if rest:  # of several frames all counts, and not the data alone
+            nbytes += len(name) + len(meta or b"") + sum(len(one[1] or b"") + len(one[3]) for one in rest)
+        if nbytes > self._most:  # it would end the connection, again and again
             self.dropped += 1
             self._counts["dropped"] += 1
-            self.say(encode_too_large(number, message.nbytes, message.topic.encode()))
+            self.say(encode_too_large(number, nbytes, name))
             return
-        frames: list[OutFrame] = [(flags, number, message.topic.encode(), meta, data)]
+        frames: list[OutFrame] = [(flags, number, name, meta, data)]
         frames.extend((flags, 0, None, meta, data) for _, meta, flags, data in rest)
         hold = message.nbytes >= HELD_FROM
         with suppress(Broken, Closed):  # it comes back, and says how far it was
@@ -121,6 +126,8 @@ class KeptReader(Subscriber):
         """A control frame."""
         with suppress(Broken, Closed):
             self.peer.stream.send(control(order), force=True)
+        if self.queued * 2 > self.limit:
+            self._readers.look_soon()
 
     def on_disk(self) -> None:
         self._readers.wake(self)
@@ -177,6 +184,7 @@ class KeptReaders(Keeper):
         runs = reader.told.setdefault(read_topic(topic), [])
         if not runs:
             self._count(reader, topic)
+            reader.placed += len(topic)
         runs.append(place)
         reader.tellings += 1
 
@@ -256,7 +264,8 @@ class KeptReaders(Keeper):
                 reader.doing = None
         elif reader.orders:
             wanted, number, again = reader.orders.popleft()
-            reader.heard += len(wanted.text.encode())
+            reader.heard += len(wanted.text.encode()) + reader.placed
+            reader.placed = 0
             if number is None:
                 self._unsubscribe(reader, wanted)
             else:

@@ -79,6 +79,8 @@ class _Fetches:
             try:
                 if not connection.closed:
                     self.add(connection, request)
+            except Exception:  # noqa: BLE001 - of this connection; others are answered
+                connection.fail()
             finally:
                 connection.resume()
 
