@@ -92,8 +92,8 @@ cdef class Reading(Sending):
         return self.ready_count > 0
 
     cdef bint next_ready(self):
-        """Takes the next stream that epoll named, or that had a turn and has more: those of each kind that are
-        there go before the other kind comes again."""
+        """Takes the next stream that epoll named, or that had a turn and has more: those of each kind that
+        are there go before the other kind comes again."""
         cdef bint looked = False
         while True:
             while self.ready_next < self.ready_count:
