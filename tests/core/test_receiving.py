@@ -204,7 +204,7 @@ def in_order(socket, count, begun=1, passes=False):
 def test_many_small_messages_of_one_are_several_turns(kit):
     socket, _ = greedy(kit)
     late = in_order(socket, 5001)
-    assert len(late) == 2 and late[-1] < 100
+    assert len(late) == 2 and late[-1] < 200
 
 
 def test_each_large_message_of_one_is_a_turn(kit):
@@ -233,7 +233,7 @@ def test_a_turn_that_is_passed(kit):
     assert len(late) == 2 and late[-1] < 8
     for _, far in ends[1:]:
         far.sendall(Raw(b"late").encode())
-    assert in_order(socket, 4963, begun=39)[-1] < 100
+    assert in_order(socket, 4963, begun=39)[-1] < 200
 
 
 def test_what_waits_for_its_turn_shows_in_the_descriptor_and_is_not_lost(kit):
@@ -657,5 +657,5 @@ def drain(socket, threads):
 
 def test_plain_messages_of_one_are_turns_too(kit):
     socket, _ = greedy(kit)
-    first = [socket.recv() for _ in range(200)]
+    first = [socket.recv() for _ in range(600)]
     assert first.count(b"late") == 2

@@ -9,7 +9,8 @@ from transports.native.system cimport epoll_event
 
 cdef enum:
     MAX_EVENTS = 64
-    TURN_MESSAGES = 32             # of one stream among several: what is done with each may take long
+    TURN_MESSAGES = 64             # of one stream among several: what is done with each may take long
+    PLAIN_TURN = 256               # of those that `recv` gives without a look: to change streams costs more
 
 
 cdef bint is_ended(object stream) except -1

@@ -26,7 +26,7 @@ from transports.native.link cimport (
     F_CRC, HEADER, LARGE, MAGIC, OK, VERSION, header_t, link_arm_credit, link_t, now_ns,
 )
 from transports.native.pool cimport Frame, Pool
-from transports.native.reading cimport TURN_MESSAGES
+from transports.native.reading cimport PLAIN_TURN
 from transports.native.stream cimport Stream
 from transports.native.system cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, epoll_create1, epoll_ctl,
@@ -408,7 +408,7 @@ cdef inline Py_ssize_t plain_size(SocketBase self) noexcept:
             or self.again is not None or self.receive_mode != FAIR or self.closed or self.foreign_ins
             or self.generation != native_link.fork_generation
             or stream.parts is not None or stream.large is not None
-            or (self.turn_messages >= TURN_MESSAGES and self.reader.reads >= 0)):
+            or (self.turn_messages >= PLAIN_TURN and self.reader.reads >= 0)):
         return -1
     available = self.reader.end - self.reader.start
     header = <header_t*>(self.reader.data + self.reader.start)
