@@ -125,9 +125,9 @@ class Dispatcher:
             if not self._calling.acquire(timeout=TICK):
                 continue
             try:
-                if stop.is_set() or (messages := self._received(stop)) is None:
-                    return
-                self._deliver_all(messages)
+                while not stop.is_set() and (messages := self._received(stop)) is not None:
+                    self._deliver_all(messages)
+                return
             finally:
                 self._calling.release()
 
@@ -163,7 +163,14 @@ class Dispatcher:
 
     def _deliver_all(self, messages: list[Message]) -> None:
         """To the callbacks as they are at each moment: other threads and callbacks may change them."""
-        number = 0
+        number, only = 0, self._only_data
+        if only is not None and self._batch is None and len(messages) == 1 and type(messages[0]) is dict:
+            try:  # the most frequent case without another call
+                only(messages[0])
+            except BaseException as error:  # noqa: BLE001 - as in `_call`
+                self._failed("%s: the %s callback failed", self._name, "data", error=error)
+                self._source.abandon(messages[0].get("request", 0))
+            return
         while number < len(messages):
             batch, callbacks = self._batch, self._callbacks
             if batch is not None:

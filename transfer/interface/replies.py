@@ -42,14 +42,15 @@ class Replies:
         Broken when one was given up."""
         if len(self._came) >= self._most:
             self._wait_for_room(timeout)
-        until = time.monotonic() + timeout
-        frames: Any = None
+        stream, arrived = self._socket._recv_message(math.ceil(timeout * 1000))
+        frames: Any = self._pattern.admit(stream, arrived)
+        came = time.monotonic()
+        until = came + timeout
         while frames is None:  # what has no envelope is dropped, and counted
-            stream, arrived = self._socket._recv_message(math.ceil(timeout * 1000))
+            left = math.ceil(1000 * max(0.0, until - came)) if timeout >= 0 else -1
+            stream, arrived = self._socket._recv_message(left)
             frames = self._pattern.admit(stream, arrived)
             came = time.monotonic()
-            if timeout >= 0:
-                timeout = max(0.0, until - came)
         number = self._pattern.current.number
         self._came[number] = came
         frame = frames[0]

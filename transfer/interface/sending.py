@@ -54,24 +54,24 @@ class Sending(Settings):
         Raises Again when no reply came in time (`timeout_seconds`, or the receive time-out that was
         set), Broken when the peer died.
         """
+        requests = self._requests
+        if requests is not None and type(data) is bytes and self._codec is None:  # the common case: few calls
+            return requests.ask_plainly(data, self._patience)
         self._only(_REQ)
-        assert self._requests is not None
-        if type(data) is bytes and self._codec is None:  # the common case costs few calls
-            return self._requests.ask_plainly(data, self._patience)
         return self._ask(*self._sender(data))
 
     def reply(self, data: Any, request: int | None = None) -> int:
         """Answers a request: the one that this thread received last, or the only one that is open. request:
         the number that came with it (`message["request"]`), for those who answer from other threads: where
         that one is not open any more, nothing is sent, and the number of an error returned."""
-        self._only(_REP)
-        assert self._replies is not None
-        if type(data) is bytes and request is None and self._codec is None:  # the common case costs few calls
-            try:
-                if self._replies.answer_plainly(data):
+        replies = self._replies
+        if replies is not None and type(data) is bytes and request is None and self._codec is None:
+            try:  # the common case: few calls
+                if replies.answer_plainly(data):
                     return 0
             except _NOT_SENT as error:
                 return self._not_sent(error)
+        self._only(_REP)
         return self._answer(self._sender(data)[0], request)
 
     def reply_tensor(self, tensor: Any, request: int | None = None) -> int:
