@@ -24,13 +24,22 @@ def serving(operator, *, token=None, **options):
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
 
+    async def end():
+        server = runner.server
+        await runner.cleanup()
+        for _ in range(3):  # a connection that was just being accepted is made now
+            await asyncio.sleep(0)
+        for handler in list(server.connections):
+            handler.transport.abort()
+        await asyncio.sleep(0)
+
     loop.run_until_complete(begin())
     thread = threading.Thread(target=loop.run_forever, name="admin-server")
     thread.start()
     try:
         yield runner.addresses[0][1]
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(20)
+        asyncio.run_coroutine_threadsafe(end(), loop).result(20)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(20)
         loop.close()
