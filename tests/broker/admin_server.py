@@ -25,13 +25,12 @@ def serving(operator, *, token=None, **options):
         await web.TCPSite(runner, "127.0.0.1", 0).start()
 
     async def end():
-        server = runner.server
+        await asyncio.sleep(0.02)  # who connected and went at once is accepted by now
         await runner.cleanup()
-        for _ in range(3):  # a connection that was just being accepted is made now
-            await asyncio.sleep(0)
-        for handler in list(server.connections):
-            handler.transport.abort()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+        for transport in list(loop._transports.values()):
+            transport.abort()
+        await asyncio.sleep(0.02)
 
     loop.run_until_complete(begin())
     thread = threading.Thread(target=loop.run_forever, name="admin-server")
