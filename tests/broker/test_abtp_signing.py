@@ -69,6 +69,8 @@ def test_each_message_counts_once_and_in_its_order(said):
             latest[consumer] = apart
         else:
             refused(checks, SAID, signature, consumer)
+        # Those of long ago are forgotten: they are too old to be accepted again.
+        assert checks._last.items() <= {name: NOW + at for name, at in latest.items()}.items()
 
 
 @settings(max_examples=200, deadline=None)
@@ -78,19 +80,23 @@ def test_any_other_byte_is_refused_and_changes_nothing(place, by):
     whole = bytearray(signature + SAID)
     whole[place] ^= by
     refused(checks, bytes(whole[SIZE:]), bytes(whole[:SIZE]))
+    assert not checks._last
     checks.check("w", SAID, signature)
+    assert checks._last == {"w": NOW}
 
 
 def test_signatures_of_a_clock_that_stands_still_or_goes_back():
     clock = iter((NOW, NOW, NOW - 5_000_000))
     one, checks = Signer(TOKEN.encode, lambda: next(clock)), signatures()
-    for _ in range(3):
+    for count in range(3):
         checks.check("w", SAID, one.sign(SAID))
+        assert checks._last == {"w": NOW + count}
 
 
 @pytest.mark.parametrize("signature", [b"", b"x", bytes(SIZE), bytes(SIZE + 1)])
 def test_no_signature(signature):
-    refused(signatures(), SAID, signature)
+    wrong = "with another token" if len(signature) == SIZE else f"{SIZE} bytes behind each"
+    assert wrong in refused(signatures(), SAID, signature)
 
 
 def test_other_tokens():
@@ -212,8 +218,16 @@ def test_a_broker_that_does_not_ask_passes_over_signatures(tmp_path):
     where = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
     with running(tmp_path, abtp=where) as broker:
         endpoint = broker.endpoints["abtp router"]
-        with AbtpConsumer("w", [], endpoint, security=SECURITY, sign=True) as consumer:
+        with (
+            AbtpConsumer("w", ["t"], endpoint, security=SECURITY, sign=True) as consumer,
+            AbtpProducer(endpoint, security=SECURITY) as producer,
+        ):
             consumer.heartbeat()
+            producer.publish("t", 1)
+            message = consumer.recv(10)
+            consumer.ack(message, confirm=True)
+        assert message.payload == 1
+        assert broker.hub.direct.desk.counts["acked"] == 1
 
 
 def test_a_clock_that_was_ahead_is_named():
