@@ -201,10 +201,10 @@ class Sending(Turns):
         return self._send_frames(frames, timeout, hold=hold, released=released, taken=taken)
 
     def _preferred(self) -> Sequence[Peer]:
-        """Empty while something is left over of a lost peer, which goes first."""
+        """Empty while something is left over of a lost peer, or is being taken from it: that goes first."""
         links, balance = self._links, self._balance
         wanted = links.peers if balance is not None else self._pattern.preferred()
-        if not wanted or links.orphans:
+        if not wanted or self._behind:
             return ()
         peers = [links.peers.get(stream) for stream in list(wanted)]
         there = [peer for peer in peers if peer is not None and not peer.pending]

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 import transfer
 from tests.sockets.helpers import eventually
 from transfer.balance import Weights
+from transfer.links.losses import Losses
 
 
 class OfModel:
@@ -138,6 +139,37 @@ def test_what_a_lost_peer_had_goes_first_to_the_others(context):
     while pulls[0].poll(500):
         got.append(pulls[0].recv())
     assert got[-1] == b"last" and b"0" in got
+
+
+def test_nothing_overtakes_what_is_just_taken_from_a_lost_peer(context, monkeypatch):
+    push = context.socket(transfer.PUSH, balance="load", sndtimeo=5000)
+    pulls = [context.socket(transfer.PULL, rcvtimeo=5000, rcvhwm=2) for _ in range(2)]
+    for pull in pulls:
+        pull.bind("tcp://127.0.0.1:0")
+        push.connect(pull.last_endpoint)
+    push.wait_for_peers(2, 10)
+    for number in range(20):
+        push.send(b"%d" % number)
+    taking, go_on, take = threading.Event(), threading.Event(), Losses._take_unsent
+
+    def take_later(links, peer):
+        taking.set()
+        assert go_on.wait(10)
+        return take(links, peer)
+
+    monkeypatch.setattr(Losses, "_take_unsent", take_later)
+    try:
+        pulls[1].close(0)
+        assert taking.wait(10) and len(push.peers()) == 1
+        with pytest.raises(transfer.Again):
+            push.send(b"last", transfer.DONTWAIT)
+    finally:
+        go_on.set()
+    push.send(b"last")
+    got = [pulls[0].recv()]
+    while got[-1] != b"last":
+        got.append(pulls[0].recv())
+    assert not pulls[0].poll(200)
 
 
 def test_a_socket_that_is_bound_balances_those_that_come(context):
