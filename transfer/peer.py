@@ -15,8 +15,8 @@ from transports.wire import SocketType
 if TYPE_CHECKING:
     from patterns.base import OutFrame
     from transfer.links.following import Following
-    from transfer.links.places import KeptLog
     from transfer.links.state import Orphan
+    from transfer.links.topic_positions import LogId
     from transfer.queue_limit import QueueLimit
     from transports.errors import TransferError
     from transports.hello import Agreement
@@ -62,7 +62,7 @@ class Peer:
         "address",
         "agreement",
         "attached",
-        "begins",
+        "catch_up",
         "confirms",
         "confirms_ours",
         "ended",
@@ -70,7 +70,7 @@ class Peer:
         "fd",
         "foreign",
         "heartbeat",
-        "keeps",
+        "log",
         "loss",
         "moved",
         "queue_limit",
@@ -115,10 +115,10 @@ class Peer:
         self.settled: int | None = None
         #: of a lost peer: messages without a tracker that had not left for it, by their number
         self.moved: dict[int, Orphan] = {}
-        #: of a subscriber that wants what was kept: where it begins; "": it wants what comes
-        self.begins = ""
-        #: of a publisher that keeps what we receive: its log
-        self.keeps: KeptLog | None = None
+        #: where a subscriber begins in our log, "old" or "new"; "": it wants new messages only
+        self.catch_up = ""
+        #: the log of a publisher, if we read it from a position
+        self.log: LogId | None = None
         #: which loss of its socket its own was
         self.loss = 0
         #: where the limit of its queue follows what it takes
@@ -202,10 +202,10 @@ class Peer:
 class LostPeer:
     """What a stream keeps of its peer that is settled: for a send that returns only now, or a late credit."""
 
-    __slots__ = ("confirms", "endpoint", "keeps", "loss", "moved", "pending", "settled")
+    __slots__ = ("confirms", "endpoint", "log", "loss", "moved", "pending", "settled")
 
     def __init__(self, peer: Peer) -> None:
-        self.confirms, self.pending, self.keeps = peer.confirms, peer.pending, peer.keeps
+        self.confirms, self.pending, self.log = peer.confirms, peer.pending, peer.log
         self.settled, self.moved, self.loss = peer.settled, peer.moved, peer.loss
         self.endpoint = peer.endpoint
 
@@ -232,10 +232,11 @@ class Endpoint:
         "acceptor",
         "address",
         "attempts",
+        "caught_up",
         "connector",
         "error",
         "follower",
-        "heard",
+        "last_seen",
         "outgoing",
         "peer",
         "queue",
@@ -254,9 +255,10 @@ class Endpoint:
         self.queue: Peer | None = None
         #: time.monotonic() when the wish began, for hints
         self.since = since
-        #: of a connector: time.monotonic() of the last word of a publisher that keeps, and had said where all
-        #: subscriptions begin; infinite as long as it is connected; 0: there was none
-        self.heard = 0.0
+        #: of a connector: its connection's publisher, which has a log, has confirmed all subscriptions
+        self.caught_up = False
+        #: of a connector: time.monotonic() when the last such publisher was heard of; None: there was none
+        self.last_seen: float | None = None
         self.attempts = 0
         self.error: TransferError | None = None
         #: of one of those that another endpoint stands for: what follows that one

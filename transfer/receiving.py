@@ -180,7 +180,7 @@ class Receiving(Turns):
         return self._first(self._parts(self._recv_frames(flags)), copy)
 
     def _deliver(self, stream: Any, frames: Sequence[Any], flags: int, copy: bool) -> Any:
-        self._links.note_place(stream, frames)
+        self._links.record_position(stream, frames)
         try:
             return self._first(self._parts(frames), copy)
         except ProtocolError as error:
@@ -219,8 +219,8 @@ class Receiving(Turns):
         """The core's next message. `map` notes it before any handler can run."""
         [self._came.given] = map(self._recv_message, (timeout,), (sink,))
         message: tuple[Any, list[Any]] = self._came.given
-        if self._links.places is not None:
-            self._links.note_place(*message)
+        if self._links.positions is not None:
+            self._links.record_position(*message)
         return message
 
     def _give_back(self, error: BaseException) -> None:

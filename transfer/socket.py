@@ -396,7 +396,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._in_python = in_python
         self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE
-        noted = pattern.ordered or self._links.places is not None
+        noted = pattern.ordered or self._links.positions is not None
         self._general_recv = noted or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
 
     # -- hooks of the core ---------------------------------------------------------------------

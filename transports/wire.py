@@ -110,7 +110,7 @@ class Control(IntEnum):
     UPGRADE = 10
     RDMA = 11  # credits and the like of the rdma transport, see verbs/beside.py
     PROOF = 12  # of the token, see security/proving.py
-    PLACE = 13
-    SUBSCRIBE_AGAIN = 14
-    AWAY = 15
-    TOO_LARGE = 16
+    POSITION = 13
+    RESUBSCRIBE = 14
+    OFFLINE = 15
+    SKIPPED = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.broker import flow, kept_read, lasting, nats_cycle, own_cycle, own_flow, redis_cycle
+from bench.broker import catch_up, flow, lasting, nats_cycle, own_cycle, own_flow, redis_cycle
 from bench.broker.case import Case, Goal, Peer, Place, Sample
 from bench.broker.cycle import Cycle, Part, measure_ours, measure_server
 from bench.broker.servers import nats_server, redis_server
@@ -59,11 +59,11 @@ def _flow_tensor(place: Place) -> Sample:
 
 
 def _kept(part: Part, place: Place) -> Sample:
-    return kept_read.measure_ours(place, _cycle(_READ, place), part)
+    return catch_up.measure_ours(place, _cycle(_READ, place), part)
 
 
 def _redis_read(place: Place) -> Sample:
-    return kept_read.measure_redis(place, _cycle(_READ, place))
+    return catch_up.measure_redis(place, _cycle(_READ, place))
 
 
 #: (size, messages, messages if it is quick, in flight, topics)
@@ -110,13 +110,13 @@ CASES = (
         (Goal("msg_s", 2, against=REDIS), Goal("msg_s", 2, against=NATS)),
     ),
     Case(
-        "kept_read",
-        "1 KiB, kept, read from the beginning by one who comes late",
+        "catch_up",
+        "1 KiB, a kept topic read from its beginning",
         "msg_s",
         "msg/s",
         (
-            Peer("a SUB with ?begin=old", OURS, partial(_kept, kept_read.subscribe)),
-            Peer("a consumer of a group", "group", partial(_kept, kept_read.consume)),
+            Peer("a SUB with ?begin=old", OURS, partial(_kept, catch_up.subscribe)),
+            Peer("a consumer of a group", "group", partial(_kept, catch_up.consume)),
             Peer("Redis, XREAD", "Redis Streams", _redis_read),
         ),
         (Goal("msg_s", 1, against="Redis Streams"),),

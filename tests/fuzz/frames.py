@@ -43,9 +43,9 @@ def any_control(rng: random.Random, kind: SocketType) -> bytes:
         return encode_step(kind, step, {"name": "transfer-" + "0" * 32, "token": "00" * 16})
     if said == Control.CREDIT and rng.random() < 0.8:
         return control(rng, kind, CREDIT.pack(said, number(rng, 64)))
-    if said in (Control.PLACE, Control.TOO_LARGE) and rng.random() < 0.9:
+    if said in (Control.POSITION, Control.SKIPPED) and rng.random() < 0.9:
         return control(rng, kind, first + struct.pack("<QQ", number(rng, 64), number(rng, 64)) + name(rng))
-    if said == Control.AWAY and rng.random() < 0.9:
+    if said == Control.OFFLINE and rng.random() < 0.9:
         return control(rng, kind, first + number(rng, 64).to_bytes(8, "little"))
     if said in (Control.SUBSCRIBE, Control.UNSUBSCRIBE, Control.SUBSCRIBED):
         return control(rng, kind, first + number(rng, 32).to_bytes(4, "little") + name(rng))

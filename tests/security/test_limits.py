@@ -25,9 +25,9 @@ from transfer.broker.fronts import (
     abtp_awaiting,
     abtp_pub,
     abtp_relay,
-    abtp_subscribed,
+    abtp_subscription_limits,
+    own_catch_up,
     own_consumers,
-    own_kept,
     own_offers,
     own_queue,
 )
@@ -127,9 +127,13 @@ VALUES = {
     ): f"{size(own_consumers.MOST_WAITING)}; {size(own_offers.MOST_ASKED)}",
     ("own front", "messages"): f"{number(own_queue._WINDOW)}; {size(own_queue.MOST_WAITING)}",
     ("own front", "bytes that wait for one SUB"): size(TRANSFER.send_high_water_bytes),
-    ("own front", "the same"): size(own_kept.LIMIT),
-    ("own front", "places"): "; ".join(
-        (number(own_kept.MOST_PLACES), number(own_kept.MOST_ORDERS), size(own_kept.MOST_SAID))
+    ("own front", "the same"): size(own_catch_up.MAX_QUEUED_BYTES),
+    ("own front", "positions"): "; ".join(
+        (
+            number(own_catch_up.MAX_POSITIONS),
+            number(own_catch_up.MAX_REQUESTS),
+            size(own_catch_up.MAX_REQUEST_BYTES),
+        )
     ),
     ("TTP", "bytes of a frame's metadata"): size(_TTP.most_meta),
     ("TTP", "bytes of a frame's data"): size(_TTP.most_data),
@@ -157,7 +161,11 @@ VALUES = {
         (number(_ABTP.awaiting), number(_ABTP.awaiting_of_topic), size(abtp_awaiting._MOST_BYTES))
     ),
     ("abtp", "subscriptions of a SUB"): "; ".join(
-        (number(abtp_subscribed.MOST), size(abtp_subscribed.MOST_BYTES), size(abtp_subscribed.MOST_IN_ALL))
+        (
+            number(abtp_subscription_limits.MAX_SUBSCRIPTIONS),
+            size(abtp_subscription_limits.MAX_BYTES),
+            size(abtp_subscription_limits.MAX_TOTAL_BYTES),
+        )
     ),
     ("abtp", "prefixes"): number(abtp_pub.MOST_PREFIXES),
     ("HTTP of a broker", "connections without"): number(Security().unfinished),

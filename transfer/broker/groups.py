@@ -10,9 +10,9 @@ from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from transfer.broker.dead_letter_router import DeadLetterRouter
 from transfer.broker.durability import tell
 from transfer.broker.engine.groups import Change, Delay, Delivery, Group, Outcome
-from transfer.broker.giving_up import GivingUp
 from transfer.broker.group_activity import GroupActivity
 from transfer.broker.group_contract import Bury, Consumer, IsBuried, Served
 from transfer.broker.group_reading import GroupReading
@@ -81,7 +81,7 @@ class Groups:
         self.on_expired: Callable[[str, str, float], None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._closed = False
-        self.giving_up = GivingUp(loop, self._reading, counts, bury, self._note)
+        self.dead_letters = DeadLetterRouter(loop, self._reading, counts, bury, self._note)
         #: is told (topic, group, consumer, offsets) of acknowledgements that were refused
         self.told_stale: Callable[[str, str, str, Sequence[int]], None] | None = None
         self._restore()
@@ -181,7 +181,7 @@ class Groups:
         self._counts["returned"] += len(returned)
         for delivery, outcome in returned:
             if outcome is Outcome.DEAD:
-                self.giving_up.give_up(
+                self.dead_letters.route(
                     served, delivery, "its consumers went away while they had it, each time"
                 )
         self._to_pump.add([served])
@@ -285,7 +285,7 @@ class Groups:
         outcome = served.group.nack(consumer, offset, attempt, self._loop.time(), retry=retry)
         self._counts["nacked"] += outcome in (Outcome.AGAIN, Outcome.DEAD)
         if outcome is Outcome.DEAD:
-            self.giving_up.give_up(served, Delivery(consumer, offset, attempt), reason)
+            self.dead_letters.route(served, Delivery(consumer, offset, attempt), reason)
         self._pump(served)
         return outcome
 
@@ -295,7 +295,7 @@ class Groups:
         outcome = served.group.give_back(consumer, offset, attempt, self._loop.time())
         self._counts["returned"] += outcome is Outcome.AGAIN
         if outcome is Outcome.DEAD:
-            self.giving_up.give_up(served, Delivery(consumer, offset, attempt), reason)
+            self.dead_letters.route(served, Delivery(consumer, offset, attempt), reason)
         self._pump(served)
 
     def kept(self, topics: Sequence[Topic]) -> None:
@@ -335,7 +335,7 @@ class Groups:
         for delivery, outcome in group.expire(now):
             self._counts["expired"] += 1
             if outcome is Outcome.DEAD:
-                self.giving_up.give_up(served, delivery, "it was not acknowledged in time")
+                self.dead_letters.route(served, delivery, "it was not acknowledged in time")
         more, ends = True, monotonic() + _PUMPING
         while more and (taken := group.take(served.topic.kept, now, _AT_ONCE)):
             sent = self._reading.send(served, taken, now)

@@ -416,7 +416,7 @@ class Hub:
             passage.lost(subscriber)
 
     def tick(self, now: float) -> None:
-        """About once a second: who holds up others for too long with a large message is cut off."""
+        """Called once a second: ends publishers and subscribers that block a large message for too long."""
         for passage in self._passages.received().union(self._passages.announced):
             if passage.slow_for(now) >= self._patience and any(map(self._waits, passage.receivers)):
                 self._revoke(passage, "its bytes hardly came, and who receives them had to wait for others'")

@@ -15,12 +15,12 @@ TURN_SECONDS = 0.004
 OTHERS = 4
 
 
-def let_others(
+def call_after_turns(
     loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object, turns: int = OTHERS
 ) -> None:
     """Calls it after some turns of the loop, which cost next to nothing if others have nothing to do."""
     if turns:
-        loop.call_soon(lambda: let_others(loop, call, *arguments, turns=turns - 1))
+        loop.call_soon(lambda: call_after_turns(loop, call, *arguments, turns=turns - 1))
     else:
         call(*arguments)
 
@@ -71,4 +71,4 @@ class InTurns(Generic[T]):
     def _go_on(self) -> None:
         if self._waiting and not self._due:
             self._due = True
-            let_others(self._loop, self._do_some)
+            call_after_turns(self._loop, self._do_some)

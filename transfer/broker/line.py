@@ -14,7 +14,7 @@ from abc import abstractmethod
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from transfer.broker.line_writing import LineWriting
+from transfer.broker.line_output import LineOutput
 from transfer.broker.pipes import POUR_FROM, Poured, Waiting, pour
 from transports.errors import ProtocolError
 
@@ -36,7 +36,7 @@ _NO_PIPES = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM
 LARGEST_FRAME = 1 << 20
 
 
-class Line(LineWriting):
+class Line(LineOutput):
     """One connection, in non-blocking mode, that belongs to the loop from now on. Used on the loop only.
 
     peer: "host:port". heard: the loop's time when it last read something. turn_ends: when it is the turn of
@@ -143,7 +143,7 @@ class Line(LineWriting):
         """Others come to their turn before the next frames are cut."""
         if not self._gives_way:
             self._gives_way = True
-            Line.pause(self)  # not a pause for which somebody is to blame
+            Line.pause(self)  # the peer is not the reason for this pause
             self._lines.later(self, self._go_on)
 
     def _go_on(self) -> None:

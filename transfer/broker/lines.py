@@ -9,13 +9,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 from transfer.broker import in_turns
-from transfer.broker.in_turns import let_others
+from transfer.broker.in_turns import call_after_turns
 from transfer.broker.pipes import pipes_of
 from transports.core import Lease
 
 if TYPE_CHECKING:
     from transfer.broker.line import Line
-    from transfer.broker.line_writing import LineWriting
+    from transfer.broker.line_output import LineOutput
     from transports.core_contract import Pool
 
 T = TypeVar("T")
@@ -48,12 +48,12 @@ class Lines:
         self._pool = pool
         self._arena = memoryview(pool.lease(_ARENA))
         self._used = 0
-        self._dirty: deque[LineWriting] = deque()
+        self._dirty: deque[LineOutput] = deque()
         self._reading_ends = 0.0  # the loop's time; 0: no line has read in this turn
         self._writes = False  # lines write, or will
         self._waiting: dict[Line, Callable[[], None]] = {}  # to go on in the next turn, in this order
         #: lines whose peers do not take what is queued
-        self.blocked: set[LineWriting] = set()
+        self.blocked: set[LineOutput] = set()
 
     @property
     def busy(self) -> bool:
@@ -102,7 +102,7 @@ class Lines:
         if self.loop.time() < self._reading_ends:
             self._read_on()
         else:
-            let_others(self.loop, self._read_on)
+            call_after_turns(self.loop, self._read_on)
 
     def _read_on(self) -> None:
         self._reading_ends = 0.0
@@ -115,7 +115,7 @@ class Lines:
                 line.fail()
         self._waiting = waiting | self._waiting  # they come first
 
-    def soon(self, line: LineWriting) -> None:
+    def soon(self, line: LineOutput) -> None:
         """The line writes at the end of this turn, or a few turns later if there are many."""
         self._dirty.append(line)
         if not self._writes:
@@ -131,6 +131,6 @@ class Lines:
             except Exception:  # noqa: BLE001 - the others write all the same
                 line.fail()
             if self._dirty and monotonic() >= ends:
-                let_others(self.loop, self._flush)
+                call_after_turns(self.loop, self._flush)
                 return
         self._writes = False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.broker.configuring import Configuration, Said, configured
 from transfer.cli import EXIT_ERROR, EXIT_INTERRUPTED
-from transfer.cli.free_memory import FreeMemory
+from transfer.cli.heap_trimmer import HeapTrimmer
 from transfer.cli.options import show_size
 from transfer.cli.service import Asked, logged, raise_descriptor_limit, settle
 from transfer.cli.tables import print_json
@@ -70,9 +70,9 @@ def run(flags: Sequence[Said], file: Path | None, *, as_json: bool) -> int:
         with _opened(configuration) as broker:
             settle()
             _announce(broker, as_json)
-            memory = FreeMemory()
+            heap = HeapTrimmer()
             while not signals.asked.wait(_LOOK):
-                memory.give_back()
+                heap.trim()
                 if broker.failure is not None:
                     raise _failed(broker.failure)
             _drain(broker, signals.urged)

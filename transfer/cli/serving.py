@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfer.cli import EXIT_INTERRUPTED
-from transfer.cli.free_memory import FreeMemory
+from transfer.cli.heap_trimmer import HeapTrimmer
 from transfer.cli.options import show_size
 from transfer.cli.service import Asked, logged, raise_descriptor_limit, settle
 from transfer.cli.tables import print_json
@@ -61,9 +61,9 @@ def serve(
             with _opened(folder, endpoint, rows_endpoint, retention_bytes, ages, metrics) as spool:
                 settle()
                 _announce(spool, folder, as_json)
-                memory = FreeMemory()
+                heap = HeapTrimmer()
                 while not ended.wait(_LOOK):
-                    memory.give_back()
+                    heap.trim()
                     if spool.failure is not None:
                         raise _failed(spool.failure)
                 _log.info("ended by SIGTERM; rows that were acknowledged are kept")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from patterns import PATTERNS, Pair, Subscriber
 from transfer import draining
 from transfer.links.control import REPLACED, TAKEN
-from transfer.links.places import BEGIN, KeptLog, encode_away, log_of
 from transfer.links.queue_limits import QueueLimits
 from transfer.links.state import control
+from transfer.links.topic_positions import BEGIN, LogId, encode_offline, log_of
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transports.address import BEGINS
@@ -52,7 +52,7 @@ class Arrivals(QueueLimits):
         queue, record.queue = record.queue, None
         if queue is not None:
             socket._detach(queue.stream)
-        if record.address.begin:  # the publisher is told how far the one before has come
+        if record.address.begin:  # the position of the one before goes to the publisher
             self._end_those(lambda other: not other.pending and other.source is record)
         try:
             peer, replaced, refused = self._admit(socket, record, made, queue)
@@ -172,9 +172,9 @@ class Arrivals(QueueLimits):
             peer.since_ns = time.monotonic_ns()
             peer.confirms_ours = credits
             peer.heartbeat = _number(remote.extra.get("heartbeat_ms"))
-            peer.keeps = log_of(remote) if record.address.begin else None
+            peer.log = log_of(remote) if record.address.begin else None
             begins = remote.extra.get(BEGIN)
-            peer.begins = begins if isinstance(begins, str) and begins in BEGINS else ""
+            peer.catch_up = begins if isinstance(begins, str) and begins in BEGINS else ""
             replaced = refused = None
             try:
                 replaced = self.pattern.attach(stream, remote.socket_type, remote.routing_id)
@@ -252,19 +252,19 @@ class Arrivals(QueueLimits):
         if not socket.router_handover:
             self._check_identity(remote)
 
-    def _check_log(self, record: Endpoint, log: KeptLog | None) -> None:
-        """A publisher that keeps, to which there is no other connection: that would bring all once more.
-        Raises HandshakeError."""
+    def _check_log(self, record: Endpoint, log: LogId | None) -> None:
+        """The publisher has a log, and this socket has no other connection to that log, by which it would
+        receive each message twice. Raises HandshakeError."""
         if log is None:
             raise HandshakeError(
-                "keeps", "the publisher keeps nothing", hint="?begin= is for what a broker publishes"
+                "no_log", "the publisher has no log", hint="?begin= is for what a broker publishes"
             )
         for peer in self.peers.values():
-            twice = peer.keeps is not None and peer.keeps.name == log.name and peer.source is not record
+            twice = peer.log is not None and peer.log.name == log.name and peer.source is not record
             if twice and not draining.has_ended(peer.fd):
                 raise HandshakeError(
-                    "log_twice",
-                    f"this socket has what it keeps by {peer.endpoint} already",
+                    "duplicate_log",
+                    f"this socket receives the same log from {peer.endpoint} already",
                     hint="connect once to each broker; a copy of a broker's folder counts as the same broker",
                 )
 
@@ -284,16 +284,15 @@ class Arrivals(QueueLimits):
     def _introduce(self, pattern: Subscriber, peer: Peer) -> None:
         stream = peer.stream
         orders: list[bytes] = pattern.introduce(stream)
-        if self.places is not None and peer.keeps is not None:
+        if self.positions is not None and peer.log is not None:
             socket = self._socket()
             for found in socket._found() if socket is not None else ():
-                self.note_place(*found)  # the program is given it before what comes by this connection
-            name, heard = peer.keeps.name, peer.source.heard
-            away = (
-                [] if self.places.meet(peer.keeps) or not heard else [encode_away(time.monotonic() - heard)]
-            )
-            again = [self.places.again(name, order) for order in orders]
-            orders = [*away, *self.places.of(name), *again]
+                self.record_position(*found)  # the program is given it before what comes by this connection
+            name, last_seen, offline = peer.log.name, peer.source.last_seen, []
+            if not self.positions.connected(peer.log) and last_seen is not None:
+                offline.append(encode_offline(time.monotonic() - last_seen))
+            orders = [self.positions.subscribe_order(name, order) for order in orders]
+            orders = [*offline, *self.positions.control_frames(name), *orders]
         try:
             for order in orders:
                 stream.send(control(order), force=True)

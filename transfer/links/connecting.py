@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from transfer.links.arrivals import Arrivals
-from transfer.links.places import BEGIN, KEEPS, RUN
+from transfer.links.topic_positions import BEGIN, EPOCH, LOG
 from transports import registry
 from transports.config import SocketOptions
 from transports.connection import ConnectOptions
@@ -29,8 +29,8 @@ class Connecting(Arrivals):
         extra: dict[str, Any] = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else {}
         if address is not None and address.begin:
             extra[BEGIN] = address.begin
-        if self.keeper is not None:
-            extra[KEEPS], extra[RUN] = self.keeper.log
+        if self.catch_up_source is not None:
+            extra[LOG], extra[EPOCH] = self.catch_up_source.log
         return make_hello(
             self.pattern.socket_type,
             routing_id=socket.routing_id,

@@ -10,8 +10,8 @@ from patterns import Publisher, Subscriber
 from patterns.pub_sub import decode_order, encode_order
 from transfer import draining
 from transfer.links.losses import Losses
-from transfer.links.places import check_kept_prefix, decode_away, decode_place
 from transfer.links.state import control
+from transfer.links.topic_positions import check_log_prefix, decode_offline, decode_position
 from transfer.monitor import EventKind
 from transfer.peer import Peer
 from transports.errors import Broken, Closed, ProtocolError
@@ -29,9 +29,9 @@ _HEARTBEAT_SIZE = HEADER_SIZE + 1
 _CREDIT = bytes([Control.CREDIT])
 #: bytes of answers to subscriptions that may wait for a peer, beside its messages
 _ANSWERS = 16 << 20
-_SUBSCRIBES = (Control.SUBSCRIBE, Control.SUBSCRIBE_AGAIN)
+_SUBSCRIBES = (Control.SUBSCRIBE, Control.RESUBSCRIBE)
 _OF_SUBSCRIPTIONS = (*_SUBSCRIBES, Control.UNSUBSCRIBE, Control.SUBSCRIBED)
-_OF_PLACES = (Control.PLACE, Control.AWAY, Control.TOO_LARGE)
+_OF_POSITIONS = (Control.POSITION, Control.OFFLINE, Control.SKIPPED)
 #: so many heartbeats may wait for a receiver
 _GATHERED = 16
 
@@ -105,8 +105,8 @@ class Controls(Losses):
         kind = data[0]
         if kind in _OF_SUBSCRIPTIONS:
             self._on_subscription(peer, data)
-        elif kind in _OF_PLACES:
-            self._on_place(peer, kind, data)
+        elif kind in _OF_POSITIONS:
+            self._on_position_control(peer, kind, data)
         elif kind == Control.REFUSED:
             reason = data[1:65].decode("ascii", "replace")
             self._count(f"refused:{reason}")
@@ -121,14 +121,14 @@ class Controls(Losses):
     def _on_subscription(self, peer: Peer, data: bytes) -> None:
         kind, number, prefix = decode_order(data)
         pattern, stream = self.pattern, peer.stream
-        keeper = self.keeper if peer.begins else None
+        source = self.catch_up_source if peer.catch_up else None
         if isinstance(pattern, Subscriber) and kind == Control.SUBSCRIBED:
             self.acknowledged(pattern, peer, number)
         elif isinstance(pattern, Publisher) and kind in _SUBSCRIBES:
             if not pattern.subscribe(stream, prefix):
                 raise ProtocolError("control", "more subscriptions than one peer may have")
-            if keeper is not None:
-                keeper.subscribed(peer, number, prefix, kind == Control.SUBSCRIBE_AGAIN)
+            if source is not None:
+                source.subscribe(peer, number, prefix, kind == Control.RESUBSCRIBE)
             else:
                 if stream.queued_bytes > max(stream.send_high_water_bytes, _ANSWERS) + _ANSWERS:
                     raise ProtocolError("control", "the peer subscribes, and does not read the answers")
@@ -137,8 +137,8 @@ class Controls(Losses):
             self.emit(EventKind.SUBSCRIBED, peer.endpoint, peer.address)
         elif isinstance(pattern, Publisher) and kind == Control.UNSUBSCRIBE:
             pattern.unsubscribe(stream, prefix)
-            if keeper is not None:
-                keeper.unsubscribed(peer, prefix)
+            if source is not None:
+                source.unsubscribe(peer, prefix)
             else:
                 stream.unsubscribe(prefix)
             self.emit(EventKind.UNSUBSCRIBED, peer.endpoint, peer.address)
@@ -147,14 +147,14 @@ class Controls(Losses):
         with self._lock:
             self.changed.notify_all()
 
-    def _on_place(self, peer: Peer, kind: int, data: bytes) -> None:
-        keeper = self.keeper if peer.begins else None
-        if keeper is not None and kind == Control.PLACE:
-            keeper.placed(peer, *decode_place(data))
-        elif keeper is not None and kind == Control.AWAY:
-            keeper.away(peer, decode_away(data))
-        elif self.places is not None and peer.keeps is not None and kind != Control.AWAY:
-            self.place_told(peer, kind, data)
+    def _on_position_control(self, peer: Peer, kind: int, data: bytes) -> None:
+        source = self.catch_up_source if peer.catch_up else None
+        if source is not None and kind == Control.POSITION:
+            source.set_position(peer, *decode_position(data))
+        elif source is not None and kind == Control.OFFLINE:
+            source.set_offline(peer, decode_offline(data))
+        elif self.positions is not None and peer.log is not None and kind != Control.OFFLINE:
+            self.on_publisher_position(peer, kind, data)
         else:
             ours = self.pattern.socket_type.name
             raise ProtocolError("control", f"control {kind} makes no sense to this {ours}")
@@ -164,7 +164,7 @@ class Controls(Losses):
         pattern = self.pattern
         assert isinstance(pattern, Subscriber)
         if add and any(record.address.begin for record in list(self.endpoints)):
-            check_kept_prefix(prefix)
+            check_log_prefix(prefix)
         broken: list[tuple[Any, Broken]] = []
         stream: Any
         with self._lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,7 +11,7 @@ from patterns import Subscriber
 from patterns.pub_sub import decode_order
 from transfer import draining
 from transfer.links.no_peer import NoPeer
-from transfer.links.places import decode_place, decode_too_large
+from transfer.links.topic_positions import decode_position, decode_skipped
 from transfer.peer import Peer, PeerInfo
 from transports.errors import Again, Broken, Closed, ProtocolError
 from transports.wire import CREDIT, Control, Flag
@@ -56,38 +55,37 @@ class Credits(NoPeer):
             self.on_credit(peer, bytes(frame.data))
 
     def acknowledged(self, pattern: Subscriber, peer: Peer, number: int) -> None:
-        """A publisher holds the subscription of this number."""
+        """A publisher confirms the subscription of this number."""
         pattern.acknowledged(peer.stream, number)
-        if self.places is not None and peer.keeps is not None and pattern.is_held(peer.stream):
-            self.places.told(peer.keeps.name, pattern.subscriptions)
-            peer.source.heard = math.inf
+        if self.positions is not None and peer.log is not None and pattern.is_held(peer.stream):
+            self.positions.confirm(peer.log.name, pattern.subscriptions)
+            peer.source.caught_up = True
 
-    def place_told(self, peer: Peer, kind: int, data: bytes) -> None:
-        """A publisher that keeps goes on somewhere, or has left something out. Raises ProtocolError."""
-        assert self.places is not None
-        if kind == Control.PLACE:
-            self.places.follow(peer, *decode_place(data))
+    def on_publisher_position(self, peer: Peer, kind: int, data: bytes) -> None:
+        """A publisher sets the position of a topic, or has skipped a message. Raises ProtocolError."""
+        assert self.positions is not None
+        if kind == Control.POSITION:
+            self.positions.reset(peer, *decode_position(data))
             return
-        number, nbytes, topic = decode_too_large(data)
-        if self.places.too_large(peer, number, topic):
+        number, nbytes, topic = decode_skipped(data)
+        if self.positions.skip(peer, number, topic):
             self._count("missed")
             text = "%s: a message of topic %r has %d bytes, more than maxmsgsize: raise it to receive such"
             name = topic.decode(errors="replace")
-            self._throttled.say(logging.WARNING, "too_large", text, peer.endpoint, name, nbytes)
+            self._throttled.say(logging.WARNING, "skipped", text, peer.endpoint, name, nbytes)
 
-    def _hear_late(self, peer: Peer, frames: Sequence[Any]) -> None:
-        """What a connection that has ended had brought, in its order: a message that the program is given, or
-        where its publisher went on."""
+    def _read_late(self, peer: Peer, frames: Sequence[Any]) -> None:
+        """Messages and control frames that a connection had received before its end, in their order."""
         data = bytes(frames[0].data[:1]) if frames[0].flags & Flag.CONTROL else b""
         pattern = self.pattern
         if not data:
-            self.note_place(peer.stream, frames)
+            self.record_position(peer.stream, frames)
             return
-        if not isinstance(pattern, Subscriber) or self.places is None or peer.keeps is None:
+        if not isinstance(pattern, Subscriber) or self.positions is None or peer.log is None:
             return
         with suppress(ProtocolError):  # the connection has ended as it is
-            if data[0] in (Control.PLACE, Control.TOO_LARGE):
-                self.place_told(peer, data[0], bytes(frames[0].data))
+            if data[0] in (Control.POSITION, Control.SKIPPED):
+                self.on_publisher_position(peer, data[0], bytes(frames[0].data))
             elif data[0] == Control.SUBSCRIBED:
                 self.acknowledged(pattern, peer, decode_order(bytes(frames[0].data))[1])
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from transfer import draining
 from transfer.links.connecting import Connecting, handshake_timeout
 from transfer.links.following import Following, is_member_of, open_directory
-from transfer.links.places import Places, check_begin
 from transfer.links.state import control
+from transfer.links.topic_positions import TopicPositions, check_begin
 from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transports import registry
@@ -122,7 +122,7 @@ class Links(Connecting):
         if check_begin(address, self.pattern):
             with self._lock:
                 self._check_once(address)
-                self.places = self.places or Places()
+                self.positions = self.positions or TopicPositions()
             socket._ways_changed()
         directory = open_directory(address, self.context) if address.is_directory else None
         with self._lock:

@@ -141,8 +141,8 @@ class Losses(Credits):
         if self.pattern.answers:  # the requester is gone, its answer has no receiver
             self.pattern.drop("requester_gone", len(found))
             return None
-        for frames in heard if self.places is not None else ():
-            self._hear_late(peer, frames)
+        for frames in heard if self.positions is not None else ():
+            self._read_late(peer, frames)
         return Remnant(found, peer) if found and self.receives else None
 
     def _is_gone(self, peer: Peer) -> bool:
@@ -228,8 +228,9 @@ class Losses(Credits):
         record = peer.source
         if record.connector is None:
             return
-        if record.heard == math.inf:
-            record.heard = peer.stream.last_received_ns / 1e9
+        if record.caught_up:
+            record.caught_up = False
+            record.last_seen = peer.stream.last_received_ns / 1e9
         if record.queue is peer:
             record.queue = None
         if record.peer is peer:

@@ -31,7 +31,7 @@ _LASTING = (
     _OF_ACCEPTED
     | PLACE_TAKEN
     | {"flags", "length", "version", "hello", "no_hello", "self_connect", "token", "tls"}
-    | {"keeps", "log_twice"}
+    | {"no_log", "duplicate_log"}
 )
 #: of handshakes that end so for any reason, and say none
 _WORDLESS = frozenset({"broken", "closed", "truncated", "timeout"})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from patterns import Publisher, Subscriber
 from patterns.base import Pattern, ReceiveMode, SendMode
 from transfer import draining
-from transfer.links.places import FEW
+from transfer.links.topic_positions import MAX_LATE_GAP
 from transfer.monitor import Event, EventKind, Monitor
 from transfer.peer import Endpoint, Peer, PeerInfo
 from transfer.throttled_log import ThrottledLog
@@ -25,7 +25,7 @@ from transports.wire import Flag
 if TYPE_CHECKING:
     from patterns.base import OutFrame
     from transfer.context import Context
-    from transfer.links.places import Keeper, Places
+    from transfer.links.topic_positions import CatchUpSource, TopicPositions
     from transfer.socket import SocketMethods
     from transports.core_contract import Frame
 
@@ -89,12 +89,12 @@ class LinkState:
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self._timers: dict[str, Any] = {}
-        #: how far a SUB has come in what publishers keep, if it connects to one that does
-        self.places: Places | None = None
-        #: the thread that received last of what is kept, and whether others did before
-        self._noting, self._beside = 0, False
-        #: what keeps the messages of a PUB
-        self.keeper: Keeper | None = None
+        #: the positions of a SUB in publishers' logs, if it connects with `?begin=`
+        self.positions: TopicPositions | None = None
+        #: the thread that received last from a log, and whether others did before
+        self._last_receiver, self._several_receive = 0, False
+        #: sends subscribers what a PUB has in its log
+        self.catch_up_source: CatchUpSource | None = None
         #: what transports keep for all connections of this socket, by name; closed with it
         self.own: dict[str, Any] = {}
         #: descriptors of foreign streams that the reactor watches for us, and for how many of them
@@ -103,18 +103,18 @@ class LinkState:
         self.sends = pattern.send_mode is not SendMode.NONE or pattern.ordered
         self.receives = pattern.receive_mode is not ReceiveMode.NONE
 
-    def note_place(self, stream: Any, frames: Sequence[Frame]) -> None:
+    def record_position(self, stream: Any, frames: Sequence[Frame]) -> None:
         """The program has this message, or is given it before anything else."""
-        if self.places is None:
+        if self.positions is None:
             return
-        missed, thread = self.places.note(stream, frames), threading.get_ident()
-        if thread != self._noting:
-            self._beside, self._noting = self._noting != 0, thread
+        missed, thread = self.positions.record(stream, frames), threading.get_ident()
+        if thread != self._last_receiver:
+            self._several_receive, self._last_receiver = self._last_receiver != 0, thread
         if missed:
             self._count("missed", missed)
-            if missed < 0 or (missed <= FEW and self._beside):
-                return  # of threads that receive beside each other one was ahead
-            text = "%s: %d messages of topic %r were not kept until they could be received"
+            if missed < 0 or (missed <= MAX_LATE_GAP and self._several_receive):
+                return  # one of several receiving threads was ahead
+            text = "%s: %d messages of topic %r were removed from the log before they could be received"
             where, topic = stream.peer.endpoint, (frames[0].topic or b"").decode(errors="replace")
             self._throttled.say(logging.WARNING, "missed", text, where, missed, topic)
 

@@ -21,7 +21,7 @@ from transports.errors import ProtocolError
 VERSION = 1
 _HEAD = struct.Struct("<BBHIQ")
 _DELIVERY = struct.Struct("<QII")
-#: letters of why somebody could not do something; the rest is left out
+#: letters of a NACK's reason; the rest is cut off
 _MOST_REASON = 1000
 #: bytes of a head at most, of what a peer sends
 LARGEST_HEAD = 1 << 20

@@ -29,7 +29,7 @@ from transfer.broker.fronts.abtp_pub import PubSubscriber, codec_of, envelope_of
 from transfer.broker.fronts.abtp_request_reader import RequestReader
 from transfer.broker.fronts.abtp_sockets import AbtpSettings, bind, open_sockets
 from transfer.broker.fronts.abtp_times import expired, timed
-from transfer.broker.in_turns import TURN_SECONDS, let_others
+from transfer.broker.in_turns import TURN_SECONDS, call_after_turns
 from transfer.broker.message import Front, Message
 from transfer.peer_faults import PeerFaults
 from transfer.protocols.abtp import (
@@ -157,7 +157,7 @@ class AbtpFront:
                 break
             if time.monotonic() > until:
                 self._scheduled = True
-                let_others(self._loop, self._turn)
+                call_after_turns(self._loop, self._turn)
                 break
             try:
                 frames = self._router.recv_multipart(_NOW)

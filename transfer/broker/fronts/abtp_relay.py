@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from transfer.broker.fronts.abtp_names import NamedConnection, Names
-from transfer.broker.fronts.abtp_subscribed import AllSubscribed
+from transfer.broker.fronts.abtp_subscription_limits import SubscriptionLimits
 from transfer.broker.line import Line
 from transfer.protocols.zmtp import GREETING, IDENTITY, check_greeting, read_ready, write_ready
 from transfer.throttled_log import ThrottledLog
@@ -90,7 +90,7 @@ class Relay:
         self._path = endpoint.removeprefix("ipc://")
         self._throttled = ThrottledLog(_log)
         self.names = names
-        self.subscribed = AllSubscribed(self.put_out) if subscribers else None
+        self.subscription_limits = SubscriptionLimits(self.put_out) if subscribers else None
         self.connections = 0
         self.unanswered = 0  # inner ends that libzmq has not accepted yet
         self.ends: set[_End] = set()
@@ -273,8 +273,8 @@ class Outer(_End):
         """See Line."""
         if not self._begun:
             return self._begin(data)
-        if self._relay.subscribed is not None:
-            self._relay.subscribed.hear(self, data)
+        if self._relay.subscription_limits is not None:
+            self._relay.subscription_limits.feed(self, data)
         return super().cut(data) if not self.closed else len(data)
 
     def _begin(self, data: memoryview) -> int:
@@ -324,8 +324,8 @@ class Outer(_End):
         if self._named is not None and self._relay.names is not None:
             self._relay.names.leave(self._named)
             self._named = None
-        if self._relay.subscribed is not None:
-            self._relay.subscribed.leave(self)
+        if self._relay.subscription_limits is not None:
+            self._relay.subscription_limits.remove(self)
         super().lost(reason)
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 MOST_CONSUMERS = 10_000
 #: bytes of messages that wait for a program, beyond which its consumers get no more: windows count messages
 MOST_WAITING = 64 << 20
-#: messages that are to become dead letters, and are none yet, beyond which who refuses more gets no more
-MOST_DYING = 5000
+#: dead letters that are not kept yet; beyond so many, a consumer that refused messages gets no more
+MAX_PENDING_DEAD_LETTERS = 5000
 #: so many bytes are said to a program between two looks at how many wait
 _LOOK = 1 << 20
 #: seconds until a program that did not read is looked at again
@@ -68,7 +68,7 @@ class Program:
             consumer.ack(head)
         elif head.op is Op.NACK:
             consumer.nack(head)
-            if self._hub.groups.giving_up.waiting >= MOST_DYING and not self._paused:
+            if self._hub.groups.dead_letters.pending >= MAX_PENDING_DEAD_LETTERS and not self._paused:
                 self._pause_for_now()
         elif head.op is Op.FETCH:
             consumer.fetch(head)
@@ -109,8 +109,8 @@ class Program:
         if self._gone:
             return
         waiting = self._requests.backlog(self._identity)
-        dying = self._hub.groups.giving_up.waiting
-        if waiting is not None and waiting <= MOST_WAITING // 2 and dying <= MOST_DYING // 2:
+        pending = self._hub.groups.dead_letters.pending
+        if waiting is not None and waiting <= MOST_WAITING // 2 and pending <= MAX_PENDING_DEAD_LETTERS // 2:
             self._pause(False)
         else:
             self._look_again(min(2 * pause, _LONGEST_PAUSE))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import transfer
 from transfer.broker import in_turns
 from transfer.broker.fronts.own_parts import message_of, topic_and_rest
-from transfer.broker.in_turns import let_others
+from transfer.broker.in_turns import call_after_turns
 from transfer.peer_faults import PeerFaults
 from transfer.protocols.own_pieces import PIECE
 from transfer.throttled_log import ThrottledLog
@@ -79,7 +79,7 @@ class Heard(ABC):
         self._hub.end_turn()
         if turns and not self.socket.closed:
             self.pause()
-            let_others(self._loop, self.resume, turns=turns)
+            call_after_turns(self._loop, self.resume, turns=turns)
 
     def _hear_some(self) -> int:
         """How many turns others have then; 0: there is nothing more."""

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import transfer
-from transfer.broker.fronts.own_kept import KeptReaders
+from transfer.broker.fronts.own_catch_up import CatchUpSubscribers
 from transfer.broker.fronts.own_parts import HELD_FROM, parts_of, unreadable
 from transfer.broker.message import Message
 from transfer.broker.subscriber import Overflow, Subscriber
@@ -40,7 +40,7 @@ class OwnPublisher(Subscriber):
     ) -> None:
         self._counts = hub.counts
         self.socket = context.socket(transfer.PUB)
-        self.kept = KeptReaders(hub, loop, self.socket, hub.counts)
+        self.kept = CatchUpSubscribers(hub, loop, self.socket, hub.counts)
         self.socket.bind(endpoint)
         self.endpoint: str = self.socket.last_endpoint
         self._largest = largest

@@ -22,7 +22,7 @@ from transfer.broker.fronts.own_parts import (
 from transfer.broker.fronts.own_plain import PlainRequests
 from transfer.broker.fronts.own_registry import Registrations
 from transfer.broker.fronts.own_waiting import WaitingPublishes
-from transfer.broker.in_turns import InTurns, let_others
+from transfer.broker.in_turns import InTurns, call_after_turns
 from transfer.broker.stored import BLOB_FROM
 from transfer.protocols.names import read_topic
 from transfer.protocols.own import (
@@ -117,7 +117,7 @@ class Requests(Heard):
             begin = max(end, begin + 1)
             if begin < len(words) and monotonic() >= ends:
                 self.pause()
-                let_others(self._loop, self._take_rest, identity, words, begin)
+                call_after_turns(self._loop, self._take_rest, identity, words, begin)
                 return
 
     def _take_rest(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]], begin: int) -> None:

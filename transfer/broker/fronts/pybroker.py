@@ -17,7 +17,7 @@ from transfer.broker.fronts.publishing import (
     Shared,
     kept,
 )
-from transfer.broker.in_turns import let_others
+from transfer.broker.in_turns import call_after_turns
 from transfer.broker.message import Buffer, Front, Message
 from transfer.broker.store import NotKept
 from transfer.protocols.pybroker import (
@@ -70,7 +70,7 @@ class _Fetches:
             return
         self._left -= connection.serve(request)
         if self._left <= 0:
-            let_others(self._loop, self._next)
+            call_after_turns(self._loop, self._next)
 
     def _next(self) -> None:
         self._left = _TURN

@@ -12,8 +12,8 @@ from hypothesis import given, strategies as st
 from tests.broker.running import running
 from tests.broker.test_abtp_relay import greeted
 from tests.core.raw import eventually
-from transfer.broker.fronts import abtp_subscribed
-from transfer.broker.fronts.abtp_subscribed import AllSubscribed
+from transfer.broker.fronts import abtp_subscription_limits
+from transfer.broker.fronts.abtp_subscription_limits import SubscriptionLimits
 from transfer.broker.settings import AbtpEndpoints
 from transfer.clients.abtp import AbtpProducer
 from transfer.protocols.zmtp import SubscriptionReader
@@ -64,24 +64,24 @@ def test_a_frame_that_no_sub_sends():
 
 
 def test_the_limits_of_one_and_of_all(monkeypatch):
-    monkeypatch.setattr(abtp_subscribed, "MOST", 10)
-    monkeypatch.setattr(abtp_subscribed, "MOST_BYTES", 1000)
-    monkeypatch.setattr(abtp_subscribed, "MOST_IN_ALL", 1600)
+    monkeypatch.setattr(abtp_subscription_limits, "MAX_SUBSCRIPTIONS", 10)
+    monkeypatch.setattr(abtp_subscription_limits, "MAX_BYTES", 1000)
+    monkeypatch.setattr(abtp_subscription_limits, "MAX_TOTAL_BYTES", 1600)
     closed = []
-    every = AllSubscribed(lambda end, why: closed.append(end) or every.leave(end))
+    every = SubscriptionLimits(lambda end, why: closed.append(end) or every.remove(end))
 
     def says(end, *said):
-        every.hear(end, memoryview(b"".join(said)))
+        every.feed(end, memoryview(b"".join(said)))
 
     says("one", *(message(1, b"%d" % n) for n in range(10)))
     with pytest.raises(ProtocolError, match="more than 10 subscriptions"):
         says("one", message(1, b"10"))
-    every.leave("one")
-    every.leave("one")
+    every.remove("one")
+    every.remove("one")
     assert every.nbytes == 0
     with pytest.raises(ProtocolError, match="1,000 bytes"):
         says("two", *(message(1, bytes([n]) * 250) for n in range(5)))
-    every.leave("two")
+    every.remove("two")
     for _ in range(100):
         says("three", message(1, b"x" * 200), message(0, b"x" * 200), message(0, b"never"))
     assert every.nbytes == 0

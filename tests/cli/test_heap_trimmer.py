@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from transfer.cli import free_memory
-from transfer.cli.free_memory import FreeMemory
+from transfer.cli import heap_trimmer
+from transfer.cli.heap_trimmer import HeapTrimmer
 
 PROGRAM = """
 import os, random
-from transfer.cli import free_memory
+from transfer.cli import heap_trimmer
 
-free_memory._PAUSE = 0.0
-memory = free_memory.FreeMemory()
+heap_trimmer._INTERVAL = 0.0
+memory = heap_trimmer.HeapTrimmer()
 
 def resident():
     [line] = (line for line in open("/proc/self/status") if line.startswith("RssAnon"))
@@ -29,10 +29,10 @@ for number in range(5000):  # of a size that malloc takes from its heap, and sma
     pieces.append(os.urandom(1) * 60_000)
     kept.append(bytes(1000 + number % 700))
 random.shuffle(pieces)
-assert not memory.give_back() and not memory.give_back()  # nothing is free
+assert not memory.trim() and not memory.trim()  # nothing is free
 pieces.clear()
 held = resident()
-told = memory.give_back(), memory.give_back()
+told = memory.trim(), memory.trim()
 print(held - before, resident() - before, *told)
 """
 
@@ -50,9 +50,9 @@ def test_what_was_freed_goes_back_when_it_stays_free():
 
 
 def test_it_looks_now_and_then_only(monkeypatch):
-    memory, looks = FreeMemory(), []
+    memory, looks = HeapTrimmer(), []
     memory._info = lambda: looks.append(1)
-    assert not memory.give_back() and not looks
-    monkeypatch.setattr(free_memory.time, "monotonic", lambda: memory._due + 1)
+    assert not memory.trim() and not looks
+    monkeypatch.setattr(heap_trimmer.time, "monotonic", lambda: memory._due + 1)
     memory._trim = None
-    assert not memory.give_back() and not looks
+    assert not memory.trim() and not looks

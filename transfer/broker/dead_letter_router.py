@@ -1,4 +1,4 @@
-"""Messages that nobody can process become dead letters."""
+"""Moves messages that no consumer can process to the dead letters."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _log = logging.getLogger("transfer.broker")
 _AGAIN = 1.0
 
 
-class GivingUp:
-    """For all groups. On the broker's loop.
+class DeadLetterRouter:
+    """For all groups. Used on the broker's loop.
 
-    bury: keeps dead letters. note: has it written what groups have done. waiting: messages that are to become
-    dead letters, and are none yet.
+    store: keeps a dead letter. write_progress: writes what a group has done. pending: messages that are not
+    kept as dead letters yet.
     """
 
     def __init__(
@@ -35,18 +35,18 @@ class GivingUp:
         loop: asyncio.AbstractEventLoop,
         reading: GroupReading,
         counts: Counter[str],
-        bury: Bury,
-        note: Callable[[Served, Told | None], None],
+        store: Bury,
+        write_progress: Callable[[Served, Told | None], None],
     ) -> None:
-        self.waiting = 0
+        self.pending = 0
         self._loop = loop
         self._reading = reading
         self._counts = counts
-        self._bury = bury
-        self._note = note
+        self._store = store
+        self._write_progress = write_progress
 
-    def give_up(self, served: Served, delivery: Delivery, reason: str) -> None:
-        """Nobody can process it: it becomes a dead letter, and then is done with."""
+    def route(self, served: Served, delivery: Delivery, reason: str) -> None:
+        """Keeps the message as a dead letter, then marks it as done in its group."""
         first = served.group.failed_first(delivery.offset)
         dead = Dead(
             served.named.topic,
@@ -60,27 +60,29 @@ class GivingUp:
         try:
             message = self._reading.message(served, delivery)
         except OSError:
-            self._loop.call_later(UNREADABLE, self.give_up, served, delivery, reason)
+            self._loop.call_later(UNREADABLE, self.route, served, delivery, reason)
             return
-        self.waiting += 1
-        # First it has to be known behind a crash that it was sent: a restart asks for letters of those.
-        self._note(served, partial(self._sent, served, dead, message))
+        self.pending += 1
+        # The delivery is written first: after a crash, a restart looks for dead letters of deliveries.
+        self._write_progress(served, partial(self._on_progress_written, served, dead, message))
 
-    def _sent(self, served: Served, dead: Dead, message: Message | None, error: TransferError | None) -> None:
-        if error is None:
-            self._bury(dead, message, partial(self._buried, served, dead, message))
-        else:
-            self.waiting -= 1
-
-    def _buried(
+    def _on_progress_written(
         self, served: Served, dead: Dead, message: Message | None, error: TransferError | None
     ) -> None:
-        told = partial(self._buried, served, dead, message)
+        if error is None:
+            self._store(dead, message, partial(self._on_stored, served, dead, message))
+        else:
+            self.pending -= 1
+
+    def _on_stored(
+        self, served: Served, dead: Dead, message: Message | None, error: TransferError | None
+    ) -> None:
+        on_complete = partial(self._on_stored, served, dead, message)
         if error is not None:
             _log.error("a dead letter could not be kept, and is tried again: %s", error)
-            self._loop.call_later(_AGAIN, self._bury, dead, message, told)
+            self._loop.call_later(_AGAIN, self._store, dead, message, on_complete)
             return
-        self.waiting -= 1
+        self.pending -= 1
         self._counts["dead_lettered"] += 1
         served.group.bury(dead.offset)
-        self._note(served, None)
+        self._write_progress(served, None)

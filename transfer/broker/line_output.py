@@ -1,4 +1,4 @@
-"""What a TCP connection of the broker writes: queued, and given to the system without copies."""
+"""The output of a TCP connection of the broker: a queue that is written without copies."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _WRITE_NOW = 512 << 10
 _SEAL_BYTES = 64 << 10
 
 
-class LineWriting(ABC):
-    """The half of a `Line` that writes. Used on the loop only.
+class LineOutput(ABC):
+    """The output half of a `Line`. Used on the loop only.
 
     queued: bytes that wait to be written, those that TLS has taken already among them. closed: nothing is
     read or written any more.

@@ -24,19 +24,19 @@ from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import eventually
 from tests.sockets.test_order import Cutter
 from transfer import ZmqInterface
-from transfer.broker.fronts import own_kept
+from transfer.broker.fronts import own_catch_up
 from transfer.broker.fronts.own import OwnSettings
 from transfer.broker.topic_admin import TopicAdmin
 from transfer.clients.own import BrokerClient
-from transfer.links.places import (
-    KeptLog,
-    Place,
-    Places,
-    decode_away,
-    decode_place,
-    decode_too_large,
-    encode_place,
-    encode_too_large,
+from transfer.links.topic_positions import (
+    LogId,
+    TopicPosition,
+    TopicPositions,
+    decode_offline,
+    decode_position,
+    decode_skipped,
+    encode_position,
+    encode_skipped,
 )
 from transports.address import parse
 from transports.errors import AddressError, Broken, HandshakeError, ProtocolError, UsageError
@@ -134,7 +134,7 @@ def test_subscriptions_that_come_later_and_go(context, broker, client):
     sub.subscribe(b"b")
     assert received(sub, 50) == {"b": list(range(50))}
     sub.unsubscribe(b"a")
-    assert eventually(lambda: len(next(iter(broker_readers(broker)), ())) == 1)
+    assert eventually(lambda: len(next(iter(catch_up_subscribers(broker)), ())) == 1)
     publish(client, "a", [50])
     publish(client, "b", [50])
     assert received(sub, 1) == {"b": [50]}
@@ -144,13 +144,13 @@ def test_subscriptions_that_come_later_and_go(context, broker, client):
 
 
 def numbers_of(sub):
-    [known] = sub._links.places._by_log.values()
-    return {topic: places[-1].number for topic, places in known.places.items()}
+    [known] = sub._links.positions._by_log.values()
+    return {topic: epochs[-1].number for topic, epochs in known.by_topic.items()}
 
 
-def broker_readers(broker):
+def catch_up_subscribers(broker):
     subscriptions = broker.hub.fanout.subscriptions()
-    return [mine for one, mine in list(subscriptions.items()) if type(one).__name__ == "KeptReader"]
+    return [mine for one, mine in list(subscriptions.items()) if type(one).__name__ == "CatchUpSubscriber"]
 
 
 def test_tensors_parts_and_large_ones(context, broker, client):
@@ -174,8 +174,10 @@ def test_a_slow_one_loses_nothing_and_little_waits_for_it(context, broker, clien
     sub.wait_for_peers(1, 10)
     for first in range(0, 1000, 100):
         publish(client, "t", range(first, first + 100), size=100_000)
-    [reader] = [one for one in broker.hub.fanout.subscriptions() if type(one).__name__ == "KeptReader"]
-    assert reader.queued < 2 * reader.limit
+    [subscriber] = [
+        one for one in broker.hub.fanout.subscriptions() if type(one).__name__ == "CatchUpSubscriber"
+    ]
+    assert subscriber.queued < 2 * subscriber.limit
     assert received(sub, 1000) == {"t": list(range(1000))}
 
 
@@ -272,7 +274,7 @@ def test_a_broker_that_is_killed(context, tmp_path):
         assert found == kept
 
 
-def test_what_was_not_kept_is_counted_and_told(context, tmp_path, caplog):
+def test_messages_removed_from_the_log_are_counted_and_logged(context, tmp_path, caplog):
     with running(tmp_path / "data", retention_bytes=3 << 20) as broker:
         with BrokerClient(broker.endpoints["requests"]) as client:
             publish(client, "t", range(10))
@@ -280,17 +282,17 @@ def test_what_was_not_kept_is_counted_and_told(context, tmp_path, caplog):
             assert received(sub, 10) == {"t": list(range(10))}
             endpoint = sub.last_endpoint
             sub.disconnect(endpoint)
-            assert eventually(lambda: not broker_readers(broker))
+            assert eventually(lambda: not catch_up_subscribers(broker))
             publish(client, "t", range(10, 200), size=100_000)
             assert eventually(lambda: broker.hub.store.range(broker.hub.store.topics["t"])[0] > 10, 40)
             sub.connect(endpoint)
             first = int(sub.recv_multipart()[-1].partition(b" ")[0])
             assert first > 10
             assert sub._links.counts["missed"] == first - 10
-            assert "not kept until" in caplog.text
+            assert "removed from the log" in caplog.text
 
 
-def test_another_brokers_places_are_its_own(context, tmp_path):
+def test_positions_are_kept_by_log(context, tmp_path):
     sub = context.socket(transfer.SUB, rcvtimeo=10_000)
     sub.subscribe(b"")
     for name in ("one", "two"):
@@ -302,7 +304,7 @@ def test_another_brokers_places_are_its_own(context, tmp_path):
             sub.disconnect(endpoint)
 
 
-def test_mooncakes_interface_notes_its_place_too(broker, client):
+def test_zmq_interface_records_positions(broker, client):
     publish(client, "t", range(5))
     with ZmqInterface() as interface:
         sub, got = interface.socket("SUB"), []
@@ -380,9 +382,9 @@ def test_a_connection_that_is_lost_before_its_places_are_heard(context, broker, 
     publish(client, "x", range(3))
     publish(client, "y", range(3))
     sub = subscribed(context, broker, begin="new")
-    [reader] = eventually(lambda: [one for one in readers_of(broker) if one.wanted])
+    [subscriber] = eventually(lambda: [one for one in readers_of(broker) if one.subscriptions])
     publish(client, "x", [3])
-    assert eventually(lambda: reader.places.get("x") == 4)
+    assert eventually(lambda: subscriber.delivered.get("x") == 4)
     time.sleep(0.1)  # all of it lies there unread
     for stream in list(sub._links.peers):
         sub._links.lost(stream, Broken("as if"))
@@ -393,7 +395,7 @@ def test_a_connection_that_is_lost_before_its_places_are_heard(context, broker, 
 
 def readers_of(broker):
     subscriptions = broker.hub.fanout.subscriptions()
-    return [one for one in list(subscriptions) if type(one).__name__ == "KeptReader"]
+    return [one for one in list(subscriptions) if type(one).__name__ == "CatchUpSubscriber"]
 
 
 def test_a_topic_that_is_removed_and_made_again(context, broker, client):
@@ -447,7 +449,7 @@ def test_what_was_not_subscribed_is_not_missed(context, broker, client):
     publish(client, "t", [1])
     assert received(sub, 1) == {"t": [1]}
     sub.unsubscribe(b"t")
-    assert eventually(lambda: not any(one.wanted for one in readers_of(broker)))
+    assert eventually(lambda: not any(one.subscriptions for one in readers_of(broker)))
     publish(client, "t", [2, 3])
     sub.subscribe(b"t")
     sub.wait_for_peers(1, 10)
@@ -480,7 +482,7 @@ def test_an_error_of_one_is_not_the_others(context, broker, client, caplog):
     good = subscribed(context, broker)
     assert received(good, 3) == {"t": [0, 1, 2]}
     fails = iter([OSError("as if")])
-    subscribe = own_kept.KeptReaders._subscribe
+    subscribe = own_catch_up.CatchUpSubscribers._subscribe
 
     def failing(*arguments):
         for error in fails:
@@ -488,7 +490,7 @@ def test_an_error_of_one_is_not_the_others(context, broker, client, caplog):
         return subscribe(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own_kept.KeptReaders, "_subscribe", failing)
+        patch.setattr(own_catch_up.CatchUpSubscribers, "_subscribe", failing)
         bad = subscribed(context, broker, reconnect_ivl=5)
         assert received(bad, 3) == {"t": [0, 1, 2]}
     publish(client, "t", [3])
@@ -508,7 +510,7 @@ def test_publishers_that_keep_nothing(context):
     while (event := monitor.recv(10)).kind != "handshake_failed":
         pass
     assert isinstance(event.error, HandshakeError)
-    assert event.reason == "keeps"
+    assert event.reason == "no_log"
 
 
 @pytest.mark.parametrize(
@@ -528,7 +530,7 @@ def test_endpoints_that_cannot_be(context, kind, how, endpoint):
         getattr(context.socket(kind), how)(endpoint)
 
 
-def test_prefixes_that_are_no_text(broker):
+def test_prefixes_that_are_not_utf8(broker):
     """Our SUBs refuse them themselves."""
     order = Raw(bytes([Control.SUBSCRIBE]) + bytes(4) + b"\xff", CONTROL, socket_type=int(SocketType.SUB))
     with stranger(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
@@ -538,10 +540,10 @@ def test_prefixes_that_are_no_text(broker):
 
 @pytest.mark.parametrize("flood", ["places", "bytes", "orders", "a place behind a subscription"])
 def test_floods_end_their_connection(broker, client, monkeypatch, flood):
-    monkeypatch.setattr(own_kept, "MOST_PLACES", 50)
-    monkeypatch.setattr(own_kept, "MOST_ORDERS", 50)
-    monkeypatch.setattr(own_kept, "MOST_SAID", 10_000 - 1)
-    place = bytes([Control.PLACE]) + (1).to_bytes(8, "little") * 2
+    monkeypatch.setattr(own_catch_up, "MAX_POSITIONS", 50)
+    monkeypatch.setattr(own_catch_up, "MAX_REQUESTS", 50)
+    monkeypatch.setattr(own_catch_up, "MAX_REQUEST_BYTES", 10_000 - 1)
+    place = bytes([Control.POSITION]) + (1).to_bytes(8, "little") * 2
     order = bytes([Control.SUBSCRIBE]) + bytes(4)
     said = {
         "bytes": [place + b"%0250d" % number for number in range(40)],
@@ -553,7 +555,7 @@ def test_floods_end_their_connection(broker, client, monkeypatch, flood):
         with contextlib.suppress(OSError):
             speak(bare, *(Raw(data, CONTROL, socket_type=int(SocketType.SUB)) for data in said))
         assert ended(bare)
-    assert eventually(lambda: not broker_readers(broker))
+    assert eventually(lambda: not catch_up_subscribers(broker))
     publish(client, "t", range(3))
 
 
@@ -563,7 +565,7 @@ def test_an_endpoint_with_both_options():
     assert parse(str(address)) == address
 
 
-# -- places --------------------------------------------------------------------------------------------------
+# -- positions -----------------------------------------------------------------------------------------------
 
 
 def message(topic, number):
@@ -573,34 +575,34 @@ def message(topic, number):
 TOPICS = st.sampled_from([b"a", b"b", b"\0\xff"])
 
 
-LOGS = st.builds(KeptLog, st.sampled_from(["one", "two"]), st.sampled_from([1, 2]))
-SAID = st.sampled_from(["meets", "begins", "large", "comes"])
+LOGS = st.builds(LogId, st.sampled_from(["one", "two"]), st.sampled_from([1, 2]))
+STEPS = st.sampled_from(["connected", "reset", "skip", "record"])
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(LOGS, SAID, TOPICS, st.integers(1, 20))))
-def test_places_against_a_model(said):
-    places, model, runs, large, late = Places(), {}, {}, {}, set()
+@given(st.lists(st.tuples(LOGS, STEPS, TOPICS, st.integers(1, 20))))
+def test_positions_against_a_model(said):
+    positions, model, epochs, large, late = TopicPositions(), {}, {}, {}, set()
     for log, what, topic, number in said:
-        stream = SimpleNamespace(peer=SimpleNamespace(keeps=log))
-        if runs.setdefault(log.name, 0) != log.run and what == "meets":
-            runs[log.name] = log.run
+        stream = SimpleNamespace(peer=SimpleNamespace(log=log))
+        if epochs.setdefault(log.name, 0) != log.epoch and what == "connected":
+            epochs[log.name] = log.epoch
             large = {key: told for key, told in large.items() if key[0] != log.name}
             late = {one for one in late if one[0] != log.name}
         key = log.name, topic
         known, told = model.get(key), large.setdefault(key, [])
-        if what == "meets":
-            places.meet(log)
-        elif what == "begins":
-            places.follow(stream.peer, Place(number, log.run), topic)
-            model[key] = Place(number, log.run)
-        elif what == "large":
+        if what == "connected":
+            positions.connected(log)
+        elif what == "reset":
+            positions.reset(stream.peer, TopicPosition(number, log.epoch), topic)
+            model[key] = TopicPosition(number, log.epoch)
+        elif what == "skip":
             new = (not told or number > told[-1]) and (known is None or number > known.number)
-            assert places.too_large(stream.peer, number, topic) == new
+            assert positions.skip(stream.peer, number, topic) == new
             told += [number] * new
         else:
-            missed = places.note(stream, message(topic, number))
-            same = known is not None and known.run == log.run
+            missed = positions.record(stream, message(topic, number))
+            same = known is not None and known.epoch == log.epoch
             if same and number > known.number:
                 gone = set(range(known.number + 1, number))
                 if gone:
@@ -608,43 +610,43 @@ def test_places_against_a_model(said):
                     told[:] = [one for one in told if one > number]
                 if missed:
                     late |= {(*key, one) for one in gone}
-                model[key] = Place(number, log.run)
+                model[key] = TopicPosition(number, log.epoch)
                 continue
             if same and (*key, number) in late:
                 late.discard((*key, number))
                 assert missed == -1
                 continue
             assert missed == 0
-            if not same and runs[log.name] == log.run:
-                model[key] = Place(number, log.run)
+            if not same and epochs[log.name] == log.epoch:
+                model[key] = TopicPosition(number, log.epoch)
                 told[:] = [one for one in told if one > number]
     for name in ("one", "two", "three"):
-        told = {topic: place for place, topic in map(decode_place, places.of(name))}
+        told = {topic: place for place, topic in map(decode_position, positions.control_frames(name))}
         assert told == {topic: place for (its, topic), place in model.items() if its == name}
 
 
 @given(st.binary(max_size=40))
-def test_what_is_said_of_places_and_makes_no_sense(data):
-    for decode in (decode_place, decode_too_large):
+def test_malformed_position_frames(data):
+    for decode in (decode_position, decode_skipped):
         if len(data) <= 17:
             with pytest.raises(ProtocolError, match="control"):
                 decode(data)
     if len(data) > 17:
-        place, topic = decode_place(data)
-        assert encode_place(place, topic)[1:] == data[1:]
-        assert encode_too_large(*decode_too_large(data))[1:] == data[1:]
+        place, topic = decode_position(data)
+        assert encode_position(place, topic)[1:] == data[1:]
+        assert encode_skipped(*decode_skipped(data))[1:] == data[1:]
     if len(data) != 9:
         with pytest.raises(ProtocolError, match="control"):
-            decode_away(data)
+            decode_offline(data)
     else:
-        assert decode_away(data) >= 0
+        assert decode_offline(data) >= 0
 
 
 @pytest.mark.parametrize("said", ["too large", "away behind a subscription"])
-def test_words_at_the_wrong_time(broker, said):
-    away = bytes([Control.AWAY]) + bytes(8)
+def test_control_frames_in_the_wrong_order(broker, said):
+    away = bytes([Control.OFFLINE]) + bytes(8)
     words = {
-        "too large": [encode_too_large(1, 1, b"t")],
+        "too large": [encode_skipped(1, 1, b"t")],
         "away behind a subscription": [away, bytes([Control.SUBSCRIBE]) + bytes(4), away],
     }[said]
     with stranger(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
@@ -712,7 +714,7 @@ def test_threads_that_receive_beside_each_other_miss_nothing(context, broker, cl
         thread.join(50)
     assert sorted(got) == list(range(10_000))
     assert not sub._links.counts.get("missed")
-    assert "were not kept" not in caplog.text
+    assert "removed from the log" not in caplog.text
 
 
 def test_the_longest_subscription(context):

@@ -1,5 +1,5 @@
-"""Reading what is kept from its beginning: by a SUB with `?begin=old`, by a consumer of a group, and from
-Redis Streams by XREAD."""
+"""Reads a kept topic from its beginning: a SUB with `?begin=old`, a consumer of a group, and XREAD of Redis
+Streams."""
 
 from __future__ import annotations
 

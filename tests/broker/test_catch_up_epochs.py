@@ -10,14 +10,14 @@ import pytest
 
 import transfer
 from tests.broker.running import FREE, running
-from tests.broker.test_kept_subscriptions import publish, received, subscribed
+from tests.broker.test_catch_up import publish, received, subscribed
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import eventually
 from transfer.broker.fronts.own import OwnSettings
-from transfer.broker.log_runs import LogRuns
+from transfer.broker.log_epochs import LogEpochs
 from transfer.clients.own import BrokerClient
-from transfer.links import places
-from transfer.links.places import Place
+from transfer.links import topic_positions
+from transfer.links.topic_positions import TopicPosition
 from transfer.log import Log
 from transports.errors import AddressError, UsageError
 
@@ -105,7 +105,7 @@ def test_one_that_stays_while_a_backup_is_put_back(site, tmp_path):
         assert received(sub, 200) == {"t": list(range(1000, 1200))}
 
 
-def test_a_run_that_it_never_saw(site, tmp_path):
+def test_an_epoch_that_the_subscriber_never_saw(site, tmp_path):
     """The backup was put back and went on, was stopped and went on, while the SUBs were away."""
     with KeepingContext() as context:
         publish(site.client, "t", range(50))
@@ -139,7 +139,7 @@ def test_a_run_that_it_never_saw(site, tmp_path):
             assert received(sub, 1) == {"t": [7]}
 
 
-def test_many_runs_are_remembered_and_no_more_than_that(site):
+def test_the_last_epochs_are_kept(site):
     with KeepingContext() as context:
         sub = subscribed(context, site.broker, reconnect_ivl=5, reconnect_ivl_max=20)
         for turn in range(7):
@@ -147,9 +147,9 @@ def test_many_runs_are_remembered_and_no_more_than_that(site):
             assert received(sub, 1) == {"t": [turn]}
             site.stop()
             site.start()
-        [known] = sub._links.places._by_log.values()
-        [runs] = known.places.values()
-        assert [place.number for place in runs] in ([4, 5, 6, 7], [5, 6, 7, 7])
+        [known] = sub._links.positions._by_log.values()
+        [epochs] = known.by_topic.values()
+        assert [one.number for one in epochs] in ([4, 5, 6, 7], [5, 6, 7, 7])
 
 
 def test_another_log_at_the_same_place(site, tmp_path):
@@ -215,10 +215,10 @@ def test_another_way_to_the_same_broker_stands_by(context, site, caplog):
     assert received(sub, 3) == {"t": [0, 1, 2]}
     first = sub.last_endpoint
     sub.connect(f"{site.own.subscriptions.replace('127.0.0.1', 'localhost')}?begin=old")
-    assert eventually(lambda: sub._links.counts.get("handshake:log_twice", 0) > 1)
+    assert eventually(lambda: sub._links.counts.get("handshake:duplicate_log", 0) > 1)
     publish(site.client, "t", range(3, 6))
     assert received(sub, 3) == {"t": [3, 4, 5]}
-    assert f"by {first} already" in caplog.text
+    assert f"from {first} already" in caplog.text
     sub.disconnect(first)
     publish(site.client, "t", range(6, 9))
     assert received(sub, 3) == {"t": [6, 7, 8]}
@@ -235,7 +235,7 @@ def test_a_copy_beside_the_original(site, tmp_path):
             sub = subscribed(context, site.broker)
             assert received(sub, 6) == {"t": list(range(6))}
             sub.connect(f"{copy.endpoints['subscriptions']}?begin=old")
-            assert eventually(lambda: sub._links.counts.get("handshake:log_twice"))
+            assert eventually(lambda: sub._links.counts.get("handshake:duplicate_log"))
             sub.disconnect(f"{site.own.subscriptions}?begin=old")
             # The copy never had a run of the original since then: it is read from its beginning.
             assert received(sub, 6) == {"t": [0, 1, 2, 100, 101, 102]}
@@ -244,7 +244,7 @@ def test_a_copy_beside_the_original(site, tmp_path):
 # -- what a SUB cannot take ----------------------------------------------------------------------------------
 
 
-def test_each_message_that_is_too_large_is_told_once(context, site, caplog):
+def test_each_skipped_message_is_logged_once(context, site, caplog):
     for number in (0, 2, 5):
         site.client.publish("first", bytes(1 << 20))
         publish(site.client, "second", [number])
@@ -266,11 +266,11 @@ def test_each_message_that_is_too_large_is_told_once(context, site, caplog):
     assert sub._links.counts["missed"] == 6
 
 
-def test_prefixes_that_are_no_text(context, site):
+def test_prefixes_that_are_not_utf8(context, site):
     sub = context.socket(transfer.SUB, rcvtimeo=10_000)
     endpoint = f"{site.own.subscriptions}?begin=old"
     sub.subscribe(b"\xff")
-    with pytest.raises(UsageError, match="topics that are kept are UTF-8"):
+    with pytest.raises(UsageError, match="topics of a log are UTF-8"):
         sub.connect(endpoint)
     sub.unsubscribe(b"\xff")
     sub.connect(endpoint)
@@ -281,34 +281,34 @@ def test_prefixes_that_are_no_text(context, site):
     assert received(sub, 1) == {"été": [1]}
 
 
-# -- runs ----------------------------------------------------------------------------------------------------
+# -- epochs --------------------------------------------------------------------------------------------------
 
 
-def test_runs_against_a_log(tmp_path):
+def test_epochs_against_a_log(tmp_path):
     clock = SimpleNamespace(now=10**18)
     ends = {}
     for turn in range(5):
         clock.now += (-1) ** turn * 10**12  # it goes back as well
         with Log(tmp_path / "log", clock=lambda: clock.now) as log:
-            runs = LogRuns(log)
-            for run, end in ends.items():
+            epochs = LogEpochs(log)
+            for epoch, end in ends.items():
                 for number in (0, 1, end - 1, end, end + 1, end + 100):
-                    assert runs.agreed("t", Place(number, run)) == min(number, end)
-            assert runs.agreed("t", Place(5, 12345)) is None
-            assert runs.agreed("t", Place(1 << 60, runs.log.run)) == 1 << 60
+                    assert epochs.valid_number("t", TopicPosition(number, epoch)) == min(number, end)
+            assert epochs.valid_number("t", TopicPosition(5, 12345)) is None
+            assert epochs.valid_number("t", TopicPosition(1 << 60, epochs.log.epoch)) == 1 << 60
             for _ in range(turn * 3):
                 log.append("t", b"x")
             log.commit()
-            ends[runs.log.run] = log.range("t")[1]
+            ends[epochs.log.epoch] = log.range("t")[1]
     assert len(ends) == 5
 
 
-def test_places_are_told_as_far_as_a_broker_listens(monkeypatch):
-    monkeypatch.setattr(places, "_MOST_TOLD", 100)
-    known, log = places.Places(), places.KeptLog("log", 1)
-    peer = SimpleNamespace(keeps=log)
-    known.meet(log)
+def test_no_more_positions_are_sent_than_a_broker_accepts(monkeypatch):
+    monkeypatch.setattr(topic_positions, "_MAX_SENT_BYTES", 100)
+    known, log = topic_positions.TopicPositions(), topic_positions.LogId("log", 1)
+    peer = SimpleNamespace(log=log)
+    known.connected(log)
     for number in range(100):
-        known.follow(peer, Place(number, 1), b"%010d" % number)
-    told = [places.decode_place(data) for data in known.of("log")]
+        known.reset(peer, TopicPosition(number, 1), b"%010d" % number)
+    told = [topic_positions.decode_position(data) for data in known.control_frames("log")]
     assert sorted(topic for _, topic in told) == [b"%010d" % number for number in range(90, 100)]
