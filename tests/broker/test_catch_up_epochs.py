@@ -11,6 +11,7 @@ import pytest
 import transfer
 from tests.broker.running import FREE, running
 from tests.broker.test_catch_up import publish, received, subscribed
+from tests.ports import free_ports
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import eventually
 from transfer.broker.fronts.own import OwnSettings
@@ -33,13 +34,11 @@ class Site:
 
     def __init__(self, folder):
         self.folder = folder
-        self.own = OwnSettings(FREE, FREE, FREE)
+        self.own = OwnSettings(*(f"tcp://127.0.0.1:{port}" for port in free_ports(3)))
         self._run = ExitStack()
 
     def start(self):
         self.broker = self._run.enter_context(running(self.folder, own=self.own))
-        names = ("requests", "pushes", "subscriptions")
-        self.own = OwnSettings(*(self.broker.endpoints[name] for name in names))
         self.client = self._run.enter_context(BrokerClient(self.broker.endpoints["requests"]))
         return self.broker
 
