@@ -717,6 +717,39 @@ def test_threads_that_receive_beside_each_other_miss_nothing(context, broker, cl
     assert "removed from the log" not in caplog.text
 
 
+def test_many_subscriptions_share_a_pass_over_all_topics(context, broker, client, monkeypatch):
+    """Each had one of its own: 1,000 prefixes over 20,000 topics took 38 s."""
+    passes, subscribe = [], own_catch_up.CatchUpSubscribers._subscribe
+    monkeypatch.setattr(
+        own_catch_up.CatchUpSubscribers, "_subscribe", lambda *given: passes.append(1) or subscribe(*given)
+    )
+    for number in range(2000):
+        client.publish(f"topic.{number:04d}", b"%d" % number, wait=False)
+    client.flush()
+    sub = subscribed(context, broker, *(b"topic.%04d" % number for number in range(0, 2000, 2)), b"topic.1")
+    assert received(sub, 1500) == {
+        f"topic.{number:04d}": [number] for number in range(2000) if number % 2 == 0 or number >= 1000
+    }
+    assert len(passes) < 100
+    for number in range(2000):
+        client.publish(f"topic.{number:04d}", b"%d" % (number + 1), wait=False)
+    client.publish("topic.1more", b"1")
+    assert sum(map(len, received(sub, 1501).values())) == 1501
+    assert not sub.poll(100)
+
+
+TEXTS = st.text("ab.", max_size=3)
+
+
+@given(st.lists(st.tuples(TEXTS, st.booleans()), min_size=1), TEXTS)
+def test_the_first_subscription_of_a_topic(wanted, topic):
+    subscriptions = [
+        (own_catch_up._pattern(text.encode()), number, old) for number, (text, old) in enumerate(wanted)
+    ]
+    expected = next((one for one in subscriptions if topic.startswith(one[0].text)), None)
+    assert own_catch_up._Prefixes(subscriptions).first(topic) == expected
+
+
 def test_the_longest_subscription(context):
     pub, sub = context.socket(transfer.PUB), context.socket(transfer.SUB)
     pub.bind(FREE)

@@ -41,6 +41,8 @@ _POLL_INTERVAL = 0.01
 _TURN, _STEP = 0.005, 500
 #: (the prefix, the number of the subscription or None to end it, whether the subscriber had it before)
 Request = tuple[Pattern, int | None, bool]
+#: (the prefix, the number of the subscription, whether topics without a position begin at the oldest message)
+Subscription = tuple[Pattern, int, bool]
 _DONE = object()
 
 _log = logging.getLogger("transfer.broker")
@@ -270,36 +272,44 @@ class CatchUpSubscribers(CatchUpSource):
             if next(subscriber.in_progress, _DONE) is _DONE:
                 subscriber.in_progress = None
         elif subscriber.requests:
-            prefix, number, resubscribes = subscriber.requests.popleft()
-            subscriber.processed_bytes += len(prefix.text.encode()) + subscriber.reported_bytes
-            subscriber.reported_bytes = 0
-            if number is None:
-                self._unsubscribe(subscriber, prefix)
-            else:
-                subscriber.in_progress = self._subscribe(subscriber, prefix, number, resubscribes)
+            self._begin_requests(subscriber)
         else:
             return self._hub.fanout.relieved(subscriber, ends)
         return True
 
-    def _subscribe(
-        self, subscriber: CatchUpSubscriber, prefix: Pattern, number: int, resubscribes: bool
-    ) -> Iterator[object]:
+    def _begin_requests(self, subscriber: CatchUpSubscriber) -> None:
+        """Takes the next request. Subscriptions that follow each other share one pass over all topics."""
+        taken: list[Subscription] = []
+        while subscriber.requests and len(taken) < _STEP:
+            prefix, number, resubscribes = subscriber.requests[0]
+            if number is None and taken:
+                break
+            subscriber.requests.popleft()
+            subscriber.processed_bytes += len(prefix.text.encode()) + subscriber.reported_bytes
+            subscriber.reported_bytes = 0
+            if number is None:
+                self._unsubscribe(subscriber, prefix)
+                return
+            taken.append((prefix, number, resubscribes or subscriber.peer.catch_up == "old"))
+        subscriber.in_progress = self._subscribe(subscriber, taken)
+
+    def _subscribe(self, subscriber: CatchUpSubscriber, taken: list[Subscription]) -> Iterator[object]:
         """Finds the topics, `_STEP` at a time; then begins them and sends their positions, as many at a time;
-        confirms the subscription."""
+        confirms the subscriptions."""
         store, fanout = self._hub.store, self._hub.fanout
-        known, found = set(store.topics.values()), []
-        old = resubscribes or subscriber.peer.catch_up == "old"
+        known, found, matches = set(store.topics.values()), [], _Prefixes(taken)
         for count, topic in enumerate(known):
             if count % _STEP == _STEP - 1:
                 yield None
-            if topic.durable and prefix.matches(topic.name):
-                found.append((topic, *self._first_number(subscriber, topic, old), topic.messages))
-        self._hub.subscribe(subscriber, prefix)  # from here on new messages are read from the log too
-        subscriber.subscriptions[prefix] += 1
+            if topic.durable and (first := matches.first(topic.name)) is not None:
+                found.append((topic, *self._first_number(subscriber, topic, old=first[2]), topic.messages))
+        for prefix, _, _ in taken:  # from here on new messages are read from the log too
+            self._hub.subscribe(subscriber, prefix)
+            subscriber.subscriptions[prefix] += 1
         for topic in reversed(store.topics.values()):
             if topic in known:
                 break
-            if topic.durable and prefix.matches(topic.name):
+            if topic.durable and matches.first(topic.name) is not None:
                 found.append((topic, store.range(topic)[0], True, 0))
         for count, (topic, begin, more, messages) in enumerate(found):
             if count % _STEP == _STEP - 1:
@@ -310,7 +320,8 @@ class CatchUpSubscribers(CatchUpSource):
                 subscriber.delivered.setdefault(topic.name, begin)
                 position = TopicPosition(begin, self.log.epoch)
                 subscriber.send_control(encode_position(position, topic.name.encode()))
-        subscriber.send_control(encode_order(Control.SUBSCRIBED, number))
+        for _, number, _ in taken:
+            subscriber.send_control(encode_order(Control.SUBSCRIBED, number))
 
     def _first_number(self, subscriber: CatchUpSubscriber, topic: Topic, old: bool) -> tuple[int, bool]:
         """The offset at which it begins to read the topic; whether there is more."""
@@ -366,6 +377,20 @@ class CatchUpSubscribers(CatchUpSource):
         self._socket._links.catch_up_source = None
         for subscriber in list(self._subscribers.values()):
             self._remove(subscriber)
+
+
+class _Prefixes:
+    """Finds the first of many subscriptions that matches a topic, by one look-up for each length."""
+
+    def __init__(self, subscriptions: list[Subscription]) -> None:
+        self._places = {one[0].text: place for place, one in reversed([*enumerate(subscriptions)])}
+        self._subscriptions = subscriptions
+        self._lengths = sorted({len(text) for text in self._places})
+
+    def first(self, topic: str) -> Subscription | None:
+        places = [self._places.get(topic[:length]) for length in self._lengths if length <= len(topic)]
+        found = [place for place in places if place is not None]
+        return self._subscriptions[min(found)] if found else None
 
 
 def _pattern(prefix: bytes) -> Pattern:
