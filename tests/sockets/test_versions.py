@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import transfer
+from tests.broker.running import running
 from transports.errors import HandshakeError
 from transports.hello import PROVES_FIRST, decode_body, negotiate
 from transports.identity import make_hello
@@ -22,6 +24,8 @@ from . import exchanging
 ROOT = Path(__file__).parents[2]
 #: the version whose accepting side proved the token first
 BEFORE = "9f27d23653cc5cd564edbe167d70b4f55eb3bb49"
+#: the version whose positions in a broker's log had no epoch
+WITHOUT_EPOCHS = "1aa00f480674f7b3e1dccbb07a916f7d7e9e164e"
 TOKEN = "4f1c09d7b2e64a3885d0c7f9e1a2b356"
 KINDS = [*exchanging.PAIRS, *(kind for kind in exchanging.PAIRS.values() if kind not in exchanging.PAIRS)]
 OTHER = exchanging.PAIRS | {other: kind for kind, other in exchanging.PAIRS.items()}
@@ -64,18 +68,21 @@ class Older:
             self._process.stdout.close()
 
 
-@pytest.fixture(scope="module")
-def older(tmp_path_factory):
+def checked_out(commit: str, tree: Path) -> Path:
     packages = ("transfer", "transports", "patterns")
     made = subprocess.run(
-        ["git", "archive", BEFORE, *packages], cwd=ROOT, capture_output=True, check=False, timeout=60
+        ["git", "archive", commit, *packages], cwd=ROOT, capture_output=True, check=False, timeout=60
     )
     if made.returncode:
-        pytest.skip(f"no history with {BEFORE} here")
-    tree = tmp_path_factory.mktemp("older")
+        pytest.skip(f"no history with {commit} here")
     with tarfile.open(fileobj=io.BytesIO(made.stdout)) as archive:
         archive.extractall(tree, filter="data")
-    one = Older(tree)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory):
+    one = Older(checked_out(BEFORE, tmp_path_factory.mktemp("older")))
     yield one
     one.close()
 
@@ -111,6 +118,64 @@ def test_with_a_token_both_say_at_once_why_they_do_not_talk(older, older_binds):
     if not older_binds:
         assert theirs.startswith("token: the peer refused: this side is an older version")
     assert "within" not in theirs, "no time had to pass"
+
+
+# -- SUBs that read a log, whose positions have an epoch now ----------------------------------------------
+
+OLDER_SUB = """
+import sys, transfer
+with transfer.Context() as context, context.socket(transfer.SUB) as sub, sub.get_monitor() as monitor:
+    sub.connect(sys.argv[1])
+    while (event := monitor.recv(20)).kind != "handshake_failed":
+        pass
+    print(event.reason)
+"""
+OLDER_BROKER = """
+import sys, pathlib
+from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.server import Broker
+from transfer.broker.settings import Settings
+own = OwnSettings(*3 * ["tcp://127.0.0.1:0"])
+settings = Settings(own=own, ttp=None, pybroker=None, rqueue=None, http=None, spool=None, abtp=None)
+with Broker(pathlib.Path(sys.argv[1]), settings) as broker:
+    print(broker.endpoints["subscriptions"], flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def without_epochs(tmp_path_factory):
+    return checked_out(WITHOUT_EPOCHS, tmp_path_factory.mktemp("without"))
+
+
+def older_program(tree: Path, program: str, argument: str) -> subprocess.Popen[str]:
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("TRANSFER")}
+    environment |= {"PYTHONPATH": str(tree), "TRANSFER_CORE": "twin"}
+    command = [sys.executable, "-P", "-W", "ignore", "-c", program, argument]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def test_an_older_sub_is_not_sent_positions_that_it_would_misread(without_epochs, tmp_path):
+    with running(tmp_path / "data") as broker:
+        endpoint = f"{broker.endpoints['subscriptions']}?begin=old"
+        with older_program(without_epochs, OLDER_SUB, endpoint) as sub:
+            assert sub.communicate(timeout=60)[0] == "keeps\n"
+
+
+def test_an_older_broker_is_refused(without_epochs, tmp_path):
+    with older_program(without_epochs, OLDER_BROKER, str(tmp_path / "data")) as broker:
+        try:
+            with transfer.Context() as context, context.socket(transfer.SUB) as sub:
+                monitor = sub.get_monitor()
+                sub.connect(f"{broker.stdout.readline().strip()}?begin=old")
+                while (event := monitor.recv(20)).kind != "handshake_failed":
+                    pass
+                assert event.reason == "no_log"
+                monitor.close()
+        finally:
+            broker.communicate(timeout=60)
 
 
 # -- without history -------------------------------------------------------------------------------------
