@@ -40,10 +40,13 @@ class Subscriptions:
         return any(topic[:length] in self._counts for length in range(len(topic) + 1))
 
     def __iter__(self) -> Iterator[bytes]:
-        """Every prefix, as often as it was added."""
-        for prefix, count in self._counts.items():
+        """Every prefix, as often as it was added. Another thread may add and remove some meanwhile."""
+        for prefix, count in list(self._counts.items()):
             for _ in range(count):
                 yield prefix
+
+    def __contains__(self, prefix: bytes) -> bool:
+        return prefix in self._counts
 
     def __len__(self) -> int:
         return self._total

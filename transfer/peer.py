@@ -82,6 +82,7 @@ class Peer:
         "source",
         "stream",
         "trackers",
+        "unsubscribed",
     )
 
     def __init__(self, stream: Any, source: Endpoint, socket_type: SocketType) -> None:
@@ -119,6 +120,8 @@ class Peer:
         self.catch_up = ""
         #: the log of a publisher, if we read it from a position
         self.log: LogId | None = None
+        #: prefixes that we unsubscribed from at that publisher: it may have sent messages that we passed over
+        self.unsubscribed: set[bytes] = set()
         #: which loss of its socket its own was
         self.loss = 0
         #: where the limit of its queue follows what it takes

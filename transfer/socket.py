@@ -223,6 +223,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
     def subscribe(self, prefix: bytes | str = b"") -> None:
         """Asks for messages whose topic (or first part) begins with `prefix`. Adds up; SUB only."""
         wanted = self._prefix(prefix)
+        self._links.prepare_subscribe(wanted)
         self._filter_add(wanted)
         self._links.subscribe(wanted, add=True)
 

@@ -269,7 +269,7 @@ def test_prefixes_that_are_not_utf8(context, site):
     sub = context.socket(transfer.SUB, rcvtimeo=10_000)
     endpoint = f"{site.own.subscriptions}?begin=old"
     sub.subscribe(b"\xff")
-    with pytest.raises(UsageError, match="topics of a log are UTF-8"):
+    with pytest.raises(UsageError, match="topics of a log are UTF-8 of at most 255 bytes"):
         sub.connect(endpoint)
     sub.unsubscribe(b"\xff")
     sub.connect(endpoint)
@@ -300,6 +300,14 @@ def test_epochs_against_a_log(tmp_path):
             log.commit()
             ends[epochs.log.epoch] = log.range("t")[1]
     assert len(ends) == 5
+
+
+def test_a_start_without_subscriptions_begins_an_epoch_too(tmp_path):
+    for _ in range(3):
+        with running(tmp_path / "data", own=OwnSettings(FREE, FREE, "")):
+            pass
+    with Log(tmp_path / "data" / "log") as log:
+        assert len(log.get(b"broker/epochs")) == 3 * 16
 
 
 def test_no_more_positions_are_sent_than_a_broker_accepts(monkeypatch):

@@ -169,6 +169,23 @@ def test_one_that_fails_does_not_keep_the_others_waiting():
     assert not later.calls and done == [0, 2, 3, 4]
 
 
+def test_what_is_added_meanwhile_waits_for_its_turn():
+    """It was done within the one before, as deep as there was more."""
+    later, done = Later(), []
+
+    def do(number):
+        done.append(number)
+        if number < 20:
+            things.add([number + 1])
+
+    things = InTurns(later, 3, do)
+    things.add([0])
+    assert done == [0]
+    while later.calls:
+        later.step()
+    assert done == list(range(21))
+
+
 def test_a_turn_is_over_when_its_time_is(monkeypatch):
     monkeypatch.setattr(in_turns, "TURN_SECONDS", 0.0)
     later, done = Later(), []

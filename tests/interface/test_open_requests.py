@@ -234,6 +234,24 @@ def test_a_request_has_one_time_out(make):
                 req.request(b"x")
 
 
+@pytest.mark.parametrize(
+    "config",
+    [{"snd_timeout_ms": 200}, {"timeout_seconds": 0.2}, {"snd_timeout_ms": -1, "timeout_seconds": 0.2}],
+)
+def test_an_async_request_to_nobody_ends_as_early(make, config):
+    """It took `timeout_seconds`, 30 s, whatever `snd_timeout_ms` said."""
+    req = make(config).socket("REQ")
+    req.connect("127.0.0.1:1")
+    begun = time.monotonic()
+    with pytest.raises(Again):
+        asyncio.run(_awaited(req))
+    assert time.monotonic() - begun < 4
+
+
+async def _awaited(req):
+    return await req.request_async(b"x")
+
+
 def test_closing_ends_every_kind_of_request(make):
     zi = make({"timeout_seconds": 20})
     req, rep = linked(zi)

@@ -14,6 +14,7 @@ from transfer.broker.durability import Durability, Together, Told, tell
 from transfer.broker.fanout import Fanout
 from transfer.broker.group_contract import Bury, IsBuried
 from transfer.broker.groups import MOST_GROUPS, Groups
+from transfer.broker.log_epochs import LogEpochs
 from transfer.broker.log_holders import held_by
 from transfer.broker.message import Front, Written
 from transfer.broker.passage import Passage, Publisher, takes
@@ -64,6 +65,7 @@ class Hub:
         announced: AnnouncedLimits | None = None,
     ) -> None:
         self.store = store
+        self.epochs = LogEpochs(store.log)
         self.threads = threads or ServiceThreads()
         self.announced = Announced(announced or AnnouncedLimits())
         self._loop = loop

@@ -56,7 +56,7 @@ class InTurns(Generic[T]):
         self._waiting.clear()
 
     def _do_some(self) -> None:
-        self._due = False
+        self._due = True  # what `do` adds waits for a later turn
         ends = monotonic() + TURN_SECONDS
         try:
             for number in range(min(self._at_once, len(self._waiting))):
@@ -66,6 +66,7 @@ class InTurns(Generic[T]):
                 del self._waiting[thing]
                 self._do(thing)
         finally:
+            self._due = False
             self._go_on()
 
     def _go_on(self) -> None:

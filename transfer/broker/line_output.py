@@ -113,7 +113,7 @@ class LineOutput(ABC):
     def _writable(self) -> None:
         try:
             self.flush()
-        except Exception:  # noqa: BLE001 - it is ours, and told in the log
+        except Exception:  # noqa: BLE001 - it is ours; `fail` logs it
             self.fail()
 
     def _next_buffers(self, most: int, most_bytes: int) -> tuple[list[Buffer], int]:

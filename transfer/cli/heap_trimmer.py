@@ -31,17 +31,19 @@ class HeapTrimmer:
             self._info.restype = _Mallinfo2
         self._due = time.monotonic() + _INTERVAL
         self._free_before = 0
+        self._trimmed = 0  # glibc counts what was returned in the middle of the heap as free all the same
 
     def trim(self) -> bool:
-        """To be called often. Trims the heap if much was free at two looks in a row; this takes some 50 ms
-        for 1 GB. Whether it did."""
+        """To be called often. Trims the heap if much was freed, and still is at the next look; this takes
+        some 50 ms for 1 GB. Whether it did."""
         if self._info is None or self._trim is None or time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + _INTERVAL
         free, before = int(self._info().fordblks), self._free_before
         self._free_before = free
-        if min(free, before) < _KEPT_BYTES:
+        self._trimmed = min(self._trimmed, free)
+        if min(free, before) - self._trimmed < _KEPT_BYTES:
             return False
         self._trim(0)
-        self._free_before = 0
+        self._trimmed = int(self._info().fordblks)
         return True

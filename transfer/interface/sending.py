@@ -207,7 +207,10 @@ class Sending(Settings):
 
     def _ask_async(self, send: Send, form: Form, loop: Loop) -> Future[Any]:
         patience = self._patience
-        sending = patience.seconds if patience.whole else self._socket.send_timeout / 1000
+        sending = self._socket.send_timeout / 1000
+        # With a peer many may wait for their turn, and longer than a send may.
+        if patience.whole and (self._socket.has_peers or sending < 0 or 0 <= patience.seconds < sending):
+            sending = patience.seconds
         request = Request(patience)
 
         def attempt(lane: Lane, future: Future[Any]) -> None:

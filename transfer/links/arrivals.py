@@ -32,6 +32,7 @@ logger = logging.getLogger("transfer")
 
 #: seconds that a new connection waits until the unread messages of the peer's previous one are in place
 _UNREAD_TIMEOUT = 5.0
+_CAME_BACK = "the peer came back by a new connection"
 
 
 class Arrivals(QueueLimits):
@@ -53,7 +54,7 @@ class Arrivals(QueueLimits):
         if queue is not None:
             socket._detach(queue.stream)
         if record.address.begin:  # the position of the one before goes to the publisher
-            self._end_those(lambda other: not other.pending and other.source is record)
+            self._end_those(lambda other: not other.pending and other.source is record, _CAME_BACK)
         try:
             peer, replaced, refused = self._admit(socket, record, made, queue)
         except (HandshakeError, OSError) as error:
@@ -89,7 +90,7 @@ class Arrivals(QueueLimits):
             record.attempts, record.error = 0, None
         if replaced is not None:
             self._say_replaced(replaced)
-            self.lost(replaced, Broken("the peer came back by a new connection"))
+            self.lost(replaced, Broken(_CAME_BACK))
         self._end_earlier(peer)
         # Watched before it is attached: whoever finds it broken afterwards ends the watch too.
         self._watch(peer)
@@ -112,15 +113,27 @@ class Arrivals(QueueLimits):
                 return False
             return peer.source.outgoing or _are_same(other, peer)
 
-        self._end_those(is_earlier)
+        self._end_those(is_earlier, _CAME_BACK)
 
-    def _end_those(self, is_earlier: Callable[[Peer], bool]) -> None:
+    def _end_those(self, is_earlier: Callable[[Peer], bool], reason: str) -> None:
         with self._lock:
             earlier = [other.stream for other in self.peers.values() if is_earlier(other)]
         for stream in earlier:
-            self.lost(stream, Broken("the peer came back by a new connection"))
+            self.lost(stream, Broken(reason))
         with self._lock:  # another thread may be handling the end of the previous connection
             self.changed.wait_for(lambda: not any(map(is_earlier, self._ending_peers)), _UNREAD_TIMEOUT)
+
+    def prepare_subscribe(self, prefix: bytes) -> None:
+        """Before messages of a new subscription are let through: ends the connections by which some may have
+        come and been dropped. Their publishers take these for received; the next begins at the position."""
+        self._end_those(lambda peer: self._dropped_some(peer, prefix), "this SUB subscribes again")
+
+    def _dropped_some(self, peer: Peer, prefix: bytes) -> bool:
+        if not isinstance(self.pattern, Subscriber) or not peer.unsubscribed:
+            return False
+        return prefix not in self.pattern.subscriptions and any(
+            one.startswith(prefix) or prefix.startswith(one) for one in peer.unsubscribed
+        )
 
     def _settled(self, socket: SocketMethods, peer: Peer) -> None:
         """Messages can reach the peer: whoever waits for that is told."""
@@ -229,7 +242,7 @@ class Arrivals(QueueLimits):
                 if peer.source is record and peer.agreement and is_same(peer.agreement.remote, remote)
             ]
         for stream in earlier:
-            self.lost(stream, Broken("the peer came back by a new connection"))
+            self.lost(stream, Broken(_CAME_BACK))
 
     def _may_begin(self, record: Endpoint) -> None:
         """A PAIR shakes hands with one at a time: another would send at the end of its handshake what is lost
@@ -247,21 +260,23 @@ class Arrivals(QueueLimits):
         if not record.outgoing and len(self.peers) >= most:
             raise HandshakeError("busy", f"this side has {most} connections and takes no more")
         self.pattern.check(remote.socket_type, remote.routing_id)
-        if record.address.begin:
-            self._check_log(record, log_of(remote))
+        self._check_log(record, log_of(remote))
         if not socket.router_handover:
             self._check_identity(remote)
 
     def _check_log(self, record: Endpoint, log: LogId | None) -> None:
-        """The publisher has a log, and this socket has no other connection to that log, by which it would
-        receive each message twice. Raises HandshakeError."""
+        """A publisher has a log if `?begin=` asks for it. This socket has no other connection to that log, by
+        which it would receive each message twice. Raises HandshakeError."""
         if log is None:
-            raise HandshakeError(
-                "no_log", "the publisher has no log", hint="?begin= is for what a broker publishes"
-            )
+            if record.address.begin:
+                hint = "?begin= is for what a broker publishes"
+                raise HandshakeError("no_log", "the publisher has no log", hint=hint)
+            return
         for peer in self.peers.values():
-            twice = peer.log is not None and peer.log.name == log.name and peer.source is not record
-            if twice and not draining.has_ended(peer.fd):
+            if peer.source is record or not (record.address.begin or peer.source.address.begin):
+                continue
+            its = log_of(peer.agreement.remote) if peer.agreement is not None else None
+            if its is not None and its.name == log.name and not draining.has_ended(peer.fd):
                 raise HandshakeError(
                     "duplicate_log",
                     f"this socket receives the same log from {peer.endpoint} already",

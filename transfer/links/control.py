@@ -32,6 +32,8 @@ _ANSWERS = 16 << 20
 _SUBSCRIBES = (Control.SUBSCRIBE, Control.RESUBSCRIBE)
 _OF_SUBSCRIPTIONS = (*_SUBSCRIBES, Control.UNSUBSCRIBE, Control.SUBSCRIBED)
 _OF_POSITIONS = (Control.POSITION, Control.OFFLINE, Control.SKIPPED)
+#: prefixes of one connection that are told apart; more count as all topics
+_MAX_UNSUBSCRIBED = 1000
 #: so many heartbeats may wait for a receiver
 _GATHERED = 16
 
@@ -173,6 +175,9 @@ class Controls(Losses):
                     stream.send(control(order), force=True)
                 except Broken as error:
                     broken.append((stream, error))
+            for peer in self.peers.values() if not add and prefix not in pattern.subscriptions else ():
+                if peer.log is not None:
+                    peer.unsubscribed.add(prefix if len(peer.unsubscribed) < _MAX_UNSUBSCRIBED else b"")
         for stream, reason in broken:
             self.lost(stream, reason)
 

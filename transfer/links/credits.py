@@ -79,7 +79,8 @@ class Credits(NoPeer):
         data = bytes(frames[0].data[:1]) if frames[0].flags & Flag.CONTROL else b""
         pattern = self.pattern
         if not data:
-            self.record_position(peer.stream, frames)
+            if self._is_subscribed(frames):
+                self.record_position(peer.stream, frames)
             return
         if not isinstance(pattern, Subscriber) or self.positions is None or peer.log is None:
             return
@@ -88,6 +89,14 @@ class Credits(NoPeer):
                 self.on_publisher_position(peer, data[0], bytes(frames[0].data))
             elif data[0] == Control.SUBSCRIBED:
                 self.acknowledged(pattern, peer, decode_order(bytes(frames[0].data))[1])
+
+    def _is_subscribed(self, frames: Sequence[Any]) -> bool:
+        topic = frames[0].topic
+        return (
+            topic is None
+            or not isinstance(self.pattern, Subscriber)
+            or self.pattern.subscriptions.matches(topic)
+        )
 
     def on_credit(self, peer: Peer, data: bytes) -> None:
         """The peer tells how many messages it consumed. Raises ProtocolError."""

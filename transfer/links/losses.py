@@ -35,7 +35,6 @@ _Left = TypeVar("_Left")
 _READING = 1.0
 #: seconds until messages of a lost peer that nobody had room for are offered again
 _RETRY = 0.01
-
 #: bytes that are still received by a connection which the peer has given up
 _MOST_LEFT = 64 << 20
 
@@ -137,7 +136,7 @@ class Losses(Credits):
         except (Broken, ProtocolError, Closed) as end:
             without_frames(end)
             logger.debug("the connection to %s has been read to its end", peer.address)
-        found = [one for one in heard if not one[0].flags & Flag.CONTROL]
+        found = [one for one in heard if not one[0].flags & Flag.CONTROL and self._is_subscribed(one)]
         if self.pattern.answers:  # the requester is gone, its answer has no receiver
             self.pattern.drop("requester_gone", len(found))
             return None

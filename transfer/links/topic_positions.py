@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 BEGIN = "begin"
 #: in the hello of a PUB: the name of its log, and the number of the epoch in which it writes
 LOG, EPOCH = "log", "epoch"
+#: bytes of a topic in a log
+MAX_LOG_TOPIC = 255
 #: letters of a log's name
 MAX_LOG_NAME = 64
 #: topics of one log, and logs, whose positions are kept; the least recently used is forgotten first
@@ -124,12 +126,14 @@ def check_begin(address: Address, pattern: Pattern, *, bound: bool = False) -> b
 def check_log_prefix(prefix: bytes) -> None:
     """Raises UsageError: no topic of a log begins with this prefix."""
     try:
-        prefix.decode()
-    except UnicodeDecodeError as error:
+        text = prefix.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if len(prefix) > MAX_LOG_TOPIC or "\0" in text:
         raise UsageError(
             f"a subscription to {prefix!r:.80}, beside ?begin= in an endpoint",
-            hint="topics of a log are UTF-8",
-        ) from error
+            hint=f"topics of a log are UTF-8 of at most {MAX_LOG_TOPIC} bytes, without NUL",
+        )
 
 
 class CatchUpSource(ABC):

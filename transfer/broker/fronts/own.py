@@ -115,7 +115,7 @@ class OwnFront:
         for heard in self._sockets:
             heard.tick()
         if self._publisher is not None:
-            self._publisher.kept.tick()
+            self._publisher.catch_up.tick()
 
     def close(self) -> None:
         """Ends the sockets. Idempotent."""
@@ -127,5 +127,5 @@ class OwnFront:
         self._sockets.clear()
         if self._publisher is not None:
             self._hub.leave(self._publisher)
-            self._publisher.kept.close()
+            self._publisher.catch_up.close()
             self._publisher.socket.close(0)

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from patterns.pub_sub import MAX_SUBSCRIPTIONS, encode_order
 from transfer.broker.engine.grammar import Kind, Pattern, pattern
 from transfer.broker.fronts.own_parts import HELD_FROM, parts_of, unreadable
-from transfer.broker.log_epochs import LogEpochs
 from transfer.broker.subscriber import Overflow, Subscriber
 from transfer.links.state import control
 from transfer.links.topic_positions import CatchUpSource, TopicPosition, encode_position, encode_skipped
@@ -37,8 +36,8 @@ MAX_QUEUED_BYTES = 16 << 20
 MAX_POSITIONS, MAX_REQUESTS, MAX_REQUEST_BYTES = 400_000, 2 * MAX_SUBSCRIPTIONS, 16 << 20
 #: seconds between two looks at a full queue: no event tells when it has been sent
 _POLL_INTERVAL = 0.01
-#: seconds of a turn; topics that a request handles in one step
-_TURN, _STEP = 0.005, 500
+#: seconds of a turn; topics or subscriptions in a step of it; subscriptions that share a pass over the topics
+_TURN, _STEP, _MAX_SHARED = 0.005, 500, 5000
 #: (the prefix, the number of the subscription or None to end it, whether the subscriber had it before)
 Request = tuple[Pattern, int | None, bool]
 #: (the prefix, the number of the subscription, whether topics without a position begin at the oldest message)
@@ -157,7 +156,7 @@ class CatchUpSubscribers(CatchUpSource):
     def __init__(
         self, hub: Hub, loop: asyncio.AbstractEventLoop, socket: SocketMethods, counts: Counter[str]
     ) -> None:
-        self._epochs = LogEpochs(hub.store.log)
+        self._epochs = hub.epochs
         self.log = self._epochs.log
         self._hub = hub
         self._loop = loop
@@ -261,7 +260,7 @@ class CatchUpSubscribers(CatchUpSource):
             return self._step(subscriber, ends)
         except Exception as error:  # noqa: BLE001 - of this one: it connects again, and others have their turns
             refused = self._faults.refusal("a subscription to a log", error, subscriber.peer.address)
-            subscriber.close(str(refused))
+            self._socket._links.lost(subscriber.peer.stream, refused)
             return False
 
     def _step(self, subscriber: CatchUpSubscriber, ends: float) -> bool:
@@ -280,7 +279,7 @@ class CatchUpSubscribers(CatchUpSource):
     def _begin_requests(self, subscriber: CatchUpSubscriber) -> None:
         """Takes the next request. Subscriptions that follow each other share one pass over all topics."""
         taken: list[Subscription] = []
-        while subscriber.requests and len(taken) < _STEP:
+        while subscriber.requests and len(taken) < _MAX_SHARED:
             prefix, number, resubscribes = subscriber.requests[0]
             if number is None and taken:
                 break
@@ -294,37 +293,50 @@ class CatchUpSubscribers(CatchUpSource):
         subscriber.in_progress = self._subscribe(subscriber, taken)
 
     def _subscribe(self, subscriber: CatchUpSubscriber, taken: list[Subscription]) -> Iterator[object]:
-        """Finds the topics, `_STEP` at a time; then begins them and sends their positions, as many at a time;
-        confirms the subscriptions."""
-        store, fanout = self._hub.store, self._hub.fanout
-        known, found, matches = set(store.topics.values()), [], _Prefixes(taken)
+        """Begins the topics of these subscriptions, then confirms them, `_STEP` at a time."""
+        found = yield from self._find_topics(subscriber, taken)
+        store = self._hub.store
+        for count, (topic, begin, end) in enumerate(found):
+            if count % _STEP == _STEP - 1:
+                yield None
+            if store.topics.get(topic.name) is topic:  # it was not removed meanwhile
+                if begin < end or store.range(topic)[1] != end:
+                    self._hub.fanout.read_from_log(subscriber, topic, begin)
+                subscriber.delivered.setdefault(topic.name, begin)
+                position = TopicPosition(begin, self.log.epoch)
+                subscriber.send_control(encode_position(position, topic.name.encode()))
+        for count, (_, number, _) in enumerate(taken):
+            if count % _STEP == _STEP - 1:
+                yield None
+            subscriber.send_control(encode_order(Control.SUBSCRIBED, number))
+
+    def _find_topics(
+        self, subscriber: CatchUpSubscriber, taken: list[Subscription]
+    ) -> Generator[None, None, list[tuple[Topic, int, int]]]:
+        """The topics, each with the offset to begin at and the one behind its newest message, as they were
+        before the subscriptions began: from then on the fanout has each new message read from the log."""
+        store, matches = self._hub.store, _Prefixes(taken)
+        known, found = set(store.topics.values()), []
         for count, topic in enumerate(known):
             if count % _STEP == _STEP - 1:
                 yield None
             if topic.durable and (first := matches.first(topic.name)) is not None:
-                found.append((topic, *self._first_number(subscriber, topic, old=first[2]), topic.messages))
-        for prefix, _, _ in taken:  # from here on new messages are read from the log too
+                found.append((topic, *self._first_offset(subscriber, topic, old=first[2])))
+        for count, (prefix, _, _) in enumerate(taken):
+            if count % _STEP == _STEP - 1:
+                yield None
             self._hub.subscribe(subscriber, prefix)
             subscriber.subscriptions[prefix] += 1
         for topic in reversed(store.topics.values()):
             if topic in known:
                 break
             if topic.durable and matches.first(topic.name) is not None:
-                found.append((topic, store.range(topic)[0], True, 0))
-        for count, (topic, begin, more, messages) in enumerate(found):
-            if count % _STEP == _STEP - 1:
-                yield None
-            if store.topics.get(topic.name) is topic:  # it was not removed meanwhile
-                if more or topic.messages != messages:
-                    fanout.read_from_log(subscriber, topic, begin)
-                subscriber.delivered.setdefault(topic.name, begin)
-                position = TopicPosition(begin, self.log.epoch)
-                subscriber.send_control(encode_position(position, topic.name.encode()))
-        for _, number, _ in taken:
-            subscriber.send_control(encode_order(Control.SUBSCRIBED, number))
+                low, _ = store.range(topic)
+                found.append((topic, low, low))
+        return found
 
-    def _first_number(self, subscriber: CatchUpSubscriber, topic: Topic, old: bool) -> tuple[int, bool]:
-        """The offset at which it begins to read the topic; whether there is more."""
+    def _first_offset(self, subscriber: CatchUpSubscriber, topic: Topic, old: bool) -> tuple[int, int]:
+        """The offset at which it begins to read the topic; the one behind the topic's newest message."""
         store = self._hub.store
         low, end = store.range(topic)
         number, reported = subscriber.delivered.get(topic.name), subscriber.reported.pop(topic.name, None)
@@ -339,7 +351,7 @@ class CatchUpSubscribers(CatchUpSource):
             number = low if old else end
             if not old and subscriber.offline_since is not None:
                 number = store.log.offset_at(topic.log_name, subscriber.offline_since)
-        return number, number < end
+        return number, end
 
     def _unsubscribe(self, subscriber: CatchUpSubscriber, prefix: Pattern) -> None:
         subscriber.subscriptions[prefix] -= 1

@@ -40,7 +40,7 @@ class OwnPublisher(Subscriber):
     ) -> None:
         self._counts = hub.counts
         self.socket = context.socket(transfer.PUB)
-        self.kept = CatchUpSubscribers(hub, loop, self.socket, hub.counts)
+        self.catch_up = CatchUpSubscribers(hub, loop, self.socket, hub.counts)
         self.socket.bind(endpoint)
         self.endpoint: str = self.socket.last_endpoint
         self._largest = largest
