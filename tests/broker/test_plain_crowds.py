@@ -153,6 +153,14 @@ def test_a_client_that_was_put_out_comes_again(tmp_path, client, front):
                 assert is_put_out(silent)
 
 
+def test_a_client_of_ttp_that_said_nothing_for_long_connects_again(tmp_path):
+    """TTP's port ends connections that say nothing: a program's first message raised Broken."""
+    with whole(tmp_path, handshake=0.1) as broker, TtpClient(HERE, broker.ports["ttp"]) as idle:
+        until(lambda: refused(broker, "ttp") == {"silent": 1})
+        idle.publish("news", b"lost otherwise", wait=True)
+        assert broker.fronts["ttp"].counters["published"] == 1
+
+
 @pytest.mark.parametrize("client", [RqueueClient, PyBrokerClient])
 def test_a_client_that_is_put_out_again_loses_no_message_in_silence(client):
     with socket.create_server((HERE, 0)) as server:

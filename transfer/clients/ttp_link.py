@@ -49,7 +49,7 @@ class Link:
         heartbeat: float,
         security: Security | None = None,
     ) -> None:
-        host, port = checked_address(host, port)
+        host, port = self._address = checked_address(host, port)
         self.timeout = timeout = patience(timeout, endless=False) or 0.0
         self.complaints: deque[TransferError] = deque(maxlen=_COMPLAINTS)
         self._every = patience(heartbeat, "heartbeat", endless=False) or 0.0
@@ -62,19 +62,23 @@ class Link:
         self._echoes = False  # the broker answers heartbeats
         self._failure: TransferError | None = None
         self._peer = f"{host}:{port}"
-        security = security_for(self._peer, security)
+        self._security = security_for(self._peer, security)
+        self._connect(timeout)
+        self._begun = False  # a frame was sent, or begun
+        self._heard = False  # the broker has said something
+        self._sent = time.monotonic()
+        self._unanswered: float | None = None  # when the first heartbeat was sent that nothing came after
+
+    def _connect(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        self._socket = _connected(host, port, timeout)
+        self._socket = _connected(*self._address, timeout)
         try:
-            self._channel = secured(self._socket, host, deadline, security, (_PROTOCOL,))
+            self._channel = secured(self._socket, self._address[0], deadline, self._security, (_PROTOCOL,))
         except BaseException:
             self._socket.close()
             raise
         #: what bytes go by
         self._way: socket.socket | TlsChannel = self._channel or self._socket
-        self._heard = False  # the broker has said something
-        self._sent = time.monotonic()
-        self._unanswered: float | None = None  # when the first heartbeat was sent that nothing came after
 
     def close(self) -> None:
         """Ends the connection. Idempotent."""
@@ -121,6 +125,8 @@ class Link:
         """A frame, all of it. While the broker takes nothing, what it sends is read."""
         if self._failure is not None:
             raise self._failure
+        if not self._begun and not self._heard:
+            self._replace_if_ended()
         left = [memoryview(head), data] if data else [memoryview(head)]
         deadline = time.monotonic() + self.timeout
         sent, untouched = 0, True
@@ -142,6 +148,19 @@ class Link:
                 self._fail(Broken("a frame was half sent when it was interrupted"))
             raise
         self._sent = time.monotonic()
+
+    def _replace_if_ended(self) -> None:
+        """A broker may have ended a connection that had sent nothing, to make room for another. Nothing is
+        lost by a new one. Raises Broken, Again."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        if poll.poll(0):
+            self._socket.close()
+            try:
+                self._connect(self.timeout)
+            except TransferError as error:
+                raise self._fail(error) from None
+        self._begun = True
 
     def _send_some(self, buffers: list[memoryview]) -> int:
         try:
