@@ -136,7 +136,7 @@ def test_sessions_of_an_earlier_version_are_understood(tmp_path):
         sessions = Sessions(database)
         for number, said in enumerate((True, False, ("zstd",))):
             able = Capabilities(supports_compression=said)
-            sessions.keep(Session("", f"c{number}", f"s{number}", None, ("t",), able))
+            sessions.update({("", f"c{number}"): Session("", f"c{number}", f"s{number}", None, ("t",), able)})
         found = {one.consumer_id: one.capabilities.supports_compression for one in sessions.load()}
     finally:
         database.close()

@@ -28,6 +28,7 @@ from transfer.clients.pybroker import PyBrokerClient
 from transfer.clients.rqueue import RqueueClient
 from transfer.clients.ttp import TtpClient
 from transports.descriptors import RESERVE
+from transports.errors import Broken
 from transports.hello import encode
 from transports.identity import make_hello
 from transports.security.settings import Security
@@ -101,7 +102,7 @@ def begins(plain):
     return [b"", hello[:20], b"TMQP\x02", zmtp()[:64], b"GET / HTTP/1.1\r\n"]
 
 
-def publish_late(doors, security):
+def publish_late(doors, security, topic):
     """Programs that come while the strangers stand there, one at each front."""
     patient = {"security": security, "timeout": 20}
     abtp = f"tcp://{HERE}:{doors['abtp router']}"
@@ -111,12 +112,12 @@ def publish_late(doors, security):
         TtpClient(HERE, doors["ttp"], **patient) as ttp,
         AbtpProducer(abtp, **patient) as producer,
     ):
-        rqueue.subscribe("late")
-        rqueue.publish("late", b"by rqueue")
+        rqueue.subscribe(topic)
+        rqueue.publish(topic, b"by rqueue")
         assert rqueue.recv().content == b"by rqueue"
-        pybroker.publish("late", b"by PyBroker")
-        ttp.publish("late", b"by TTP", wait=True)
-        producer.publish("late", b"by abtp")
+        pybroker.publish(topic, b"by PyBroker")
+        ttp.publish(topic, b"by TTP", wait=True)
+        producer.publish(topic, b"by abtp")
         assert sorted(rqueue.recv().content for _ in range(3)) == [b"by PyBroker", b"by TTP", b"by abtp"]
 
 
@@ -146,7 +147,13 @@ def besiege(tmp_path, descriptors, strangers, *, plain=False):
             good.publish("large", bytes(1 << 20))  # its file is made now
             with BrokerClient(requests, context=context) as late:
                 late.publish("good", b"of one who came late")
-            publish_late(doors, good_one)
+            for attempt in range(5):
+                try:
+                    publish_late(doors, good_one, f"late {attempt}")
+                    break
+                except Broken:  # before its first frame it was the oldest of those without a certificate
+                    if not plain or attempt == 4:
+                        raise
         finally:
             publishing.ended.set()
             publishing.join()

@@ -7,7 +7,6 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from transfer import steady_clock
@@ -32,6 +31,7 @@ from transfer.broker.engine.direct_actions import (
 from transfer.broker.engine.direct_events import Accepted, End, Event, Facts, Finished, Parcel, Ref
 from transfer.broker.engine.direct_routes import TableRoutes
 from transfer.broker.message import Front, Message, Written
+from transfer.broker.session_writer import SessionWriter
 from transfer.broker.topic import BESIDE
 from transfer.log import HOLDS
 from transports.errors import InternalError, LogDamaged, LogFull, TransferError
@@ -92,6 +92,7 @@ class Direct:
         self._thread = thread
         self._letters = letters
         self._sessions = sessions
+        self._session_writer = SessionWriter(thread, sessions)
         self._auditing = auditing
         self._courier: Courier | None = None
         self._journal = DirectJournal(hub.store.log)
@@ -124,6 +125,7 @@ class Direct:
         self._closed = True
         if self._alarm is not None:
             self._alarm.cancel()
+        self._session_writer.close()
         if self._hub.durability.failure is None:
             self._flush()
             if not self._withheld:
@@ -312,9 +314,9 @@ class Direct:
             case DeadLetter():
                 self._bury(action)
             case KeepSession(session):
-                self._thread.do(partial(self._sessions.keep, session))
-            case DropSession(session_id):
-                self._thread.do(partial(self._sessions.drop, session_id))
+                self._session_writer.keep(session)
+            case DropSession(session):
+                self._session_writer.remove(session)
             case Audit():
                 self._auditing.tell(action.consumer_id, action.operation, (action.message_id,), action.text)
 

@@ -232,7 +232,7 @@ class KeepSession:
 class DropSession:
     """The session has ended."""
 
-    session_id: str
+    session: Session
 
 
 Action = Persist | Dispatch | DeadLetter | Answer | Audit | KeepSession | DropSession

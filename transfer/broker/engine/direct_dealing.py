@@ -217,7 +217,7 @@ class Dealing:
         self.sessions.end(session)
         self._routes.unbind(session)
         self._departed.add(session, now.seconds)
-        self._actions.append(DropSession(session.session_id))
+        self._actions.append(DropSession(session))
         for number in sorted(session.inflight):
             found = self.inflight.get(number)
             if found is not None:

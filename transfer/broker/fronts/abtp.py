@@ -95,7 +95,7 @@ class AbtpFront:
         self._limits = Limits(self.settings.largest)
         self._names, self._on_published, self._signatures = names, on_published, signatures
         self._unkept = self._unkept_bytes = 0
-        self._scheduled = False
+        self._scheduled = self._wanted = False
         self._requests = RequestReader(self._decode, self._handle, self._failed, pool, self._soon)
         self._outgoing = Outgoing(self._send, pool)
         grace, most = self.settings.route_grace, self.settings.awaiting
@@ -139,6 +139,8 @@ class AbtpFront:
     # -- reading -----------------------------------------------------------------------------------------
 
     def _soon(self) -> None:
+        """Another turn, behind the one that goes on now: a send may hide that something came."""
+        self._wanted = True
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._turn)
@@ -148,28 +150,38 @@ class AbtpFront:
             self._turn()
 
     def _turn(self) -> None:
-        self._scheduled = False
+        """One turn; the next one is scheduled once, however often it is wanted meanwhile."""
         if self._context.closed:
             return
+        self._scheduled, self._wanted, late = True, False, False
+        try:
+            late = self._receive()
+            self._hear()
+            self._hub.end_turn()
+        finally:
+            self._scheduled = late or self._wanted
+            if late:
+                call_after_turns(self._loop, self._turn)
+            elif self._wanted:
+                self._loop.call_soon(self._turn)
+
+    def _receive(self) -> bool:
+        """Some messages. Whether the time of this turn was not enough."""
         until = time.monotonic() + TURN_SECONDS
         for _ in range(self.settings.batch):
             if self._requests.is_full:
-                break
+                return False
             if time.monotonic() > until:
-                self._scheduled = True
-                call_after_turns(self._loop, self._turn)
-                break
+                return True
             try:
                 frames = self._router.recv_multipart(_NOW)
             except zmq.Again:
-                break
+                return False
             if self._names is not None:
                 frames[0] = self._names.identity(frames[0])
             self._requests.add(frames)
-        else:
-            self._soon()
-        self._hear()
-        self._hub.end_turn()
+        self._soon()
+        return False
 
     def _hear(self) -> None:
         """What SUB sockets want, and who has come and gone."""

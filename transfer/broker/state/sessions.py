@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 
-from transfer.broker.engine.sessions import Capabilities, Session
+from transfer.broker.engine.sessions import Capabilities, ConsumerKey, Session
 from transfer.broker.state.database import Database, row_check
 
 _log = logging.getLogger("transfer.broker")
@@ -19,7 +20,8 @@ SCHEMA = [
         said TEXT NOT NULL,
         row_check INTEGER NOT NULL
     ) STRICT
-    """
+    """,
+    "CREATE INDEX sessions_by_consumer ON sessions (tenant, consumer_id)",
 ]
 
 
@@ -31,27 +33,13 @@ class Sessions:
         self._database = database
         database.prepare(STORE, SCHEMA)
 
-    def keep(self, session: Session) -> None:
-        """The session, as it is now. It takes the place of its consumer's older ones."""
-        abilities = session.capabilities
-        said = json.dumps(
-            {
-                "subscriptions": session.subscriptions,
-                "supports_ack": abilities.supports_ack,
-                "supports_compression": abilities.supports_compression,
-                "supports_codec": abilities.supports_codec,
-                "max_inflight": abilities.max_inflight,
-            }
-        )
-        row = (session.session_id, session.tenant, session.consumer_id, said)
+    def update(self, sessions: Mapping[ConsumerKey, Session | None]) -> None:
+        """The session of each of these consumers, as it is now; None: it has ended. All of them or none."""
+        rows = [_row_of(session) for session in sessions.values() if session is not None]
+        checked = [(*row, row_check(*row)) for row in rows]
         with self._database.transaction() as connection:
-            connection.execute("DELETE FROM sessions WHERE tenant = ? AND consumer_id = ?", row[1:3])
-            connection.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", (*row, row_check(*row)))
-
-    def drop(self, session_id: str) -> None:
-        """The session has ended."""
-        with self._database.transaction() as connection:
-            connection.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
+            connection.executemany("DELETE FROM sessions WHERE tenant = ? AND consumer_id = ?", [*sessions])
+            connection.executemany("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", checked)
 
     def load(self) -> list[Session]:
         """All of them; one that is damaged is told, and left out: its consumer registers anew."""
@@ -66,6 +54,20 @@ class Sessions:
             except (ValueError, KeyError, TypeError) as error:
                 _log.error("a session is damaged, and its consumer has to register again: %s", error)
         return found
+
+
+def _row_of(session: Session) -> tuple[str, str, str, str]:
+    abilities = session.capabilities
+    said = json.dumps(
+        {
+            "subscriptions": session.subscriptions,
+            "supports_ack": abilities.supports_ack,
+            "supports_compression": abilities.supports_compression,
+            "supports_codec": abilities.supports_codec,
+            "max_inflight": abilities.max_inflight,
+        }
+    )
+    return session.session_id, session.tenant, session.consumer_id, said
 
 
 def _session(session_id: str, tenant: str, consumer_id: str, said: str) -> Session:
