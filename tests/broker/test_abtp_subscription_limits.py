@@ -71,7 +71,7 @@ def test_the_limits_of_one_and_of_all(monkeypatch):
     every = SubscriptionLimits(lambda end, why: closed.append(end) or every.remove(end))
 
     def says(end, *said):
-        every.feed(end, memoryview(b"".join(said)))
+        every.feed(end, memoryview(b"".join(said)), 0.0)
 
     says("one", *(message(1, b"%d" % n) for n in range(10)))
     with pytest.raises(ProtocolError, match="more than 10 subscriptions"):
@@ -92,6 +92,38 @@ def test_the_limits_of_one_and_of_all(monkeypatch):
     says("a", message(1, b"a"), message(1, b"b" * 100))
     assert closed in (["a"], ["d"])
     assert every.nbytes <= 1600
+
+
+def test_changes_are_read_at_a_bounded_rate(monkeypatch):
+    """libzmq hands on all of them: floods by 30 connections held up others for 4 s, and took 760 MB."""
+    monkeypatch.setattr(abtp_subscription_limits, "MAX_CHANGES", 1000)
+    monkeypatch.setattr(abtp_subscription_limits, "MAX_BURST", 500)
+    limits = SubscriptionLimits(lambda end, why: None)
+    hundred = memoryview(b"".join(message(number % 2, b"x") for number in range(100)))
+    assert [limits.feed("one", hundred, 0.0) <= 0 for _ in range(5)] == [True] * 5
+    assert limits.feed("one", hundred, 0.0) == pytest.approx(0.1)
+    assert limits.feed("two", hundred, 0.05) == pytest.approx(0.15), "they share the rate"
+    assert limits.feed("one", memoryview(b""), 0.2) <= 0
+    assert limits.feed("one", hundred, 10.0) <= 0
+
+
+def test_one_who_changes_subscriptions_fast_gets_all_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(abtp_subscription_limits, "MAX_BURST", 100)
+    abtp = AbtpEndpoints(FREE, FREE)
+    with (
+        running(tmp_path, own=None, abtp=abtp) as broker,
+        zmq.Context() as context,
+        context.socket(zmq.SUB) as sub,
+    ):
+        sub.sndhwm = 0  # else libzmq drops subscriptions
+        sub.connect(broker.endpoints["abtp pub"])
+        for number in range(9000):
+            sub.subscribe(b"%04d" % number)
+        prefixes = broker.fronts["abtp"].subscriber._prefixes
+        eventually(lambda: len(prefixes) == 9000)
+        for number in range(8999):
+            sub.unsubscribe(b"%04d" % number)
+        eventually(lambda: list(prefixes) == [b"8999"])
 
 
 def test_a_flood_ends_its_own_connection(tmp_path, caplog):

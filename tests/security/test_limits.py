@@ -167,6 +167,9 @@ VALUES = {
             size(abtp_subscription_limits.MAX_TOTAL_BYTES),
         )
     ),
+    ("abtp", "changes"): "; ".join(
+        (number(abtp_subscription_limits.MAX_CHANGES), number(abtp_subscription_limits.MAX_BURST))
+    ),
     ("abtp", "prefixes"): number(abtp_pub.MOST_PREFIXES),
     ("HTTP of a broker", "connections without"): number(Security().unfinished),
     ("HTTP of a broker", "bytes of a body"): size(MAX_BODY),

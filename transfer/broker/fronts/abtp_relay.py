@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from transfer.broker.fronts.abtp_names import NamedConnection, Names
@@ -44,6 +45,8 @@ _MOST = 4 << 20
 _SLOW_SUBSCRIBER_BYTES = 256 << 20
 #: published bytes between two checks for such subscribers
 _CHECK_EVERY = 16 << 20
+#: bytes of a SUB that are looked at before it may be the turn of others
+_SUBSCRIPTION_BYTES = 4 << 10
 #: seconds that an end has to take what came before the other one ended
 _LAST_WORDS = 10.0
 #: bytes that the name of a Unix socket may have
@@ -273,9 +276,19 @@ class Outer(_End):
         """See Line."""
         if not self._begun:
             return self._begin(data)
-        if self._relay.subscription_limits is not None:
-            self._relay.subscription_limits.feed(self, data)
-        return super().cut(data) if not self.closed else len(data)
+        limits = self._relay.subscription_limits
+        if limits is None:
+            return super().cut(data)
+        data = data[:_SUBSCRIPTION_BYTES]
+        pause = limits.feed(self, data, self._loop.time())
+        if self.closed:
+            return len(data)
+        if pause > 0:
+            self.pause()
+            self._loop.call_later(pause, self.resume)
+        elif monotonic() >= self.turn_ends:
+            self.give_way()
+        return super().cut(data)
 
     def _begin(self, data: memoryview) -> int:
         missing = GREETING - len(self._greeting)

@@ -145,6 +145,12 @@ class CatchUpSubscriber(Subscriber):
     def finish(self) -> None:
         """None is begun."""
 
+    def clear(self) -> None:
+        """It has gone. Topics may know it as a listener until their next message; there may be many."""
+        self.delivered, self.reported = {}, {}
+        self.requests.clear()
+        self.in_progress = None
+
     def close(self, reason: str) -> None:
         self._socket._links.lost(self.peer.stream, ProtocolError("stalled", reason))
 
@@ -383,6 +389,7 @@ class CatchUpSubscribers(CatchUpSource):
     def _remove(self, subscriber: CatchUpSubscriber) -> None:
         self._subscribers.pop(subscriber.peer.stream, None)
         self._hub.leave(subscriber)
+        subscriber.clear()
 
     def close(self) -> None:
         """Idempotent."""
