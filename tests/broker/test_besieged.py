@@ -149,7 +149,7 @@ def besiege(tmp_path, descriptors, strangers, *, plain=False):
                 late.publish("good", b"of one who came late")
             for attempt in range(5):
                 try:
-                    publish_late(doors, good_one, f"late {attempt}")
+                    publish_late(doors, good_one, f"late{attempt}")
                     break
                 except Broken:  # before its first frame it was the oldest of those without a certificate
                     if not plain or attempt == 4:

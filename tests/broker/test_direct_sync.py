@@ -64,9 +64,7 @@ class Driver:
         hub = SimpleNamespace(
             store=store, counts=Counter(), durability=self.disk, keep_now=self.disk.keep_now
         )
-        quiet = SimpleNamespace(
-            do=nothing, load=list, keep=nothing, drop=nothing, tell=nothing, named=lambda prefix: ()
-        )
+        quiet = SimpleNamespace(do=nothing, load=list, update=nothing, tell=nothing, named=lambda prefix: ())
         self.direct = Direct(self.loop, hub, RouteTable(), Rules(), quiet, quiet, quiet, quiet)
         self.direct.attach(self)
 

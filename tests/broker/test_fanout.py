@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.heart import EVERYTHING, Ear, heart
+from tests.folders import new_folder
 from transfer.broker.engine.grammar import Kind, pattern
 from transfer.broker.message import Front
 from transfer.broker.stream_passage import Streamed
@@ -88,8 +89,8 @@ def test_close_ends_the_slow(beating):
 
 @given(st.lists(st.one_of(st.integers(1, 900), st.sampled_from(["take", "turn", "some"])), max_size=60))
 @settings(max_examples=40, deadline=None)
-def test_who_spills_gets_all_in_order(tmp_path_factory, steps):
-    with heart(tmp_path_factory.mktemp("log")) as beating:
+def test_who_spills_gets_all_in_order(steps):
+    with new_folder() as folder, heart(folder) as beating:
         slow = listen(beating, limit=1000)
         quick = listen(beating, auto=True)
         sent = []

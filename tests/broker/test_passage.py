@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.heart import EVERYTHING, Ear, Publisher, heart
+from tests.folders import new_folder
 from transfer.broker.subscriber import Overflow
 from transfer.log import Retention
 from transports.errors import UsageError
@@ -73,8 +74,8 @@ def test_wrong_numbers_of_bytes_are_refused(beating):
     st.sampled_from([TRANSIENT, DURABLE]),
 )
 @settings(max_examples=40, deadline=None)
-def test_the_publisher_waits_as_often_as_it_goes_on(tmp_path_factory, steps, topic):
-    with heart(tmp_path_factory.mktemp("log"), durable=lambda name: name == DURABLE) as beating:
+def test_the_publisher_waits_as_often_as_it_goes_on(steps, topic):
+    with new_folder() as folder, heart(folder, durable=lambda name: name == DURABLE) as beating:
         ear, publisher = listen(beating, limit=250, auto=False), Publisher()
         passage = beating.begin(topic, 100 * PIECE, publisher)
         given = 0

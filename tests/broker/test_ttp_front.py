@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import pairwise
 
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.broker.alone import PATIENCE, Turns, ended
 from tests.broker.ttp_peers import MIB, heard_later, listening, serving
+from tests.folders import new_folder
 from transfer.broker.fronts.ttp import TtpFront
 from transfer.broker.message import Front, Message
 from transfer.protocols.ttp import (
@@ -236,16 +237,13 @@ def _conversation(draw):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(talk=_conversation(), cuts=st.lists(st.floats(0, 1), max_size=8))
-def test_frames_mean_the_same_wherever_the_network_cuts_them(tmp_path_factory, talk, cuts):
+def test_frames_mean_the_same_wherever_the_network_cuts_them(talk, cuts):
     data, heard = talk
     places = [0, *sorted(int(one * len(data)) for one in cuts), len(data)]
     pieces = [data[begin:end] for begin, end in pairwise(places)]
     pieces = [piece[at : at + 60_000] for piece in pieces for at in range(0, len(piece), 60_000)]
-    turns = Turns(tmp_path_factory.mktemp("turns"), lambda hub, lines: TtpFront(hub, lines))
-    try:
+    with new_folder() as folder, closing(Turns(folder, lambda hub, lines: TtpFront(hub, lines))) as turns:
         assert turns.heard(pieces) == (heard, True)
-    finally:
-        turns.close()
 
 
 _sizes = st.sampled_from([0, 1, 3, 70_000])
@@ -270,14 +268,11 @@ def _nonsense(draw):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=_nonsense())
-def test_no_bytes_upset_the_broker(tmp_path_factory, caplog, data):
+def test_no_bytes_upset_the_broker(caplog, data):
     pieces = [data[at : at + 60_000] for at in range(0, len(data), 60_000)]
-    turns = Turns(tmp_path_factory.mktemp("turns"), lambda hub, lines: TtpFront(hub, lines))
-    try:
+    with new_folder() as folder, closing(Turns(folder, lambda hub, lines: TtpFront(hub, lines))) as turns:
         turns.heard(pieces)
         assert turns.heard([encode_head(3, b"t", b"", 5) + b"after"]) == ([("t", b"after")], True)
-    finally:
-        turns.close()
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 

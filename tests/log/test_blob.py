@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.folders import new_folder
 from transfer.log import Log
 from transfer.log.segment_files import BLOBS
 from transports import core
@@ -34,8 +35,8 @@ def kept(log, topic, *blobs):
 
 @given(cuts=st.lists(st.integers(0, len(DATA)), max_size=6))
 @settings(max_examples=30, deadline=None)
-def test_ranges_are_the_blob(tmp_path_factory, cuts):
-    with Log(tmp_path_factory.mktemp("log")) as log:
+def test_ranges_are_the_blob(cuts):
+    with new_folder() as folder, Log(folder) as log:
         _, offset = kept(log, "t", b"before", DATA)
         reader = log.blob_at("t", offset)
         assert (reader.nbytes, reader.crc) == (len(DATA), crc32c(DATA))

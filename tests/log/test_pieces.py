@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.folders import new_folder
 from transfer.log import Log, Retention, holes
 from transfer.log.segment_files import BLOBS
 from transports.errors import Closed, LogFull, UsageError
@@ -38,10 +39,9 @@ def punching(tmp_path):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.binary(max_size=200), max_size=4), max_size=6), st.data())
-def test_pieces_become_one_blob(tmp_path_factory, pieces, data):
+def test_pieces_become_one_blob(pieces, data):
     whole = b"".join(part for piece in pieces for part in piece)
-    folder = tmp_path_factory.mktemp("log")
-    with Log(folder, fsync="never", segment_bytes=SMALL) as log:
+    with new_folder() as folder, Log(folder, fsync="never", segment_bytes=SMALL) as log:
         with log.blob("t", len(whole)) as writer:
             written = 0
             for piece in pieces:

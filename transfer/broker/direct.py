@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from transfer.broker.topic import Topic
 
 _log = logging.getLogger("transfer.broker")
-
 #: events in the journal after which a snapshot is written
 _SNAPSHOT_AFTER = 100_000
 #: bytes of messages that are held, so that they need not be read from the log
