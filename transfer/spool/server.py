@@ -35,6 +35,7 @@ from transports.errors import (
     Closed,
     InternalError,
     LogFull,
+    NotSupported,
     ProtocolError,
     TransferError,
 )
@@ -306,7 +307,7 @@ class Spool:
                 if self._closing.wait(_FULL_PAUSE):
                     raise Closed("the spool was closed")
                 # Room comes back when it is on the disk that it is not needed.
-                with suppress(Again):
+                with suppress(Again, NotSupported):
                     self.store.log.commit(timeout=_FULL_PAUSE)
         finally:
             self._desk.writers.full = ""
@@ -367,10 +368,10 @@ class Spool:
         self._answer(identity, {}, {"id": number, "error": refused})
 
     def _answer(self, identity: bytes, arrays: Arrays, meta: dict[str, Any]) -> Any:
-        """Any thread. Who is gone is not answered. The message's tracker, or None."""
+        """Any thread. Who is gone, or said no hello, is not answered. The message's tracker, or None."""
         try:
             return self._asked.send_tensors_to(identity, arrays, meta=meta, copy=False, track=bool(arrays))
-        except Closed:
+        except (Closed, NotSupported):
             return None
 
     def _hang_up(self) -> None:

@@ -7,7 +7,7 @@ from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport read as read_fd
 
-from transports.errors import Again, Broken, Closed, ForkedError, InternalError, UsageError
+from transports.errors import Again, Broken, Closed, ForkedError, InternalError, NotSupported, UsageError
 
 from transports.native cimport link as native_link
 from transports.native.atomic cimport add_int, load, load_int, load_signed, store_int
@@ -264,6 +264,9 @@ cdef class Sending:
                     took = stream.send(frames, hold=hold, released=released)
             except (Broken, Closed) as error:
                 self.lose(stream, error)
+                took = False
+            except NotSupported:  # a peer without a hello; the others have it all the same
+                stream.dropped += 1
                 took = False
             else:
                 if not took:

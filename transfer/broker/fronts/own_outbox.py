@@ -10,7 +10,7 @@ import transfer
 from transfer.broker.fronts.own_parts import HELD_FROM, OutPart
 from transfer.protocols.own import Op, encode
 from transfer.protocols.own_several import LARGEST_BODY, WORD_COST, encode_several
-from transports.errors import Again, Closed
+from transports.errors import Again, Closed, NotSupported
 
 if TYPE_CHECKING:
     import asyncio
@@ -122,5 +122,5 @@ class Outbox:
         frames: list[OutPart] = [(None, None, 0, identity), (None, None, 0, head), *parts]
         try:
             self._socket.send_frames(frames, transfer.DONTWAIT, copy=None if nbytes < HELD_FROM else False)
-        except (Again, Closed):  # what it held comes back when that is seen
+        except (Again, Closed, NotSupported):  # what it held comes back when it has gone; or it is no client
             self._counters["unanswered"] += 1
