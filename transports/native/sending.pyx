@@ -269,8 +269,7 @@ cdef class Sending:
                 stream.dropped += 1
                 took = False
             else:
-                if not took:
-                    stream.dropped += 1
+                stream.dropped += not took
             if took:
                 taken += 1
             elif released is not None:
