@@ -53,9 +53,17 @@ def test_what_a_sub_says_is_read_in_any_pieces(said, sizes):
 
 
 @given(st.binary())
-def test_any_bytes_are_read_or_refused(data):
-    with suppress(ProtocolError):
-        SubscriptionReader().feed(memoryview(data))
+def test_any_bytes_are_read_or_refused_in_the_same_way_byte_by_byte(data):
+    def outcome(pieces):
+        reader, found = SubscriptionReader(), []
+        try:
+            for piece in pieces:
+                found += reader.feed(memoryview(piece))
+        except ProtocolError:
+            return "refused"
+        return found
+
+    assert outcome([data]) == outcome(bytes([one]) for one in data)
 
 
 def test_a_frame_that_no_sub_sends():

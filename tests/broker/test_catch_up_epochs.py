@@ -317,5 +317,5 @@ def test_no_more_positions_are_sent_than_a_broker_accepts(monkeypatch):
     known.connected(log)
     for number in range(100):
         known.reset(peer, TopicPosition(number, 1), b"%010d" % number)
-    told = [topic_positions.decode_position(data) for data in known.control_frames("log")]
-    assert sorted(topic for _, topic in told) == [b"%010d" % number for number in range(90, 100)]
+    sent = [topic_positions.decode_position(data) for data in known.control_frames("log")]
+    assert sorted(topic for _, topic in sent) == [b"%010d" % number for number in range(90, 100)]

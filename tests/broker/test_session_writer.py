@@ -17,14 +17,14 @@ class LaterThread:
     def __init__(self):
         self.work = []
 
-    def do(self, work, told=None):
-        self.work.append((work, told))
+    def do(self, work, done=None):
+        self.work.append((work, done))
 
     def step(self):
-        work, told = self.work.pop(0)
+        work, done = self.work.pop(0)
         work()
-        if told is not None:
-            told(None)
+        if done is not None:
+            done(None)
 
 
 def session(consumer, number):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NAME, _EPOCHS = b"broker/name", b"broker/epochs"
 #: the number of an epoch, and a time that is later than all messages of earlier epochs
 _EPOCH = struct.Struct("<QQ")
-#: epochs that are kept; a subscriber with an older position begins anew
+#: epochs that are kept; a subscriber with an older position begins at the oldest message, or at new ones
 _MAX_EPOCHS = 1000
 
 
@@ -27,8 +27,8 @@ class LogEpochs:
     the end of each epoch that both know; a restored backup, or a copy, goes on in epochs of its own. Used on
     the broker's loop.
 
-    log: the name, and the epoch that begins now. A full log cannot keep them: then all subscribers begin
-    anew after the next start.
+    log: the name, and the epoch that begins now. A full log cannot keep them: then no position is
+    valid after the next start.
     """
 
     def __init__(self, log: Log) -> None:

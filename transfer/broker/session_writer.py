@@ -53,6 +53,8 @@ class SessionWriter:
 
     def _written(self, error: TransferError | None) -> None:
         if error is not None:
-            _log.error("sessions are not kept, and their consumers register anew after a restart: %s", error)
+            _log.error(
+                "sessions are not kept: their consumers have to register again after a restart: %s", error
+            )
         self._writing = False
         self._write_next()

@@ -32,7 +32,7 @@ _ANSWERS = 16 << 20
 _SUBSCRIBES = (Control.SUBSCRIBE, Control.RESUBSCRIBE)
 _OF_SUBSCRIPTIONS = (*_SUBSCRIBES, Control.UNSUBSCRIBE, Control.SUBSCRIBED)
 _OF_POSITIONS = (Control.POSITION, Control.OFFLINE, Control.SKIPPED)
-#: prefixes of one connection that are told apart; more count as all topics
+#: prefixes of one connection that are kept; more count as all topics
 _MAX_UNSUBSCRIBED = 1000
 #: so many heartbeats may wait for a receiver
 _GATHERED = 16

@@ -307,7 +307,7 @@ class Spool:
                 if self._closing.wait(_FULL_PAUSE):
                     raise Closed("the spool was closed")
                 # Room comes back when it is on the disk that it is not needed.
-                with suppress(Again, NotSupported):
+                with suppress(Again):
                     self.store.log.commit(timeout=_FULL_PAUSE)
         finally:
             self._desk.writers.full = ""

@@ -7,7 +7,7 @@ from libc.errno cimport EINTR, errno
 from libc.stdint cimport int64_t, uint64_t
 from posix.unistd cimport read as read_fd
 
-from transports.errors import Again, Broken, Closed, ForkedError, InternalError, NotSupported, UsageError
+from transports.errors import Again, Broken, Closed, ForkedError, InternalError, UsageError
 
 from transports.native cimport link as native_link
 from transports.native.atomic cimport add_int, load, load_int, load_signed, store_int
@@ -265,11 +265,9 @@ cdef class Sending:
             except (Broken, Closed) as error:
                 self.lose(stream, error)
                 took = False
-            except NotSupported:  # a peer without a hello; the others have it all the same
-                stream.dropped += 1
-                took = False
             else:
-                stream.dropped += not took
+                if not took:
+                    stream.dropped += 1
             if took:
                 taken += 1
             elif released is not None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import Again, Broken, NotSupported
+from transports.errors import Again, Broken
 from transports.twin.attachment import Attachments, deadline_of
 from transports.twin.codec import normalize, payload_of
 from transports.twin.flusher import Flusher, Released
@@ -188,8 +188,6 @@ class Sending(Attachments):
                 stream.dropped += not accepted
             except Broken as error:
                 self._lose(stream, stream.broken or error)
-            except NotSupported:  # a peer without a hello; the others have it all the same
-                stream.dropped += 1
             taken += accepted
             if done is not None and not accepted:
                 done(None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import transfer
 from transfer.broker.fronts.own_parts import parts_of, unreadable
-from transports.errors import Again, Closed, LogFull, NotSupported, ProtocolError, TransferError, UsageError
+from transports.errors import Again, Closed, LogFull, ProtocolError, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.engine.groups import Delivery
@@ -86,11 +86,7 @@ class OwnQueue:
                 tracker = self.socket.send_frames(
                     [(topic, meta, flags, data), *rest], transfer.DONTWAIT, copy=False, track=True
                 )
-            except (
-                Again,
-                Closed,
-                NotSupported,
-            ):  # one who pulled has just gone: all from here on, in their order
+            except (Again, Closed):  # one who pulled has just gone: all from here on, in their order
                 self._served.group.untake([one for one, _ in messages[place:]], 0.0)
                 self._behind = True
                 break
