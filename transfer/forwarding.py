@@ -11,8 +11,6 @@ from transports.errors import ArgumentError, NotSupported, ProtocolError
 from transports.wire import MAX_TOPIC, Flag, fits
 
 if TYPE_CHECKING:
-    import socket
-
     from patterns.base import OutFrame
     from transfer.links import Links
     from transfer.tracker import Tracker
@@ -35,14 +33,6 @@ class Forwarding:
         def _send_outframes(
             self, frames: list[OutFrame], flags: int = 0, track: bool = False, copy: bool | None = None
         ) -> Tracker | None: ...
-
-    def adopt(self, connection: socket.socket, peer: str) -> None:
-        """Takes a TCP connection that the program accepted itself, in non-blocking mode, and of which
-        nothing was read, as if it had come by the oldest endpoint that is bound. peer: "host:port". It is
-        the socket's from now on. Raises UsageError if none is bound, NotSupported.
-        """
-        self._check_forked()
-        self._links.adopt(connection, peer)
 
     @property
     def has_peers(self) -> bool:

@@ -74,6 +74,7 @@ class Peer:
         "loss",
         "moved",
         "queue_limit",
+        "read_later",
         "reading",
         "retained",
         "settled",
@@ -96,6 +97,8 @@ class Peer:
         self.attached = False
         #: it has closed its side: nothing more comes
         self.ended = False
+        #: its control frames are read on after others have had their turn
+        self.read_later = False
         #: the peer sends credits
         self.confirms = False
         #: we send it credits

@@ -285,7 +285,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
     def close(self, linger: float | None = None) -> int:
         """Flushes for at most `linger` ms (None: the option) and ends; waiting calls raise Closed.
 
-        Returns how many messages were not sent. Idempotent.
+        Returns how many messages were not sent; with `resend`, not confirmed. Idempotent.
         """
         lingers = self._linger_seconds(linger)
         if self._inherited or not self._ending.acquire(blocking=False):

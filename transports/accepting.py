@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Callable
 from time import monotonic
@@ -10,6 +11,8 @@ from weakref import WeakKeyDictionary
 #: seconds that a listener accepts at one turn of its loop, at least and at most. With 20 ms a storm was let
 #: in no faster, and those who are in waited three times as long
 MIN_SECONDS, MAX_SECONDS = 0.0002, 0.001
+#: the first byte of a ClientHello
+_TLS_HANDSHAKE = b"\x16"
 
 
 class FairShare:
@@ -40,11 +43,23 @@ def share_of(loop: object) -> FairShare:
     return _shares.setdefault(loop, FairShare())
 
 
-def has_spoken(connection: socket.socket) -> bool | None:
-    """Whether there is something to read, which stays there; None: not yet; False: the peer has gone."""
+def has_spoken(connection: socket.socket, *, tls: bool = False) -> bool | None:
+    """Whether there is something to read, which stays there; None: not yet; False: the peer has gone.
+
+    tls: a peer that has closed its side has gone, too, if it began with a handshake of TLS: answering that is
+    work that nobody waits for.
+    """
     try:
-        return bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        first = connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except (BlockingIOError, InterruptedError):
         return None
     except OSError:
         return False
+    return bool(first) and not (tls and first == _TLS_HANDSHAKE and _has_closed(connection))
+
+
+def _has_closed(connection: socket.socket) -> bool:
+    """Whether the peer sends no more: bytes that are still there hide that from `recv`."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from contextlib import suppress
 from dataclasses import replace
 
@@ -49,10 +48,6 @@ class SocketAcceptor:
     def close(self) -> None:
         self.closed = True
         self._listener.remove_acceptor(self)
-
-    def adopt(self, connection: socket.socket, peer: str) -> None:
-        """See `connection.Acceptor`."""
-        self._reactor.call_soon(self._listener.adopt, connection, peer, self)
 
     def begin(self, pending: PendingConnection) -> Exchange:
         """Begins the handshake with a peer that has sent something. Raises TransferError."""

@@ -112,12 +112,6 @@ class Acceptor(Protocol):
     #: the endpoint as bound, with the real port
     address: Address
 
-    def adopt(self, connection: socket.socket, peer: str) -> None:
-        """Shakes hands on a connection that somebody else accepted, in non-blocking mode, and of which
-        nothing was read; peer: "host:port". It is the acceptor's from now on. Raises NotSupported where
-        connections are no sockets.
-        """
-
     def close(self) -> None:
         """Stops listening at once and ends unfinished handshakes; what was handed out lives on.
 

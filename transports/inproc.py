@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 import weakref
@@ -27,7 +26,7 @@ from transports.connection import (
     final,
     hand_over,
 )
-from transports.errors import Broken, Closed, Fatal, HandshakeError, NotSupported
+from transports.errors import Broken, Closed, Fatal, HandshakeError
 from transports.exchange import wished
 from transports.hello import mirrored, negotiate
 from transports.inproc_stream import InprocStream, pair
@@ -157,10 +156,6 @@ class InprocAcceptor:
         self.owner = owner
         self._names = names
         names.bind(address, self)
-
-    def adopt(self, connection: socket.socket, peer: str) -> None:
-        connection.close()
-        raise NotSupported("an inproc endpoint takes no sockets", hint="bind the socket to a tcp endpoint")
 
     def close(self) -> None:
         self._names.unbind(self.address.path, self)

@@ -45,24 +45,21 @@ _MOST_IDLE_WAKEUPS = 2
 class PendingConnection:
     """An accepted connection whose handshake has not begun. It costs a descriptor and a timer.
 
-    acceptor: the endpoint that it was given to; None: the peer's type decides. refusal: the error that the
-    peer gets instead of a handshake. The thread that removes it from `SharedListener.unfinished` owns it.
+    refusal: the error that the peer gets instead of a handshake. The thread that removes it from
+    `SharedListener.unfinished` owns it.
     """
 
     __slots__ = (
-        "_edge_triggered", "_idle_wakeups", "_reactor", "_seen", "acceptor", "connection", "peer", "refusal",
-        "since", "timer",
+        "_edge_triggered", "_idle_wakeups", "_reactor", "_seen", "connection", "peer", "refusal", "since",
+        "timer",
     )  # fmt: skip
 
-    def __init__(
-        self, reactor: Reactor, connection: socket.socket, peer: str, acceptor: SocketAcceptor | None
-    ) -> None:
+    def __init__(self, reactor: Reactor, connection: socket.socket, peer: str) -> None:
         self._reactor = reactor
         self._edge_triggered = False
         self._seen = self._idle_wakeups = 0
         self.connection = connection
         self.peer = peer
-        self.acceptor = acceptor
         self.since = monotonic()
         self.refusal: HandshakeError | None = None
         self.timer: Timer | None = None
@@ -187,18 +184,6 @@ class SharedListener:
         PENDING.remove(unfinished)
         return True
 
-    def adopt(self, connection: socket.socket, peer: str, acceptor: SocketAcceptor | None = None) -> None:
-        """Takes a new connection. acceptor: for this endpoint; None: the peer's type decides."""
-        spoken = has_spoken(connection)
-        if spoken is False:  # in a connection storm most peers have closed already
-            connection.close()
-            self._report(acceptor, _closed_early(), peer)
-            return
-        only = self.acceptors[0] if len(self.acceptors) == 1 else None
-        pending = PendingConnection(self._reactor, connection, peer, acceptor)
-        self._start(pending, acceptor or only if spoken else None)
-        PENDING.trim(self._most_unfinished)
-
     # -- accepting -------------------------------------------------------------------------------
 
     def _on_listener_readable(self, _events: int) -> None:
@@ -225,8 +210,18 @@ class SharedListener:
             raise OutOfDescriptors(
                 "the last descriptors are kept for files, and a connection is closed", hint=descriptor_hint()
             )
-        self.adopt(*accepted)
+        self._take(*accepted)
         return True
+
+    def _take(self, connection: socket.socket, peer: str) -> None:
+        spoken = has_spoken(connection, tls=self._tls)
+        if spoken is False:  # in a connection storm most peers have closed already
+            connection.close()
+            self._report(None, _closed_early(), peer)
+            return
+        only = self.acceptors[0] if len(self.acceptors) == 1 else None
+        self._start(PendingConnection(self._reactor, connection, peer), only if spoken else None)
+        PENDING.trim(self._most_unfinished)
 
     def _pause_accepting(self) -> None:
         # The listener stays readable: without the pause the loop would do nothing else.
@@ -245,7 +240,7 @@ class SharedListener:
     def _start(self, pending: PendingConnection, acceptor: SocketAcceptor | None) -> None:
         """Begins the handshake with this endpoint; None: waits for the peer's first bytes."""
         with self._lock:
-            if (acceptor or pending.acceptor or self).closed:
+            if (acceptor or self).closed:
                 pending.cancel()
                 return
             try:
@@ -258,7 +253,7 @@ class SharedListener:
                 raise
             else:
                 refused = None
-                self.unfinished[unfinished] = acceptor or pending.acceptor
+                self.unfinished[unfinished] = acceptor
                 PENDING.add(unfinished, partial(self._evict, unfinished))
                 too_many = len(self.unfinished) > self._most_unfinished
                 oldest = next(iter(self.unfinished)) if too_many else None
@@ -275,7 +270,7 @@ class SharedListener:
         return pending
 
     def _on_readable(self, pending: PendingConnection, events: int) -> None:
-        spoken = has_spoken(pending.connection)
+        spoken = has_spoken(pending.connection, tls=self._tls)
         if spoken is None:
             return
         if spoken:
@@ -285,14 +280,14 @@ class SharedListener:
                 self._start(pending, acceptor)
         elif self.remove(pending):
             pending.cancel()
-            self._report(pending.acceptor, _closed_early(), pending.peer)
+            self._report(None, _closed_early(), pending.peer)
 
     def _select(self, pending: PendingConnection, *, ended: bool) -> SocketAcceptor | None:
         """The endpoint for this peer; None: more bytes are needed. Bytes that name no type, and types that no
         endpoint talks to, go to the first endpoint, which refuses them. ended: the peer sends no more."""
         acceptors = self.acceptors
-        if pending.acceptor is not None or len(acceptors) < 2:
-            return pending.acceptor or next(iter(acceptors), None)
+        if len(acceptors) < 2:
+            return next(iter(acceptors), None)
         socket_type, needed = pending.detect(tls=self._tls)
         if needed and not ended and not pending.buffer_is_full:
             pending.wake_at(needed)
@@ -308,7 +303,7 @@ class SharedListener:
     def _on_timeout(self, pending: PendingConnection, timeout: float) -> None:
         if self.remove(pending):
             pending.cancel()
-            self._report(pending.acceptor, late(pending.peer, timeout), pending.peer)
+            self._report(None, late(pending.peer, timeout), pending.peer)
 
     def _evict(self, unfinished: Exchange | PendingConnection) -> None:
         """Closes it to make room for a newer connection: silent peers cannot keep others out. Any thread."""

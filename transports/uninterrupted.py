@@ -6,6 +6,7 @@ an interruption ends the waiting for it, not the work.
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -22,10 +23,26 @@ def uninterrupted(call: Callable[[], T], otherwise: T) -> T:
     if threading.current_thread() is not threading.main_thread():
         return call()
     results: list[T] = []
-    thread = threading.Thread(target=lambda: results.append(call()), name="transfer-step", daemon=True)
+    done = threading.Event()
+
+    def step() -> None:
+        try:
+            results.append(call())
+        finally:
+            done.set()
+
     try:
-        thread.start()
+        _thread.start_new_thread(_start, (step,))
     except RuntimeError:  # the interpreter ends, or the system has no more threads
         return call()
-    thread.join(_PATIENCE)
+    done.wait(_PATIENCE)
     return results[0] if results else otherwise
+
+
+def _start(step: Callable[[], None]) -> None:
+    """Starts the thread that `threading` knows. An exception of a handler in the middle of that would leave a
+    thread which dies before its first step, so it is not the main thread's to do."""
+    try:
+        threading.Thread(target=step, name="transfer-step", daemon=True).start()
+    except RuntimeError:
+        step()

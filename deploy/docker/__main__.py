@@ -1,4 +1,4 @@
-"""Builds the image's stages in folders, and proves what has to be true of them. See verify.sh."""
+"""Builds the image's targets, and proves what has to be true of them. See verify.sh."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 from deploy.docker import machine
+from deploy.docker.base import base_root
 from deploy.docker.container import ProofFailed
-from deploy.docker.context import Context
-from deploy.docker.dockerfile import DockerfileError, needed, parse
+from deploy.docker.image import Builder
 from deploy.docker.proofs import Image, prove
-from deploy.docker.roots import Builder, Report, StepFailed, base_root, copied
+from deploy.docker.steps import StepFailed
 
 TARGETS = ("tcp", "rdma")
 
@@ -33,7 +33,7 @@ def main() -> int:
 
     try:
         _verify(asked, report)
-    except (machine.Unable, DockerfileError) as error:
+    except machine.Unable as error:
         sys.stderr.write(f"verify.sh: {error}\n")
         return 2
     except (StepFailed, ProofFailed) as error:
@@ -43,19 +43,17 @@ def main() -> int:
     return 0
 
 
-def _verify(asked: argparse.Namespace, report: Report) -> None:
+def _verify(asked: argparse.Namespace, report: machine.Report) -> None:
     targets = TARGETS if asked.target == "all" else (asked.target,)
-    stages = needed(parse((asked.context / "deploy/docker/Dockerfile").read_text()), targets)
     asked.cache.mkdir(parents=True, exist_ok=True)
     base = base_root(asked.cache, report)
     report(f"base: {base}")
-    # Without the mark that it is whole, which is ours.
-    base = copied(base, asked.place / "base")
-    builder = Builder(asked.place, base, Context.of(asked.context), machine.given(), {}, report)
-    for stage in stages:
-        builder.build(stage)
+    builder = Builder(asked.place, machine.given(), report)
+    builder.import_base(base)
     for name in targets:
-        prove(Image(name, builder.root(name), builder.states[name], base, asked.place / "volumes"), report)
+        builder.build(asked.context, name)
+        image = Image(name, builder.root(name), builder.settings(name), base, asked.place / "volumes")
+        prove(image, report)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from deploy.docker.dockerfile import State
-from deploy.docker.roots import entering, inside, joining
+from deploy.docker.image import Settings
+from deploy.docker.namespaces import entering, inside, joining
 
 #: seconds for a command beside it
 _LIMIT = 60
@@ -26,18 +26,18 @@ class Container:
     """A running image. arguments: behind the entry point, instead of its CMD. volumes: where they lie."""
 
     def __init__(
-        self, root: Path, state: State, volumes: Mapping[str, Path], arguments: Sequence[str] = ()
+        self, root: Path, settings: Settings, volumes: Mapping[str, Path], arguments: Sequence[str] = ()
     ) -> None:
-        self._root, self._state = root, state
-        command = [*state.entrypoint, *(arguments or state.command)]
+        self._root, self._settings = root, settings
+        command = [*settings.entrypoint, *(arguments or settings.command)]
         self._log = root.with_name(f"{root.name}.output")
         with self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 entering(
-                    root, command, user=state.user, folder=state.workdir, only_read=True, network=False,
+                    root, command, user=settings.user, folder=settings.workdir,
                     writable={**volumes, "/tmp": None},
                 ),
-                env=dict(state.env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                env=dict(settings.env), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -58,9 +58,10 @@ class Container:
 
     def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Begins a command beside it; the caller waits for its end."""
+        settings = self._settings
         return subprocess.Popen(
-            joining(self._first(), self._root, command, user=self._state.user, folder=self._state.workdir),
-            env={**self._state.env, **(env or {})}, text=True,
+            joining(self._first(), self._root, command, user=settings.user, folder=settings.workdir),
+            env={**settings.env, **(env or {})}, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -82,7 +83,7 @@ class Container:
 
     def healthy(self) -> bool:
         """What the image's own check says."""
-        process = self.start(*self._state.health)
+        process = self.start(*self._settings.health)
         self.ended(process, None, "the health check")
         return process.returncode == 0
 
@@ -97,11 +98,11 @@ class Container:
 
     def stop(self, seconds: float) -> int:
         """Its status after the image's stop signal. Raises ProofFailed if it goes on."""
-        os.kill(self._first(), getattr(signal, self._state.stop_signal))
+        os.kill(self._first(), getattr(signal, self._settings.stop_signal))
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise ProofFailed(f"still there {seconds} s after {self._state.stop_signal}") from error
+            raise ProofFailed(f"still there {seconds} s after {self._settings.stop_signal}") from error
 
     def _children(self) -> list[int]:
         """Process 1 as this machine numbers it, if it is there."""

@@ -12,14 +12,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 RELEASE = "bookworm"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-#: what pip may be told by its own names, which are variables with PIP_ before them
+#: the settings of pip that say where packages are, and how they are reached
 _PIP = frozenset(
     {"index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "cert", "client-cert", "proxy"}
     | {"timeout", "default-timeout", "retries", "constraint"}
@@ -35,12 +35,16 @@ class Unable(Exception):
     """Something that is needed here is not."""
 
 
+#: takes a line that says how far the work is
+Report = Callable[[str], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a step gets. env: variables; binds: what of this machine it sees read-only, by the path in its
+    """What a step gets. proxies: variables; binds: what of this machine it sees read-only, by the path in its
     root; files: texts that lie there in the meantime."""
 
-    env: Mapping[str, str]
+    proxies: Mapping[str, str]
     binds: Mapping[str, Path]
     files: Mapping[str, str]
 
@@ -63,24 +67,24 @@ def sources() -> tuple[str, list[str]]:
 
 def given() -> Given:
     """All of it. Raises Unable."""
-    env = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
+    proxies = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
     binds = {"/etc/resolv.conf": Path("/etc/resolv.conf"), "/etc/hosts": Path("/etc/hosts")}
     binds = {inside: path for inside, path in binds.items() if path.exists()}
-    files = {
-        "/etc/apt/sources.list": "\n".join(sources()[1]) + "\n",
-        "/etc/apt/apt.conf.d/99machine": "\n".join(_apt_options()) + "\n",
-    }
+    apt = list(_apt_options())
+    pip = _pip()
     bundle = next((path for path in map(os.environ.get, _AUTHORITIES) if path and Path(path).is_file()), None)
     if bundle:
         binds[_BUNDLE] = Path(bundle)
-        files["/etc/apt/apt.conf.d/99machine"] += f'Acquire::https::CaInfo "{_BUNDLE}";\n'
-        env |= dict.fromkeys(_AUTHORITIES, _BUNDLE)
-    for name, value in _pip().items():
-        if name in ("cert", "client-cert") and bundle:
-            continue
-        env[f"PIP_{name.upper().replace('-', '_')}"] = value
-        binds |= {str(path): path for path in _local(value)}
-    return Given(env, binds, files)
+        apt.append(f'Acquire::https::CaInfo "{_BUNDLE}";')
+        pip["cert"] = _BUNDLE
+    for value in pip.values():
+        binds |= {str(path): path for path in _local(value) if str(path) != _BUNDLE}
+    files = {
+        "/etc/apt/sources.list": "\n".join(sources()[1]) + "\n",
+        "/etc/apt/apt.conf.d/99machine": "\n".join(apt) + "\n",
+        "/etc/pip.conf": "[global]\n" + "".join(f"{name} = {value}\n" for name, value in pip.items()),
+    }
+    return Given(proxies, binds, files)
 
 
 def _apt_options() -> Iterator[str]:

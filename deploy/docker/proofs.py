@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.docker.container import Container, ProofFailed
-from deploy.docker.dockerfile import State
-from deploy.docker.roots import inside
+from deploy.docker.image import Settings
+from deploy.docker.namespaces import inside
 
 #: bytes that the tcp image may have beyond its base
 TCP_LIMIT = 200 * 10**6
@@ -79,14 +79,14 @@ class Image:
 
     name: str
     root: Path
-    state: State
+    settings: Settings
     base: Path
     room: Path
 
 
 def prove(image: Image, report: Callable[[str], None]) -> None:
     """All of it. Raises ProofFailed with the first thing that is wrong."""
-    for check in (_sizes, _files, _contents):
+    for check in (_settings, _sizes, _files, _contents):
         for line in check(image):
             report(f"{image.name}: {line}")
     for line in _running(image):
@@ -104,6 +104,18 @@ def size(root: Path) -> int:
     return total
 
 
+def _settings(image: Image) -> Iterator[str]:
+    settings = image.settings
+    _holds(settings.entrypoint == ["transfer"] and settings.command == ["broker"], f"it runs {settings}")
+    _holds(settings.health == ["transfer", "health"], f"its health check is {settings.health}")
+    _holds(settings.volumes == ["/data"], f"its volumes are {settings.volumes}")
+    _holds(settings.env.get("TRANSFER_BROKER__BROKER__DATA") == "/data", "the broker's data is not in /data")
+    _holds(settings.stop_signal == "SIGTERM", f"its stop signal is {settings.stop_signal}")
+    wanted = {f"org.opencontainers.image.{name}" for name in ("title", "version", "licenses")}
+    _holds(wanted <= set(settings.labels), f"its labels are {settings.labels}")
+    yield f"runs `transfer broker` as {settings.user}, with {len(settings.ports)} ports"
+
+
 def _sizes(image: Image) -> Iterator[str]:
     base, whole = size(image.base), size(image.root)
     more = whole - base
@@ -113,8 +125,8 @@ def _sizes(image: Image) -> Iterator[str]:
 
 
 def _files(image: Image) -> Iterator[str]:
-    user, _, group = image.state.user.partition(":")
-    _holds(user.isdigit() and int(user) > 0 and int(group) > 0, f"the user is {image.state.user}")
+    user, _, group = image.settings.user.partition(":")
+    _holds(user.isdigit() and int(user) > 0 and int(group) > 0, f"the user is {image.settings.user}")
     before, now = _each(image.base), _each(image.root)
     special = {
         path
@@ -123,7 +135,7 @@ def _files(image: Image) -> Iterator[str]:
         and not (path in before and before[path].st_mode & 0o6000 == status.st_mode & 0o6000)
     }  # fmt: skip
     _holds(not special, f"set-user-id or set-group-id: {sorted(special)}")
-    volumes = tuple(image.state.volumes)
+    volumes = tuple(image.settings.volumes)
     writable = sorted(
         path
         for path, status in now.items()
@@ -138,7 +150,7 @@ def _files(image: Image) -> Iterator[str]:
 
 
 def _contents(image: Image) -> Iterator[str]:
-    path = image.state.env["PATH"].split(":")
+    path = image.settings.env["PATH"].split(":")
     there = [name for name in _TOOLS for folder in path if os.path.lexists(inside(image.root, folder) / name)]
     _holds(not there, f"tools of a build: {there}")
     before = _each(image.base)
@@ -152,8 +164,10 @@ def _contents(image: Image) -> Iterator[str]:
     _holds(bool(rdma) == (image.name == "rdma"), f"of RDMA there is {rdma[:5]}")
     left = [one for one in names if one.startswith(_PASSING) and names[one] not in ("lock", "partial")]
     _holds(not left, f"left behind: {left[:5]}")
+    # Empty ones are where a step's mounts were.
     for place in ("etc/pip.conf", "etc/xdg/pip", "etc/apt/apt.conf.d/99machine", "run/machine"):
-        _holds(not (image.root / place).exists(), f"of the machine that built it: {place}")
+        files = [path for path in (image.root / place, *(image.root / place).rglob("*")) if path.is_file()]
+        _holds(not any(map(os.path.getsize, files)), f"of the machine that built it: {place}")
     compiled = list((image.root / _PACKAGES / "transports/native").glob("*.so"))
     _holds(bool(compiled), "no compiled core")
     if shutil.which("readelf"):
@@ -170,7 +184,7 @@ def _running(image: Image) -> Iterator[str]:
     os.chown(volume, like.st_uid, like.st_gid)
     volume.chmod(stat.S_IMODE(like.st_mode))
     volumes = {"/data": volume}
-    with Container(image.root, image.state, volumes) as container:
+    with Container(image.root, image.settings, volumes) as container:
         took = container.await_health(60)
         user = container.run("/usr/bin/id", "-u").strip()
         yield f"the broker is healthy {took:.1f} s after its start, as user {user}"
@@ -187,20 +201,20 @@ def _running(image: Image) -> Iterator[str]:
             )
             yield f"a tensor with TRANSFER_PROTOCOL=ucx, by {sent}"
         code = container.stop(20)
-        _holds(code == 0, f"{image.state.stop_signal}: status {code}; it said:\n{container.said}")
-        yield f"{image.state.stop_signal} ended it with status 0"
-    with Container(image.root, image.state, volumes) as container:
+        _holds(code == 0, f"{image.settings.stop_signal}: status {code}; it said:\n{container.said}")
+        yield f"{image.settings.stop_signal} ended it with status 0"
+    with Container(image.root, image.settings, volumes) as container:
         container.await_health(60)
         _holds(container.run(_PYTHON, "-c", _CONSUME).strip() == "kept", "the message is lost")
         code = container.stop(20)
         _holds(code == 0, f"the second one ended with {code}")
         yield "the next one on its volume had the message"
-    with Container(image.root, image.state, volumes, ["pull", "-b", _HERE]) as container:
+    with Container(image.root, image.settings, volumes, ["pull", "-b", _HERE]) as container:
         _holds(not container.healthy(), "the check says yes without a broker")
         yield "without a broker its check says no"
         code = container.stop(20)
-        _holds(code == 130, f"`transfer pull` ended with {code} after {image.state.stop_signal}")
-        yield f"{image.state.stop_signal} ended `transfer pull` as process 1 with status 130, as Ctrl-C does"
+        _holds(code == 130, f"`transfer pull` ended with {code} after {image.settings.stop_signal}")
+        yield f"{image.settings.stop_signal} ended `transfer pull` as process 1 with status 130, as Ctrl-C"
     _holds("Traceback" not in container.said, f"it said:\n{container.said}")
 
 

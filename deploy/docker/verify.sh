@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the image and proves it, without a container engine: the steps of the Dockerfile are executed in
-# folders, on a Debian that debootstrap makes, and the result runs in namespaces of its own.
+# Builds the image and proves it, without a container engine's daemon or a registry: buildah executes the
+# Dockerfile on a Debian that debootstrap makes, and the result runs in namespaces of its own.
 set -euo pipefail
 
 usage() {
@@ -9,12 +9,12 @@ verify.sh [--target tcp|rdma|all] [--context DIR] [--keep] [--fresh] [--engine d
 
   --target    what is built and proved (all)
   --context   the folder that is built from (the repository that this file is in)
-  --keep      leaves the roots in build/image/roots
+  --keep      leaves buildah's storage in build/image/kept
   --fresh     makes the base again, which is kept in build/image otherwise
   --engine    builds and runs with a container engine instead; that proves less: the build, the health
               check, a PUSH/PULL pair, and the end
 
-Needs root, debootstrap, util-linux, iproute2 and Python 3.11 or newer. Debian's packages and Python's come from where
+Needs root, buildah, debootstrap, util-linux, iproute2 and Python 3.11 or newer. Debian's packages and Python's come from where
 this machine's apt and pip are set to.
 Exit code: 0 all is as it has to be, 1 something is not, 2 it cannot be told here.
 TEXT
@@ -70,19 +70,19 @@ fi
 
 # --- without --------------------------------------------------------------------------------------------------
 [ "$(id -u)" = 0 ] || { echo "verify.sh: it mounts and changes roots: run it as root" >&2 && exit 2; }
-for tool in unshare nsenter setpriv chroot mount ip python3; do
+for tool in buildah unshare nsenter setpriv chroot mount ip python3; do
     command -v "$tool" >/dev/null || { echo "verify.sh: $tool is not installed here" >&2 && exit 2; }
 done
 cache=$repository/build/image
-place=$cache/roots.$$
+place=$cache/work.$$
 worker=
 clean() {
     # All that it started is in its process namespace, which ends with it.
     [ -z "$worker" ] || { kill -KILL "$worker" 2>/dev/null && wait "$worker" 2>/dev/null; } || true
     # Every mount was made in a namespace that has ended: what is here are plain folders.
     if [ -n "$keep" ] && [ -d "$place" ]; then
-        rm -rf --one-file-system "$cache/roots" && mv "$place" "$cache/roots"
-        echo "kept: $cache/roots"
+        rm -rf --one-file-system "$cache/kept" && mv "$place" "$cache/kept"
+        echo "kept: $cache/kept"
     else
         rm -rf --one-file-system "$place"
     fi

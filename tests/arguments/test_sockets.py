@@ -98,7 +98,6 @@ def the_rest(socket):
             {"registry": "registry://127.0.0.1:1/x", "endpoint": "tcp://127.0.0.1:5"},
             ("endpoint: None", "lease: None", "metadata: None", "advertise: text None"),
         ),
-        Case("adopt", socket.adopt, {"connection": None, "peer": "x:1"}, ("peer: text",)),
         Case("subscribe", socket.subscribe, {"prefix": b""}, ("prefix: text",)),
         Case("unsubscribe", socket.unsubscribe, {"prefix": b""}, ("prefix: text",)),
         Case("close", socket.close, {"linger": 0}, ("linger: None -1 huge",)),

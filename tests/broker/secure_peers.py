@@ -92,12 +92,12 @@ def is_put_out(connection):
         return error.errno in (errno.EPROTO, errno.ECONNRESET)
 
 
-def ask(broker, path, context, *, door="http", method="GET", body=None, **headers):
+def ask(broker, path, context, *, method="GET", body=None, **headers):
     """(status, text) by HTTPS."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     if body is not None:
         named["Content-Type"] = "application/json"
-    connection = http.client.HTTPSConnection(*place(broker, door), timeout=20, context=context)
+    connection = http.client.HTTPSConnection(*place(broker, "http"), timeout=20, context=context)
     try:
         connection.request(method, path, json.dumps(body) if body is not None else None, named)
         answer = connection.getresponse()

@@ -228,10 +228,11 @@ def test_a_wrong_token_ends_the_connection(desk):
     """Who guesses has one try on each."""
     with serving(desk.operator, token=TOKEN) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        for path in ("/api/admin/dlq/list", "/livez"):
-            connection.request("GET", path, headers={"X-Admin-Token": "guess"})
+        asked = [("GET", "/api/admin/dlq/list"), ("GET", "/livez"), ("PUT", "/livez"), ("GET", "/nowhere")]
+        for method, path in asked:
+            connection.request(method, path, headers={"X-Admin-Token": "guess"})
             answer = connection.getresponse()
-            assert answer.getheader("Connection") == "close", path
+            assert answer.getheader("Connection") == "close", (method, path)
             answer.read()
         connection.close()
 

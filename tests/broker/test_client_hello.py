@@ -7,11 +7,9 @@ import ssl
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.broker.engine.first_bytes import Guess, Speech, guess_secured
 from transfer.broker.engine.tls_words import WORDS, word_of
 from transports.client_hello import Offer, offered
 from transports.first_record import HEAD, LARGEST_HELLO
-from transports.wire import SocketType
 
 
 def hello(*protocols):
@@ -127,17 +125,6 @@ def test_the_largest_one():
 def test_as_many_names_and_extensions_as_are_read():
     assert offered(made(alpn(*[b"x"] * 64))) == Offer((b"x",) * 64)
     assert offered(made(bytes(4) * 64)) == Offer(())
-
-
-def test_protocols_tell_who_takes_a_connection():
-    assert guess_secured(hello()) == guess_secured(hello("ttp/2")) == Guess(Speech.TTP)
-    assert guess_secured(hello("h2", "http/1.1")) == Guess(Speech.HTTP)
-    for kind in SocketType:
-        assert guess_secured(hello("transfer/1", f"transfer/1/{kind.name}")) == Guess(Speech.OWN, kind)
-    for unknown in ("h2", "transfer/1", "transfer/1/X", "transfer/1/"):
-        assert guess_secured(hello(unknown)) == Guess(Speech.FOREIGN)
-    assert guess_secured(WHOLE[:20]) == Guess(None, wanted=len(WHOLE))
-    assert guess_secured(b"TMQP") == Guess(Speech.FOREIGN)
 
 
 def test_each_refusal_has_a_known_word():

@@ -38,14 +38,14 @@ def pending_of_their_own():
         yield
 
 
-def crowd_of(most, late="late"):
+def crowd_of(most):
     loop, out = Loop(), []
 
     def put_out(guest, word):
         out.append((guest, word))
         assert crowd.remove(guest)
 
-    crowd = Crowd(loop, put_out, patience=7.0, most=most, late=late)
+    crowd = Crowd(loop, put_out, patience=7.0, most=most)
     return crowd, loop, out
 
 
@@ -71,10 +71,10 @@ def test_against_a_list(steps, most):
 
 
 def test_whoever_takes_too_long():
-    crowd, loop, out = crowd_of(4, late="silent")
+    crowd, loop, out = crowd_of(4)
     crowd.add("slow")
     loop.timers["slow"][1]()
-    assert out == [("slow", "silent")] and not len(crowd)
+    assert out == [("slow", "late")] and not len(crowd)
 
 
 def test_one_who_is_the_only_one_that_may_be_there_makes_room():

@@ -10,8 +10,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from transfer.broker.doorway import Doorway
-from transfer.broker.engine.first_bytes import Speech
 from transfer.broker.entry import Entry
 from transfer.broker.listener import Listener
 from transports.errors import SecurityError
@@ -91,30 +89,21 @@ def test_tls_is_made_at_the_first_byte(loop, entry):
         assert len(wanted) == 1 and ours.fileno() < 0 and not entry.refused
 
 
+@pytest.mark.parametrize("said", [b"", b"\x16\3\1"], ids=["silent", "with a first byte"])
 @pytest.mark.parametrize("before", [True, False], ids=["before it was accepted", "later"])
-def test_no_tls_is_made_for_who_has_gone(loop, entry, before):
+def test_no_tls_is_made_for_who_has_gone(loop, entry, before, said):
     entry, wanted = entry
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
         if before:
+            theirs.sendall(said)
             theirs.close()
             entry.accepted(ours, "peer")
             assert not entry.unfinished
         else:
             entry.accepted(ours, "peer")
+            theirs.sendall(said)
             theirs.close()
             run(loop, lambda: not entry.unfinished)
         assert wanted == [] and ours.fileno() < 0 and entry.refused == {"closed": 1}
-
-
-def test_who_has_gone_before_is_not_looked_after_at_the_door(loop, monkeypatch):
-    doorway = Doorway(loop, {speech: lambda *_: None for speech in Speech}, {})
-    watched = []
-    monkeypatch.setattr(loop, "add_reader", lambda *arguments: watched.append(arguments))
-    ours, theirs = socket.socketpair()
-    with ours:
-        ours.setblocking(False)
-        theirs.close()
-        doorway.accepted(ours, "peer")
-        assert ours.fileno() < 0 and watched == [] and doorway.refused == {"silent": 1}

@@ -140,7 +140,9 @@ def test_no_other_port_may_have_more_of_them_than_the_process(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("client", "front"), [(RqueueClient, "rqueue"), (PyBrokerClient, "pybroker")], ids=["rqueue", "pybroker"]
+    ("client", "front"),
+    [(RqueueClient, "rqueue"), (PyBrokerClient, "pybroker"), (TtpClient, "ttp")],
+    ids=["rqueue", "pybroker", "ttp"],
 )
 def test_a_client_that_was_put_out_comes_again(tmp_path, client, front):
     with whole(tmp_path, security=Security(connections=1)) as broker:
@@ -151,14 +153,6 @@ def test_a_client_that_was_put_out_comes_again(tmp_path, client, front):
                 idle.publish("news", b"lost otherwise")
                 until(lambda: broker.fronts[front].counters["published"])
                 assert is_put_out(silent)
-
-
-def test_a_client_of_ttp_that_said_nothing_for_long_connects_again(tmp_path):
-    """TTP's port ends connections that say nothing: a program's first message raised Broken."""
-    with whole(tmp_path, handshake=0.1) as broker, TtpClient(HERE, broker.ports["ttp"]) as idle:
-        until(lambda: refused(broker, "ttp") == {"silent": 1})
-        idle.publish("news", b"lost otherwise", wait=True)
-        assert broker.fronts["ttp"].counters["published"] == 1
 
 
 @pytest.mark.parametrize("client", [RqueueClient, PyBrokerClient])

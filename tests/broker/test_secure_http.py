@@ -47,20 +47,19 @@ def broker(tmp_path_factory, identities):
         yield broker
 
 
-def status(broker, identities, path, issued=None, door="http", **headers):
+def status(broker, identities, path, issued=None, **headers):
     context = context_of(identities, issued)
     context.set_alpn_protocols(["http/1.1"])
-    return ask(broker, path, context, door=door, **headers)[0]
+    return ask(broker, path, context, **headers)[0]
 
 
-@pytest.mark.parametrize("door", ["http", "ttp"])
-def test_health_and_the_page_are_open_and_nothing_else(broker, identities, door):
+def test_health_and_the_page_are_open_and_nothing_else(broker, identities):
     for path in OPEN:
-        assert status(broker, identities, path, door=door) == 200, path
+        assert status(broker, identities, path) == 200, path
     for path in GUARDED:
-        assert status(broker, identities, path, door=door) == 401, path
-        assert status(broker, identities, path, door=door, X_Admin_Token="wrong") == 403, path
-        assert status(broker, identities, path, door=door, Authorization="Bearer wrong") == 403, path
+        assert status(broker, identities, path) == 401, path
+        assert status(broker, identities, path, X_Admin_Token="wrong") == 403, path
+        assert status(broker, identities, path, Authorization="Bearer wrong") == 403, path
 
 
 @pytest.fixture
@@ -73,13 +72,12 @@ def failing(broker):
     durability.full, durability.failure = "", None
 
 
-@pytest.mark.parametrize("door", ["http", "ttp"])
 @pytest.mark.parametrize("path", ["/livez", "/readyz"])
-def test_health_names_nothing_to_strangers(failing, identities, door, path):
+def test_health_names_nothing_to_strangers(failing, identities, path):
     def problems(issued=None, **headers):
         context = context_of(identities, issued)
         context.set_alpn_protocols(["http/1.1"])
-        code, answer = ask(failing, path, context, door=door, **headers)
+        code, answer = ask(failing, path, context, **headers)
         assert code == 503
         return json.loads(answer)["problems"]
 
@@ -91,13 +89,12 @@ def test_health_names_nothing_to_strangers(failing, identities, door, path):
         assert text.startswith(f"{kind}: ") and "merger" in text
 
 
-@pytest.mark.parametrize("door", ["http", "ttp"])
-def test_a_certificate_or_the_token_opens_the_rest(broker, identities, door):
+def test_a_certificate_or_the_token_opens_the_rest(broker, identities):
     for path in GUARDED:
         wanted = 404 if path.endswith("nothing") else 200
-        assert status(broker, identities, path, identities.client, door=door) == wanted
-        assert status(broker, identities, path, door=door, X_Admin_Token=TOKEN) == wanted
-        assert status(broker, identities, path, door=door, Authorization=f"Bearer {TOKEN}") == wanted
+        assert status(broker, identities, path, identities.client) == wanted
+        assert status(broker, identities, path, X_Admin_Token=TOKEN) == wanted
+        assert status(broker, identities, path, Authorization=f"Bearer {TOKEN}") == wanted
 
 
 def test_operators_with_a_token_of_their_own_need_that_one(tmp_path, identities):
@@ -358,6 +355,7 @@ def test_wrong_tokens_are_one_line_of_the_log(tmp_path, caplog):
             assert (
                 ask_plainly(broker.ports["http"], "/api/overview", X_Admin_Token=f"guess-{number}")[0] == 403
             )
+        assert ask_plainly(broker.ports["http"], "/nowhere", X_Admin_Token="guess-5")[0] == 404
         assert ask_plainly(broker.ports["http"], "/api/overview")[0] == 401
         assert ask_plainly(broker.ports["http"], "/api/overview", X_Admin_Token=OWN_TOKEN)[0] == 200
     (line,) = [record for record in caplog.records if "wrong token" in record.getMessage()]

@@ -170,6 +170,18 @@ def test_what_lost_its_payload_to_retention_is_gone_and_what_is_behind_it_is_rea
     store.log.close()
 
 
+def test_positions_of_topics_that_were_removed_meanwhile_are_forgotten(tmp_path):
+    store = opened(tmp_path)
+    for name in ("removed", "stays"):
+        put(store, name, b"message")
+    sequence, marks = store.remember()
+    store.remove(store.topic("removed"))
+    store.log.commit(sequence)
+    store.remembered(marks)
+    assert list(store.log.groups(store.topic("stays").log_name).values()) == [1]
+    store.log.close()
+
+
 def test_positions_stay_when_all_messages_are_gone(tmp_path):
     """Retention takes a topic's messages as soon as their position is kept, and the next one stands behind
     them all the same."""

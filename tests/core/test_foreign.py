@@ -511,3 +511,26 @@ def test_a_foreign_stream_tells_its_number(core, kit):
     with pytest.raises((Again, Broken)):
         socket._send_frames([(0, 0, None, None, b"x")], 0, taken=lambda *what: told.append(what))
     assert len(told) == 1
+
+
+def test_control_frames_without_end_hold_up_no_call(core, kit):
+    """One more comes for each that is handled."""
+    socket, foreign = kit.puller(), Foreign()
+    socket._attach(foreign, False, True)
+    handled = []
+
+    def on_control(stream, frame):
+        handled.append(stream)
+        if len(handled) < 20_000:
+            foreign.arrive(core.Frame(b"\x06", flags=CONTROL))
+
+    socket._on_control = on_control
+    foreign.arrive(core.Frame(b"\x06", flags=CONTROL))
+    for receive in (lambda: socket.recv(1), lambda: socket._recv_message(20)):
+        with pytest.raises(Again):
+            receive()
+    assert not socket._readable()
+    assert len(handled) < 20_000
+    foreign.arrived.clear()
+    foreign.arrive(core.Frame(b"data"))
+    assert socket.recv() == b"data"

@@ -277,6 +277,36 @@ def test_control_frames_go_to_their_hook(kit):
     assert socket.messages_received == 1
 
 
+def test_control_frames_without_end_hold_up_no_call_and_nobody_else(kit):
+    """One more comes for each that is handled."""
+    stream, far = kit.raw()
+    other, far_other = kit.raw()
+    socket = kit.puller(stream)
+    more = [Raw(b"\x06", CONTROL).encode()]
+    handled = []
+
+    def on_control(stream, frame):
+        handled.append(stream)
+        if len(handled) < 20_000:  # a receive that goes on until there are no more fails below, and ends
+            far.sendall(more[0])
+
+    socket._on_control = on_control
+    far.sendall(more[0])
+    for receive in (lambda: socket.recv(1), lambda: socket._recv_message(20)):
+        before = len(handled)
+        with pytest.raises(Again):
+            receive()
+        assert 0 < len(handled) - before < 10_000
+    assert not socket._readable() and readable(socket)
+    socket._attach(other, False, True)
+    far_other.sendall(Raw(b"from another").encode())
+    assert socket.recv() == b"from another"
+    assert len(handled) < 20_000
+    more[0] = b""
+    far.sendall(Raw(b"data").encode())
+    assert socket.recv() == b"data"
+
+
 def test_filtered_by_own_subscriptions(kit):
     stream, far = kit.raw()
     socket = kit.socket(receive_mode=FILTERED)

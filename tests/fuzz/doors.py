@@ -349,7 +349,6 @@ TALKS: dict[str, Callable[[random.Random], Talk]] = {
     "pushes": pushes,
     "subscriptions": subscriptions,
     "ttp": ttp_talk,
-    "ttp http": http,
     "pybroker": pybroker_talk,
     "rqueue": rqueue_talk,
     "abtp router": abtp_router,

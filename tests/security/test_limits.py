@@ -43,6 +43,7 @@ from transfer.broker.settings import Settings
 from transfer.cli import app, health
 from transfer.cli.reaching import Reached
 from transfer.config import TRANSFER
+from transfer.links import control
 from transfer.protocols import abtp, abtp_words, zmtp
 from transfer.socket import SocketMethods
 from transfer.spool import group, protocol, reader, row_requests
@@ -52,7 +53,7 @@ from transports.first_record import LARGEST_HELLO
 from transports.local import door, mappings
 from transports.security.credentials import Credentials
 from transports.security.settings import Security
-from transports.twin import tls
+from transports.twin import receiving, tls
 
 _ROOT = Path(__file__).parents[2]
 _PAGE = (_ROOT / "docs" / "security.md").read_text()
@@ -115,6 +116,7 @@ VALUES = {
     ("own sockets", "bytes of a step"): size(upgrade.MAX_STEP),
     ("own sockets", "bytes of a message"): size(SocketMethods.maxmsgsize.default),
     ("own sockets", "subscriptions"): f"{number(pub_sub.MAX_SUBSCRIPTIONS)}; {size(pub_sub.MAX_SUBSCRIBED)}",
+    ("own sockets", "control frames"): f"{control.TURN_FRAMES}; {receiving.MOST_UNWANTED}",
     ("own sockets", "time"): seconds(TRANSFER.handshake_ivl / 1000),
     ("one host", "connections"): number(door._MOST_WAITING),
     ("one host", "shared"): f"{number(mappings.MOST_SEGMENTS)}; {number(mappings.MOST_BLOCKS)}",

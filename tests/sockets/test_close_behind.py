@@ -12,7 +12,7 @@ from transfer import DEALER, PAIR, PULL, PUSH, ROUTER, Closed
 from transfer.monitor import EventKind
 
 from .conftest import KeepingContext
-from .helpers import eventually
+from .helpers import Thread, eventually
 
 SENT, TAKEN = 50, 5
 
@@ -119,10 +119,11 @@ def test_what_is_sent_again_is_sent_before_the_end(context, elsewhere):
     sender.wait_for_peers(2)
     for number in range(SENT):
         sender.send(b"%d" % number)
+    receiving = Thread(lambda: sorted(int(other.recv()) for _ in range(SENT)))
     with busy(context):
         receiver.close(0)
-        assert sender.close(10_000) == 0
-    assert sorted(int(other.recv()) for _ in range(SENT)) == list(range(SENT))
+        assert sender.close(20_000) == 0
+    assert receiving.finish() == list(range(SENT))
 
 
 @pytest.mark.parametrize("core", ["twin"], indirect=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -12,7 +11,7 @@ import pytest
 
 import transfer
 from transfer import zmq
-from transports.errors import Closed, NotSupported, UsageError
+from transports.errors import Closed, NotSupported
 
 
 def bound(context, kind, endpoint="tcp://127.0.0.1:0"):
@@ -89,44 +88,6 @@ def test_what_was_compressed_stays_so(line):
     assert len(frames[0].data) < 10_000
     outer.send_frames([(frame.topic, frame.meta, frame.flags, frame.data) for frame in frames])
     assert pull.recv() == bytes(200_000)
-
-
-def accepted_elsewhere(listener):
-    connection, address = listener.accept()
-    connection.setblocking(False)
-    return connection, f"{address[0]}:{address[1]}"
-
-
-def test_a_connection_that_was_accepted_elsewhere_is_a_peer_like_others(context):
-    pull = bound(context, transfer.PULL)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        push = connected(context, transfer.PUSH, f"tcp://127.0.0.1:{listener.getsockname()[1]}")
-        pull.adopt(*accepted_elsewhere(listener))
-        push.wait_for_peers(1, 10)
-        push.send(b"by another door")
-        assert pull.recv() == b"by another door"
-
-
-def test_one_that_speaks_something_else_is_refused(context):
-    pull = bound(context, transfer.PULL)
-    monitor = pull.get_monitor()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        with socket.create_connection(listener.getsockname(), 10) as stranger:
-            pull.adopt(*accepted_elsewhere(listener))
-            stranger.sendall(bytes(64))
-            assert monitor.recv(10).reason == "magic"
-
-
-def test_only_a_bound_socket_over_tcp_adopts(context):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        for made, error in (
-            (context.socket(transfer.PULL), UsageError),
-            (bound(context, transfer.PULL, "inproc://adopting"), NotSupported),
-        ):
-            with socket.create_connection(listener.getsockname(), 10) as stranger:
-                with pytest.raises(error):
-                    made.adopt(*accepted_elsewhere(listener))
-                assert stranger.recv(1) == b""
 
 
 def test_a_router_tells_whom_it_reaches_and_lets_one_go():

@@ -370,7 +370,6 @@ def test_a_child_reads_and_changes_nothing_of_its_parents(context):
                 one.peers,
                 pub.subscribers,
                 router.routes,
-                lambda: router.adopt(None, "127.0.0.1:1"),
                 lambda: one.set("sndbuf", 8192),
                 lambda: setattr(one, "sndhwm", 3),
                 lambda: setattr(one, "spin_us", 3),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import transfer
 from transfer import PUB, SUB
+from transfer.links.state import control
 from transports.errors import Again, NotSupported, UsageError
+from transports.wire import Control
 
 from .helpers import TCP, binds, eventually, pair_of
 
@@ -157,3 +161,28 @@ def test_compressed_messages_are_still_filtered(context):
     pub.send_multipart([b"a", b"z" * 5000])
     assert sub.recv() == b"a" * 5000
     assert sub.recv_multipart() == [b"a", b"z" * 5000]
+
+
+def test_a_subscriber_that_says_more_and_more_keeps_no_other_out(context):
+    """One more control frame comes for each that the publisher has read."""
+    pub, talker = pair_of(context, transfer.PUB, transfer.SUB)
+    (stream,) = talker._streams()
+    (flooded,) = pub._streams()
+    heartbeat = control(bytes([Control.HEARTBEAT]))
+    on_control, read, ended = type(pub._links).on_control, [], threading.Event()
+
+    def answered(links, origin, frame):
+        on_control(links, origin, frame)
+        if origin is flooded and not ended.is_set():
+            read.append(frame)
+            stream.send(heartbeat, force=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(pub._links), "on_control", answered)
+        stream.send(heartbeat, force=True)
+        assert eventually(lambda: len(read) > 500)
+        late = context.socket(transfer.SUB)
+        late.subscribe(b"")
+        late.connect(pub.last_endpoint)
+        late.wait_for_peers(1, 10)
+        ended.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,34 @@ def test_a_mismatch_leaves_the_message_unread(pair: Pair, out: Any) -> None:
         with pytest.raises(TensorMismatch):
             pair.receiver.recv_tensor(out=out)
         assert np.array_equal(pair.receiver.recv_tensor(), sent)
+
+
+def overlapping() -> list[Any]:
+    lib = np.lib.stride_tricks
+    return [
+        torch.zeros(1, 3).expand(2, 3),
+        lib.as_strided(np.zeros(4), (2, 3), (8, 8)),
+        lib.as_strided(np.zeros(6), (2, 3), (0, 8)),
+    ]
+
+
+@pytest.mark.parametrize("out", overlapping(), ids=["torch", "a window", "repeated"])
+def test_memory_whose_elements_lie_on_one_another_is_refused(loop: Loop, out: Any) -> None:
+    sent = np.arange(6.0).reshape(2, 3).astype(np.float32 if isinstance(out, torch.Tensor) else np.float64)
+    loop.send_tensor(sent)
+    with pytest.raises(TensorMismatch, match="lie on one another"):
+        loop.recv_tensor(out=out)
+    assert np.array_equal(loop.recv_tensor(), sent)
+
+
+def test_views_with_gaps_and_in_any_order_of_axes_are_taken(loop: Loop) -> None:
+    base, more = np.zeros((8, 3, 10)), torch.zeros(8, 3, 10, dtype=torch.float64)
+    sent = np.arange(12.0).reshape(2, 3, 2)
+    for whole, turned in ((base, base.transpose(2, 1, 0)), (more, more.permute(2, 1, 0))):
+        for out in (whole[1:8:4, :, 3:9:4], turned[:10:8, :, :2]):
+            loop.send_tensor(sent)
+            loop.recv_tensor(out=out)
+            assert np.array_equal(np.asarray(out), sent)
 
 
 def test_read_only_memory_is_refused_before_anything_is_received(loop: Loop) -> None:
@@ -181,6 +210,21 @@ def test_without_ml_dtypes_the_error_says_what_to_do(loop: Loop, monkeypatch: py
     assert loop.recv_tensor(like=torch).tolist() == [1, 1, 1]
 
 
+def nested(layout: Any) -> Any:
+    """Of parts of two lengths. PyTorch warns of its prototype."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+
+
+def fake() -> Any:
+    """As `torch.compile` passes them through a program: there is no memory behind it."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(3)
+
+
 @pytest.mark.parametrize(
     "thing",
     [
@@ -188,7 +232,8 @@ def test_without_ml_dtypes_the_error_says_what_to_do(loop: Loop, monkeypatch: py
         np.array([object()]), np.array(["a", None], dtype=object), np.zeros(3, [("a", "O")]),
         np.zeros(2, "V0"),
         np.ma.masked_array([1, 2], [True, False]),
-        torch.eye(3).to_sparse(), torch.empty(3, device="meta"),
+        torch.eye(3).to_sparse(), torch.empty(3, device="meta"), nested(torch.strided), nested(torch.jagged),
+        fake(),
     ],
     ids=lambda thing: f"{type(thing).__name__} {str(thing)[:12]}",
 )  # fmt: skip

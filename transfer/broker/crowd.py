@@ -17,7 +17,7 @@ class Crowd(Generic[G]):
     """Puts out whoever takes longer than `patience` seconds, and the oldest when there are more than `most`,
     so that those who say nothing keep nobody out. They count for the whole process, too (see `PENDING`).
 
-    put_out: ends one of them, and takes it out by `remove`; with the word `late`, or "crowded". It returns
+    put_out: ends one of them, and takes it out by `remove`; with the word "late", or "crowded". It returns
     False if that one has meanwhile shown what it wants, and stays. patience: None: as long as there is room.
     """
 
@@ -28,13 +28,11 @@ class Crowd(Generic[G]):
         *,
         patience: float | None,
         most: int,
-        late: str = "late",
     ) -> None:
         self.most = most
         self._loop = loop
         self._put_out = put_out
         self._patience = patience
-        self._late = late
         self._timers: dict[G, asyncio.TimerHandle | None] = {}  # of the oldest first
 
     def __len__(self) -> int:
@@ -50,7 +48,7 @@ class Crowd(Generic[G]):
         """One more, for whom another one may have to go."""
         timer = None
         if self._patience is not None:
-            timer = self._loop.call_later(self._patience, self._put_out, guest, self._late)
+            timer = self._loop.call_later(self._patience, self._put_out, guest, "late")
         self._timers[guest] = timer
         PENDING.add(guest, partial(self._evict, guest))
         if len(self._timers) > self.most:

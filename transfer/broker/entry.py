@@ -69,7 +69,7 @@ class Entry:
 
     def accepted(self, connection: socket.socket, peer: str) -> None:
         """A new connection, in non-blocking mode."""
-        spoken = has_spoken(connection)
+        spoken = has_spoken(connection, tls=True)
         guest = _Guest(connection, peer)
         if spoken is False:  # in a storm most have gone, and nothing is made for them
             self._fail(guest, _GONE)
@@ -112,7 +112,7 @@ class Entry:
     def _begin(self, guest: _Guest) -> TlsChannel | None:
         """TLS is made at the first byte: a silent connection costs its descriptor. None: there is none yet,
         or it has ended."""
-        spoken = has_spoken(guest.connection)
+        spoken = has_spoken(guest.connection, tls=True)
         if spoken is False:
             self._fail(guest, _GONE)
         elif spoken:

@@ -23,10 +23,8 @@ from transfer.broker.auditing import Auditing
 from transfer.broker.burying import Burying
 from transfer.broker.direct import Direct
 from transfer.broker.doors import Doors, Taker
-from transfer.broker.doorway import Doorway
 from transfer.broker.engine.delivery import RetryPolicy
 from transfer.broker.engine.direct import Rules
-from transfer.broker.engine.first_bytes import TTP_PROTOCOL, Speech
 from transfer.broker.engine.routes import RouteTable, RouteType
 from transfer.broker.fronts.own import OwnFront
 from transfer.broker.fronts.pybroker import PyBrokerFront
@@ -52,6 +50,7 @@ from transfer.log import Log, Retention, undisturbed
 from transfer.log.disk import make_folder
 from transfer.log.private import claim
 from transfer.log.upkeep import Upkeep
+from transfer.protocols.ttp import ALPN
 from transports.address import format_host
 from transports.errors import NotSupported, SecurityError, TransferError
 
@@ -95,7 +94,6 @@ class Broker:
         self.settings = settings or Settings()
         self.ports: dict[str, int] = {}
         self.endpoints: dict[str, str] = {}
-        self._speakers: dict[Speech, Accepted] = {}  # by the first bytes of those who come to TTP's port
         self.fronts: dict[str, Front] = {}
         self.draining = False
         self.drained = threading.Event()
@@ -216,12 +214,12 @@ class Broker:
         self._owned.callback(database.close)
         self.letters = DeadLetters(database)
         self.letters.sweep()
-        thread = StateThread(loop, self.threads)
-        self._owned.callback(thread.close)
         now_ms = time.time_ns() // 1_000_000
         begun = AUDIT in made_parts(log.state)
         self.audit = self._owned.enter_context(Audit(self.folder / AUDIT, now_ms, begun=begun))
         note_made(log)
+        thread = StateThread(loop, self.threads)
+        self._owned.callback(thread.close)  # before what it writes to
         store = Store(log, settings.durable, most=settings.most_topics, room=room)
         retry = RetryPolicy(max_attempts=settings.attempts, initial=settings.first_delay)
         burying = Burying(thread, self.letters, log)
@@ -335,7 +333,6 @@ class Broker:
         self._owned.callback(doors.shut)
         self._lines = lines = Lines(self._loop, context.pool)
         self._owned.callback(lines.close)
-        own: OwnFront | None = None
         if settings.own is not None:
             own = self._add("own", OwnFront(self.hub, self._loop, context, settings.own))
             self.endpoints = dict(own.endpoints)
@@ -346,18 +343,7 @@ class Broker:
             )
         if places["ttp"] is not None:
             ttp = self._add("ttp", TtpFront(self.hub, lines, settings.ttp_limits))
-            self._speakers[Speech.TTP] = self._entry("ttp", ttp, ttp.connected, TTP_PROTOCOL)
-            doorway = Doorway(
-                self._loop,
-                self._speakers,
-                own.takers if own is not None else {},
-                doors.refusals("ttp"),
-                secured=doors.secured,
-                patience=settings.handshake,
-                most=context.credentials.security.unfinished,
-            )
-            self._owned.callback(doorway.close)
-            self._listen("ttp", places["ttp"], doorway.accepted)
+            self._listen("ttp", places["ttp"], self._entry("ttp", ttp, ttp.connected, ALPN))
         if places["pybroker"] is not None:
             pybroker = self._add("pybroker", PyBrokerFront(self.hub, lines, settings.pybroker_limits))
             self._listen(
@@ -393,7 +379,6 @@ class Broker:
                 hint="pip install 'tensor-transfer[broker]', or go without: --http off",
             ) from error
         server = HttpServer(self, self.settings.http_host or self.settings.host, port)
-        self._speakers[Speech.HTTP] = server.accepted
         self._owned.callback(server.close)
         self.ports["http"] = server.port
 

@@ -253,7 +253,8 @@ class Store:
     def remembered(self, marks: Sequence[tuple[Topic, int]]) -> None:
         """These positions are on the disk: retention may take the messages before them."""
         for topic, offset in marks:
-            self.log.acknowledge(topic.log_name, _HOLDER, offset)
+            if any(known.get(topic.name) is topic for known in (self._topics, self._beside)):  # not removed
+                self.log.acknowledge(topic.log_name, _HOLDER, offset)
 
     def read(
         self,

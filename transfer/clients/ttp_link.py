@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from transfer.clients.connection import checked_address
 from transfer.clients.secured import closed, failure, secured, security_for
 from transfer.clients.ttp_reading import Frame, Reader
-from transfer.protocols.ttp import WANTED, Kind, Limits, decode_error, encode_head
+from transfer.protocols.ttp import ALPN, WANTED, Kind, Limits, decode_error, encode_head
 from transports.arguments import patience
 from transports.errors import Again, Broken, Closed, LogFull, PeerError, TransferError, UsageError
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from transports.core_contract import TlsChannel
     from transports.security.settings import Security
 
-#: what TTP is called by ALPN
-_PROTOCOL = "ttp/2"
 #: the broker is gone when it answered no heartbeat for so many of their intervals
 _MISSED = 3
 #: complaints of the broker that nobody waits for
@@ -73,7 +71,7 @@ class Link:
         deadline = time.monotonic() + timeout
         self._socket = _connected(*self._address, timeout)
         try:
-            self._channel = secured(self._socket, self._address[0], deadline, self._security, (_PROTOCOL,))
+            self._channel = secured(self._socket, self._address[0], deadline, self._security, (ALPN,))
         except BaseException:
             self._socket.close()
             raise

@@ -34,6 +34,8 @@ _OF_SUBSCRIPTIONS = (*_SUBSCRIBES, Control.UNSUBSCRIBE, Control.SUBSCRIBED)
 _OF_POSITIONS = (Control.POSITION, Control.OFFLINE, Control.SKIPPED)
 #: prefixes of one connection that are kept; more count as all topics
 _MAX_UNSUBSCRIBED = 1000
+#: control frames of one peer that the reactor reads before it looks after others
+TURN_FRAMES = 64
 #: so many heartbeats may wait for a receiver
 _GATHERED = 16
 
@@ -44,11 +46,16 @@ class Controls(Losses):
     # -- what arrives -------------------------------------------------------------------------------
 
     def _read(self, peer: Peer, events: int = READABLE) -> None:
-        """Control frames on a send-only socket, and its peer's end."""
+        """Control frames on a send-only socket, and its peer's end: some, then it is the others' turn."""
+        if peer.read_later:
+            return
         stream = peer.stream
         try:
             with peer.reading:
-                while (frames := stream.receive()) is not None:
+                for _ in range(TURN_FRAMES):
+                    frames = stream.receive()
+                    if frames is None:
+                        return
                     if not frames[0].flags & Flag.CONTROL:
                         raise ProtocolError(
                             "flags", f"data for a {self.pattern.socket_type.name}, which only sends"
@@ -56,6 +63,14 @@ class Controls(Losses):
                     self.on_control(stream, frames[0])
         except (Broken, ProtocolError) as error:
             self.lost(stream, error)
+            return
+        peer.read_later = True
+        self.context.reactor.call_soon(self._read_on, peer)
+
+    def _read_on(self, peer: Peer) -> None:
+        peer.read_later = False
+        if self.peers.get(peer.stream) is peer:
+            self._read(peer)
 
     def _read_beside(self, peer: Peer, events: int) -> None:
         """The connection beside a foreign stream: control frames, and the peer's end."""

@@ -8,7 +8,6 @@ broken, never once for each message. `state` holds the data, `losses` the end of
 from __future__ import annotations
 
 import logging
-import socket as socket_module
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from patterns import Requester
 from transfer import draining
 from transfer.links.connecting import Connecting, handshake_timeout
 from transfer.links.following import Following, is_member_of, open_directory
@@ -25,7 +25,6 @@ from transfer.monitor import EventKind
 from transfer.peer import Endpoint, Peer
 from transports import registry
 from transports.address import Address, parse
-from transports.arguments import text, wrong
 from transports.choice import BASE, permitted
 from transports.connection import reach, serve
 from transports.errors import (
@@ -36,7 +35,6 @@ from transports.errors import (
     HandshakeError,
     ProtocolError,
     TransferError,
-    UsageError,
 )
 from transports.hello import PLACE_TAKEN
 from transports.identity import new_nonce
@@ -44,8 +42,6 @@ from transports.security.guard import is_loopback
 from transports.wire import CREDIT, Control
 
 if TYPE_CHECKING:
-    import socket
-
     from transfer.socket import SocketMethods
 
 #: seconds of waiting at the end of a socket after which a missing peer is said
@@ -100,19 +96,6 @@ class Links(Connecting):
         self.emit(EventKind.LISTENING, str(record.address))
         self.schedule_checks()
         return str(record.address)
-
-    def adopt(self, connection: socket.socket, peer: str) -> None:
-        """Gives a connection that was accepted elsewhere to the oldest endpoint that is bound. Raises
-        UsageError if there is none, and closes it."""
-        if not isinstance(connection, socket_module.socket):
-            raise wrong("connection", connection, "a connected TCP socket.socket")
-        text(peer, "peer")
-        with self._lock:
-            acceptors = [record.acceptor for record in self.endpoints if record.acceptor is not None]
-        if not acceptors:
-            connection.close()
-            raise UsageError("no endpoint is bound that could take the connection", hint="bind first")
-        acceptors[0].adopt(connection, peer)
 
     def connect(self, endpoint: str) -> Endpoint:
         """Begins to connect. Waits only under the policy `require`; then raises Fatal or Again."""
@@ -279,7 +262,7 @@ class Links(Connecting):
     # -- the end ------------------------------------------------------------------------------------
 
     def flush(self, deadline: float) -> None:
-        """Sends what is queued, until `deadline` (time.monotonic()).
+        """Sends what is queued, until `deadline` (time.monotonic()); with `resend` until it is confirmed.
 
         Endpoints are still tried and bound meanwhile: the peer may yet come.
         """
@@ -294,14 +277,26 @@ class Links(Connecting):
                 streams = [peer.stream for peer in self.peers.values()]
                 left_over = bool(self._moves or self.orphans)
                 waiting = left_over or any(map(draining.unsent, streams))
-            if not waiting:
+            if not waiting and not self._awaits_confirmation():
                 return
             draining.flush(streams, min(deadline, time.monotonic() + 0.05))
             if time.monotonic() >= deadline:
                 return
-            if left_over:
+            if left_over or not waiting:
                 with self._lock:
                     self.changed.wait(0.01)
+
+    def _awaits_confirmation(self) -> bool:
+        """Whether something is kept for a resend whose confirmation may yet come."""
+        kept = list(filter(_is_kept, list(self.peers.values())))
+        if isinstance(self.pattern, Requester) or not kept:
+            return False
+        for peer in kept if not self.receives else ():
+            self._read(peer)
+        self.read_credits()
+        socket = self._socket()
+        # Behind a message that nobody receives any more no credit is seen.
+        return not (self.receives and socket is not None and socket._readable())
 
     def close(self, deadline: float) -> int:
         """Ends everything; how many messages were not sent. `flush` comes before."""
@@ -350,11 +345,13 @@ class Links(Connecting):
         closed = Closed("the socket was closed before the peer confirmed the message")
         for peer in peers:
             self._unwatch(peer)
+            kept = _is_kept(peer)
             gone = self._is_gone(peer)
             left = max(queued[peer.stream], peer.stream.close())
             unsent += left
-            if gone:
-                self._count_unconfirmed(peer, left)
+            if gone or kept:
+                unconfirmed = self._count_unconfirmed(peer, left)
+                unsent += unconfirmed if kept else 0
             self.context.tally.peer_ended(self.pattern.socket_type.name, peer)
             peer.settle(0)
             for _, tracker in peer.trackers:
@@ -371,3 +368,8 @@ class Links(Connecting):
             known, loopback = self.context.credentials.security.any, is_loopback(address.host)
             offer = permitted(offer, known=known, loopback=loopback)
         return registry.preparation(offer, address.scheme)
+
+
+def _is_kept(peer: Peer) -> bool:
+    """Whether messages that it was sent are kept until it confirms them."""
+    return peer.confirms and bool(peer.retained)

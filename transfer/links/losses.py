@@ -162,12 +162,12 @@ class Losses(Credits):
         self._left_by(peer, lambda: self._rescue(peer, Closed("the socket is closed")))
         return True
 
-    def _count_unconfirmed(self, peer: Peer, unsent: int) -> None:
-        """At the socket's end: what a peer that is gone had been given and did not confirm."""
-        count = max(0, peer.stream.sent - unsent - peer.stream.confirmed)
-        self._count("unconfirmed", count)
-        if count:
+    def _count_unconfirmed(self, peer: Peer, unsent: int) -> int:
+        """At the socket's end: how much a peer had been given and did not confirm."""
+        if count := max(0, int(peer.stream.sent - unsent - peer.stream.confirmed)):
+            self._count("unconfirmed", count)
             self.emit(EventKind.UNCONFIRMED, peer.endpoint, peer.address, count=count)
+        return count
 
     def _matters(self, remnant: Remnant) -> bool:
         """A REQ looks for its reply in what is left; where it is not, the request has failed."""

@@ -16,6 +16,8 @@ from transfer.json_text import dumps, loads
 from transports.errors import OptionError, ProtocolError
 
 PORT = 59321
+#: its name in TLS (ALPN)
+ALPN = "ttp/2"
 #: "TMQP"
 MAGIC = 0x544D5150
 VERSION = 2

@@ -180,7 +180,10 @@ def _export_any_torch(tensor: Any) -> Exported:
     try:
         return flags, header, tensor.numpy() if plain is None else plain(tensor)
     except RuntimeError as error:
-        raise NotSupported("torch was built without numpy, or numpy is missing") from error
+        if "umpy is not available" in str(error):
+            raise NotSupported("torch was built without numpy, or numpy is missing") from error
+        text = f"{type(tensor).__name__}: no memory that can be read: {str(error).partition(chr(10))[0]}"
+        raise NotATensor(text) from error
 
 
 def _dense(tensor: Any) -> tuple[Any, Any]:
@@ -277,6 +280,8 @@ def _torch_plain(torch: Any, row: dtypes.ElementType, nbytes: int) -> Callable[[
 
 def _plain_torch(torch: Any, tensor: Any) -> Any:
     """Without grad, conjugate and negative bit. Raises NotATensor for what has no plain memory."""
+    if tensor.is_nested:
+        raise NotATensor("a nested tensor", hint="send its parts: x.unbind(), or x.to_padded_tensor(0)")
     if tensor.layout is not torch.strided:
         raise NotATensor(f"a tensor of layout {tensor.layout}", hint="send x.to_dense()")
     if tensor.is_quantized:

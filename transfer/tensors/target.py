@@ -24,6 +24,8 @@ class NumpyTarget:
     def __init__(self, out: Any) -> None:
         if not out.flags.writeable:
             raise TensorMismatch("out= is read-only")
+        if not out.flags.forc and _may_overlap(out.shape, out.strides, out.itemsize):
+            raise TensorMismatch("out= has elements that lie on one another")
         self.out = out
 
     def check(self, recipe: Recipe) -> None:
@@ -59,6 +61,8 @@ class TorchTarget:
     def __init__(self, torch: Any, out: Any) -> None:
         if out.layout is not torch.strided or out.is_quantized or out.device.type == "meta":
             raise NotATensor("out= has no plain memory")
+        if not out.is_contiguous() and _may_overlap(tuple(out.shape), out.stride(), 1):
+            raise TensorMismatch("out= has elements that lie on one another", hint="was it made by expand()?")
         self.out = out
         self._plain = out.detach() if out.requires_grad else out
 
@@ -180,3 +184,14 @@ def _part(recipe: Recipe, data: Any, offset: int) -> memoryview:
 
 def _mismatch(out: Any, arrived: Any, recipe: Recipe) -> TensorMismatch:
     return TensorMismatch(f"out= is {out.dtype} {list(out.shape)}, the tensor {arrived} {list(recipe.shape)}")
+
+
+def _may_overlap(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether two elements may share memory. strides: in the unit of itemsize. No view that slices or
+    transposes does."""
+    extent = itemsize
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True)):
+        if size > 1 and stride < extent:
+            return True
+        extent += stride * (size - 1)
+    return False

@@ -6,12 +6,14 @@ A payload inside a block travels to a peer on this host as the block's descripto
 from __future__ import annotations
 
 import bisect
+import errno
 import itertools
 import os
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from transports.errors import InternalError
 from transports.local.memory import MemfdOwner, make_memfd
 from transports.local.segments import PAGE
 
@@ -36,7 +38,13 @@ class Block(MemfdOwner):
         self.number = number
         self.size = size
         self.fd = make_memfd(size)
-        self.memory = memoryview(core.Mapping(self.fd, size))
+        try:
+            self.memory = memoryview(core.Mapping(self.fd, size))
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            hint = "does a memory limit apply?"
+            raise InternalError(f"{size} bytes of shared memory cannot be mapped", hint=hint) from error
         self.address: int = core.address_of(self.memory)
         #: somebody has an array in it
         self.owned = True

@@ -35,6 +35,10 @@ def _mapped(core: Any, fd: int, size: int, *, private: bool = False) -> Any:
     except (OSError, ValueError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EMFILE:  # Python's own mmap copies it
             raise descriptor_error(error, "shared memory of a peer cannot be mapped") from error
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            hint = "does a memory limit apply?"
+            text = f"{size} bytes of a peer's shared memory cannot be mapped"
+            raise ProtocolError("no_memory", text, hint=hint) from error
         raise ProtocolError("descriptor", f"{size} bytes of shared memory cannot be mapped") from error
 
 

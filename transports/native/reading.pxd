@@ -10,6 +10,7 @@ from transports.native.system cimport epoll_event
 cdef enum:
     MAX_EVENTS = 64
     TURN_MESSAGES = 64             # of one stream among several: what is done with each may take long
+    MOST_UNWANTED = 256            # frames that one look goes through which are not for the program
     PLAIN_TURN = 256               # of those that `recv` gives without a look: to change streams costs more
 
 
@@ -32,6 +33,7 @@ cdef class Reading(Sending):
     cdef dict waiting_turn          # streams with whole frames that were read, for when the others had a turn
     cdef int turns_left             # of them, before epoll is asked again
     cdef int turn_messages          # of the current stream, in this turn
+    cdef int unwanted               # frames in this receive that are not for the program
     cdef object stash               # a message found by looking, for the next receive
     cdef list again                 # messages whose receive was interrupted; None: there are none
     cdef tuple counted              # the message in the stash, if it was counted when it was first received
@@ -47,6 +49,7 @@ cdef class Reading(Sending):
     cdef bint take_events(self, epoll_event* events, int count) except -1
     cdef bint next_ready(self)
     cdef bint begin_turn(self, Stream stream)
+    cdef int count_turn(self, Stream stream) except -1
     cdef int end_turn(self, Stream stream) except -1
     cdef tuple next_of_current(self, bint as_bytes, sink)
     cdef tuple read_current(self, Stream stream, bint as_bytes, sink)

@@ -70,6 +70,8 @@ cdef class Reading(Sending):
                 message = self.next_of_current(as_bytes, sink)
             if message is not None:
                 return message
+            if self.unwanted >= MOST_UNWANTED:
+                return None
         return self.next_foreign(sink) if self.foreign_ins else None
 
     cdef bint look(self) except -1:
@@ -124,6 +126,12 @@ cdef class Reading(Sending):
             self.leave_sink()
         return True
 
+    cdef int count_turn(self, Stream stream) except -1:
+        self.turn_messages += 1
+        if self.turn_messages >= TURN_MESSAGES and self.current is stream:
+            self.end_turn(stream)
+        return 0
+
     cdef int end_turn(self, Stream stream) except -1:
         """Others come before its next messages, which were read already. Alone it goes on."""
         if self.reader.reads >= 0 and self.reader.end != self.reader.start:
@@ -149,7 +157,7 @@ cdef class Reading(Sending):
         cdef object frame
         cdef list frames
         cdef bint refused
-        while self.current is stream:
+        while self.current is stream and self.unwanted < MOST_UNWANTED:
             try:
                 frame = stream.next_frame(&self.reader, as_bytes, sink)
                 if stream.socket != <void*>self:  # taken out while we read it
@@ -160,7 +168,9 @@ cdef class Reading(Sending):
                         self.sinking = stream
                     return None
                 if (<Frame>frame).flags & F_CONTROL:
+                    self.unwanted += 1
                     self._on_control(stream, frame)
+                    self.count_turn(stream)
                     continue
                 frames = group(stream, <Frame>frame)
             except (Broken, ProtocolError) as error:
@@ -170,13 +180,12 @@ cdef class Reading(Sending):
                 return None
             if frames is None:
                 continue
-            self.turn_messages += 1
-            if self.turn_messages >= TURN_MESSAGES:
-                self.end_turn(stream)
+            self.count_turn(stream)
             refused = stream.refused
             stream.refused = False
             if self.receive_mode == FILTERED and not self.wanted(frames):
                 self.filtered += 1
+                self.unwanted += 1
                 continue
             if refused and sink is not None:
                 self.stash = (stream, frames)   # it stays unread if the sink refuses it again
@@ -244,7 +253,7 @@ cdef class Reading(Sending):
             stream = self.foreign_ins[0]
             if not is_ended(stream):
                 self.foreign_ins.append(self.foreign_ins.pop(0))
-            while True:
+            while self.unwanted < MOST_UNWANTED:
                 try:
                     frames = self.ask_foreign(stream, sink)
                 except (Broken, Closed, ProtocolError) as error:
@@ -253,10 +262,12 @@ cdef class Reading(Sending):
                 if frames is None:
                     break
                 if (<Frame>frames[0]).flags & F_CONTROL:
+                    self.unwanted += 1
                     self._on_control(stream, frames[0])
                     continue
                 if self.receive_mode == FILTERED and not self.wanted(frames):
                     self.filtered += 1
+                    self.unwanted += 1
                     continue
                 if sink is None or (stream.takes_sink and stream.placed):
                     return (stream, frames)

@@ -11,7 +11,7 @@ from transports.errors import Again
 
 from transports.native.link cimport now_ns
 from transports.native.pool cimport Frame
-from transports.native.reading cimport MAX_EVENTS, Reading
+from transports.native.reading cimport MAX_EVENTS, MOST_UNWANTED, Reading
 from transports.native.stream cimport Stream
 from transports.native.system cimport epoll_event, epoll_wait
 
@@ -56,7 +56,7 @@ cdef class Receiving(Reading):
             deadline = now_ns() + timeout * 1000000
         self.take_lock(timeout, deadline)
         self.receiving = True
-        self.last_wait = 0
+        self.last_wait = self.unwanted = 0
         try:
             while True:
                 message = self.poll_once(as_bytes, sink)
@@ -64,6 +64,15 @@ cdef class Receiving(Reading):
                     if not peek:
                         self.claim(message)
                     return message
+                if self.unwanted >= MOST_UNWANTED:  # and more of it may come, for ever
+                    self.check_usable()
+                    PyErr_CheckSignals()
+                    if timeout == 0:
+                        raise Again("no message was found yet")
+                    if deadline >= 0 and now_ns() >= deadline:
+                        raise self._no_message()
+                    self.unwanted = 0
+                    continue
                 if timeout == 0 and not self.look():
                     raise Again("no message is there")
                 if timeout == 0:
@@ -212,7 +221,8 @@ cdef class Receiving(Reading):
         cdef uint64_t one = 1
         cdef bint left = (self.stash is not None or self.again is not None
                           or self.reader.end != self.reader.start
-                          or self.ready_next < self.ready_count or len(self.waiting_turn) > 0)
+                          or self.ready_next < self.ready_count or len(self.waiting_turn) > 0
+                          or self.unwanted >= MOST_UNWANTED)
         if left == self.event_set:
             return 0
         self.event_set = left

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 FAIR, FILTERED = 1, 2
 #: after so many decoded messages the descriptors are looked at again, so that nobody starves
 TURNS = 64
+#: frames that are not for the program, after which a receive looks at its time-out
+MOST_UNWANTED = 256
 
 
 class Receiving(Attachments):
@@ -205,7 +207,11 @@ class Receiving(Attachments):
     def _find(self, deadline: float, sink: Sink | None) -> Found | None:
         """The next message that we want, and the unread one from here on. None: the deadline. Control frames
         go to their hook."""
+        unwanted = 0
         while True:
+            unwanted += 1
+            if unwanted % MOST_UNWANTED == 0 and not _left(deadline):  # more of it may come, for ever
+                return None
             found = self._next_decoded(sink)
             if found is None:
                 found = self._await_message(deadline, sink)

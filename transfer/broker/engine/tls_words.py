@@ -4,8 +4,7 @@ from __future__ import annotations
 
 #: what is counted of those who were not let in, each there from the start
 WORDS = (
-    "certificate", "closed", "crowded", "expired", "foreign",
-    "late", "plain", "protocol", "silent", "unnamed",
+    "certificate", "closed", "crowded", "expired", "late", "plain", "protocol", "unnamed",
 )  # fmt: skip
 
 #: in what OpenSSL says, and we do, in small letters; the first that fits

@@ -22,11 +22,9 @@ from transfer.broker.fronts.own_heard import Heard, Publications, Pushes
 from transfer.broker.fronts.own_pub import OwnPublisher
 from transfer.broker.fronts.own_queue import OwnQueue
 from transfer.broker.fronts.own_requests import Requests
-from transports.wire import SocketType
 
 if TYPE_CHECKING:
     from transfer.broker.hub import Hub
-    from transfer.broker.listener import Accepted
     from transfer.socket import SocketMethods
 
 
@@ -83,16 +81,6 @@ class OwnFront:
     def _add(self, name: str, heard: Heard, settings: OwnSettings) -> None:
         self._sockets.append(heard)
         self.endpoints[name] = heard.listen(getattr(settings, name), settings.largest)
-
-    @property
-    def takers(self) -> dict[SocketType, Accepted]:
-        """Who takes a connection that was accepted elsewhere, by the socket type of its peer."""
-        found: dict[SocketType, Accepted] = {}
-        for heard in self._sockets:
-            found |= dict.fromkeys(heard.peers, heard.socket.adopt)
-        if self._publisher is not None:
-            found[SocketType.SUB] = self._publisher.socket.adopt
-        return found
 
     @property
     def registry(self) -> Registry | None:

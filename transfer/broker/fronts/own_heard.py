@@ -31,10 +31,9 @@ _BESIDES = 256 << 10
 
 
 class Heard(ABC):
-    """A socket that is heard on the loop. peers: the socket types that talk to it."""
+    """A socket that is heard on the loop."""
 
     kind: SocketType
-    peers: tuple[SocketType, ...]
 
     def __init__(
         self, hub: Hub, loop: asyncio.AbstractEventLoop, context: transfer.Context, counters: Counter[str]
@@ -125,7 +124,6 @@ class Pushes(Heard):
     """PULL: whoever pushes is not told whether a message is kept."""
 
     kind = transfer.PULL
-    peers: tuple[SocketType, ...] = (SocketType.PUSH,)
 
     def take(self, frames: list[Any]) -> None:
         topic, rest = topic_and_rest(frames)
@@ -141,7 +139,6 @@ class Publications(Pushes):
     """SUB: the same for PUB, which drops what has no room."""
 
     kind = transfer.SUB
-    peers = (SocketType.PUB,)
 
     def listen(self, endpoint: str, largest: int) -> str:
         self.socket.subscribe(b"")

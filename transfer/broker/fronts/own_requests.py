@@ -36,7 +36,6 @@ from transfer.protocols.own_pieces import IN_PIECES
 from transfer.protocols.own_registry import OF_REGISTRY
 from transfer.protocols.own_several import decode_several
 from transports.errors import ProtocolError, TransferError
-from transports.wire import SocketType
 
 if TYPE_CHECKING:
     from transfer.broker.hub import Hub
@@ -60,7 +59,6 @@ class Requests(Heard):
     payload and are answered in JSON."""
 
     kind = transfer.ROUTER
-    peers = (SocketType.DEALER, SocketType.REQ)
 
     def __init__(
         self,

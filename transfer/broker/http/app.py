@@ -58,7 +58,8 @@ def application(
     operator is called on threads of its own, which end with the application's clean-up.
     """
     callers = callers or Callers(token)
-    app = web.Application(client_max_size=max_body, middlewares=[_errors_as_json, callers.guard()])
+    # The guard comes first: it sees every answer, errors too.
+    app = web.Application(client_max_size=max_body, middlewares=[callers.guard(), _errors_as_json])
     executor = ThreadPoolExecutor(_THREADS, "transfer-admin")
 
     async def end(_: web.Application) -> None:

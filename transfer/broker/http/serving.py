@@ -84,7 +84,7 @@ class HttpServer:
         )
         asks = "optional" if security.asks_certificates else "none"
         entrance = self._entrance
-        self.accepted = broker.doors.entry(
+        accepted = broker.doors.entry(
             "http",
             entrance.accepted,
             lambda: entrance.connections,
@@ -99,7 +99,7 @@ class HttpServer:
             allowed = partial(check_listening, security=security, shown=True)
             if token:
                 _check_operators(token, host)
-            self._listener = Listener(self._loop, host, port, self.accepted, allowed=allowed)
+            self._listener = Listener(self._loop, host, port, accepted, allowed=allowed)
         except BaseException as error:
             self.close()
             if isinstance(error, AddressInUse | AddressError):

@@ -1,0 +1,78 @@
+"""Debian's slim base image, made here by debootstrap: a registry is not needed, nor asked.
+
+It is kept in a folder, and imported into buildah's storage for each build.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from deploy.docker.machine import KEYRING, RELEASE, Report, Unable, sources
+from deploy.docker.steps import run_step
+
+#: what Debian's slim image leaves out of every package
+_SLIM = ("doc", "groff", "info", "linda", "lintian", "locale", "man")
+
+
+def base_root(cache: Path, report: Report) -> Path:
+    """The folder with Debian as its slim image has it: made once in `cache`, then kept.
+
+    Raises Unable, StepFailed.
+    """
+    root = cache / f"debian-{RELEASE}-{os.uname().machine}"
+    complete = root.with_name(f"{root.name}.complete")
+    if complete.exists() and root.is_dir():
+        return root
+    mirror, _ = sources()
+    if shutil.which("debootstrap") is None:
+        raise Unable("debootstrap is not installed here: apt-get install debootstrap")
+    if not KEYRING.exists():
+        raise Unable(f"{KEYRING} is not here: apt-get install debian-archive-keyring")
+    report(f"base: debootstrap of {RELEASE} (once, then kept in {cache})")
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    command = ["debootstrap", "--variant=minbase", f"--keyring={KEYRING}", RELEASE, str(root), mirror]
+    run_step(
+        ["unshare", "--mount", "--pid", "--fork", "--kill-child", *command],
+        dict(os.environ),
+        cache / "base.log",
+    )
+    _make_slim(root)
+    _remove_traces(root)
+    complete.touch()
+    return root
+
+
+def import_base(buildah: list[str], root: Path, name: str, log: Path) -> None:
+    """Makes an image of the folder in buildah's storage. Raises StepFailed."""
+    env = dict(os.environ)
+    made = subprocess.run([*buildah, "from", "scratch"], capture_output=True, text=True, env=env, check=True)
+    container = made.stdout.strip()
+    run_step([*buildah, "add", "--quiet", container, str(root), "/"], env, log)
+    run_step([*buildah, "commit", "--quiet", "--rm", container, name], env, log)
+
+
+def _make_slim(root: Path) -> None:
+    """As the slim image is: dpkg leaves documents out, and those that came are gone."""
+    rules = [f"path-exclude /usr/share/{name}/*" for name in _SLIM]
+    rules.insert(1, "path-include /usr/share/doc/*/copyright")
+    (root / "etc/dpkg/dpkg.cfg.d/docker").write_text("\n".join(rules) + "\n")
+    for name in _SLIM:
+        for file in sorted((root / "usr/share" / name).rglob("*"), reverse=True):
+            if file.is_symlink() or (file.is_file() and file.name != "copyright"):
+                file.unlink()
+            elif file.is_dir() and not any(file.iterdir()):
+                file.rmdir()
+
+
+def _remove_traces(root: Path) -> None:
+    """What debootstrap took over from this machine, and its downloads."""
+    for name in ("etc/resolv.conf", "etc/hostname", "etc/apt/sources.list"):
+        (root / name).unlink(missing_ok=True)
+    for folder in ("var/cache/apt/archives", "var/lib/apt/lists", "var/log"):
+        for file in (root / folder).rglob("*"):
+            if file.is_file():
+                file.unlink()

@@ -1,0 +1,104 @@
+"""Builds the image's targets with buildah, which needs neither a daemon nor a registry.
+
+Each RUN is isolated by chroot: a machine in a container of its own can do that too. What a step needs to
+know of this machine (mirrors, proxies, certificates) is mounted while the step runs, and does not stay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.docker.base import import_base
+from deploy.docker.machine import Given, Report
+from deploy.docker.steps import run_step
+
+_BASE = "localhost/debian-slim"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """An image's settings, as its configuration has them."""
+
+    env: dict[str, str]
+    labels: dict[str, str]
+    user: str
+    workdir: str
+    entrypoint: list[str]
+    command: list[str]
+    health: list[str]
+    volumes: list[str]
+    ports: list[int]
+    stop_signal: str
+
+
+class Builder:
+    """buildah with a storage of its own below `place`, which it leaves there."""
+
+    def __init__(self, place: Path, given: Given, report: Report) -> None:
+        self._place, self._given, self._report = place, given, report
+        storage = ["--root", str(place / "storage"), "--runroot", str(place / "run")]
+        self._buildah = ["buildah", *storage, "--storage-driver", "vfs"]
+        self._log = place / "build.log"
+
+    def import_base(self, root: Path) -> None:
+        """The base that the targets are built on. Raises StepFailed."""
+        import_base(self._buildah, root, _BASE, self._log)
+
+    def build(self, context: Path, target: str) -> None:
+        """Builds a target of the Dockerfile; stages that are built already are taken. Raises StepFailed."""
+        command = [
+            *self._buildah, "bud", "--isolation", "chroot", "--format", "docker", "--layers", "--pull=never",
+            "--build-arg", f"BASE={_BASE}", "--target", target, "--tag", _name(target),
+            "--file", str(context / "deploy/docker/Dockerfile"),
+        ]  # fmt: skip
+        for inside, path in self._mounts().items():
+            command += ["--volume", f"{path}:{inside}:ro"]
+        # Arguments that every Dockerfile knows: they are in no image, and in no layer's key.
+        for name in self._given.proxies:
+            command += ["--build-arg", name]
+        run_step([*command, str(context)], {**os.environ, **self._given.proxies}, self._log)
+        self._report(f"{target}: built")
+
+    def root(self, target: str) -> Path:
+        """The folder with a built target's files, of a container of its own."""
+        return Path(self._output("mount", self._output("from", "--pull=never", _name(target))))
+
+    def settings(self, target: str) -> Settings:
+        """A built target's settings."""
+        config = json.loads(self._output("inspect", "--type", "image", _name(target)))["Docker"]["config"]
+        return Settings(
+            env=dict(text.split("=", 1) for text in config["Env"]),
+            labels=config.get("Labels") or {},
+            user=config["User"],
+            workdir=config["WorkingDir"] or "/",
+            entrypoint=config["Entrypoint"] or [],
+            command=config["Cmd"] or [],
+            health=(config.get("Healthcheck") or {}).get("Test", [])[1:],
+            volumes=sorted(config.get("Volumes") or {}),
+            ports=sorted(int(port.split("/")[0]) for port in config.get("ExposedPorts") or {}),
+            stop_signal=config.get("StopSignal") or "SIGTERM",
+        )
+
+    def _mounts(self) -> dict[str, Path]:
+        """What a step sees of this machine, by its path in the step's root."""
+        folder = self._place / "machine"
+        folder.mkdir(exist_ok=True)
+        mounts = dict(self._given.binds)
+        for number, (inside, text) in enumerate(self._given.files.items()):
+            file = folder / str(number)
+            file.write_text(text)
+            mounts[inside] = file
+        return mounts
+
+    def _output(self, *arguments: str) -> str:
+        return subprocess.run(
+            [*self._buildah, *arguments], capture_output=True, text=True, check=True, timeout=300
+        ).stdout.strip()
+
+
+def _name(target: str) -> str:
+    return f"localhost/transfer:{target}"
